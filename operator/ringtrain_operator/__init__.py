@@ -1,0 +1,1 @@
+"""The Ringtrain operator: turns a DistributedTrainingJob into launcher and worker pods."""

@@ -1,0 +1,67 @@
+"""The operator's copy of docs/contract.md: names, ports and exit codes shared with the runtime."""
+
+from typing import Final
+
+GROUP: Final = "ringtrain.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "DistributedTrainingJob"
+PLURAL: Final = "distributedtrainingjobs"
+SHORT_NAME: Final = "dtj"
+
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_NAME: Final = "app.kubernetes.io/name"
+MANAGED_BY: Final = "ringtrain"
+LABEL_JOB: Final = f"{GROUP}/job-name"
+LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+LABEL_WORKER_INDEX: Final = f"{GROUP}/worker-index"
+ROLE_LAUNCHER: Final = "launcher"
+ROLE_WORKER: Final = "worker"
+
+ENV_ROLE: Final = "RINGTRAIN_ROLE"
+ENV_JOB_NAME: Final = "RINGTRAIN_JOB_NAME"
+ENV_JOB_NAMESPACE: Final = "RINGTRAIN_JOB_NAMESPACE"
+ENV_JOB_UID: Final = "RINGTRAIN_JOB_UID"
+ENV_ATTEMPT: Final = "RINGTRAIN_ATTEMPT"
+ENV_BACKEND: Final = "RINGTRAIN_BACKEND"
+ENV_NUM_WORKERS: Final = "RINGTRAIN_NUM_WORKERS"
+ENV_SLOTS_PER_WORKER: Final = "RINGTRAIN_SLOTS_PER_WORKER"
+ENV_WORKER_INDEX: Final = "RINGTRAIN_WORKER_INDEX"
+ENV_LAUNCHER_ADDRESS: Final = "RINGTRAIN_LAUNCHER_ADDRESS"
+ENV_LAUNCHER_PORT: Final = "RINGTRAIN_LAUNCHER_PORT"
+ENV_STATUS_PORT: Final = "RINGTRAIN_STATUS_PORT"
+ENV_AGENT_PORT: Final = "RINGTRAIN_AGENT_PORT"
+ENV_RING_PORT_BASE: Final = "RINGTRAIN_RING_PORT_BASE"
+ENV_MASTER_PORT: Final = "RINGTRAIN_MASTER_PORT"
+ENV_TF_PORT_BASE: Final = "RINGTRAIN_TF_PORT_BASE"
+ENV_POD_NAME: Final = "RINGTRAIN_POD_NAME"
+ENV_POD_IP: Final = "RINGTRAIN_POD_IP"
+ENV_NODE_NAME: Final = "RINGTRAIN_NODE_NAME"
+ENV_SECRET_DIR: Final = "RINGTRAIN_SECRET_DIR"
+ENV_LOG_DIR: Final = "RINGTRAIN_LOG_DIR"
+ENV_CHECKPOINT_DIR: Final = "RINGTRAIN_CHECKPOINT_DIR"
+ENV_TIMEOUT: Final = "RINGTRAIN_TIMEOUT"
+ENV_START_TIMEOUT: Final = "RINGTRAIN_START_TIMEOUT"
+ENV_TERMINATION_MESSAGE_PATH: Final = "RINGTRAIN_TERMINATION_MESSAGE_PATH"
+
+PORT_LAUNCHER: Final = 7350
+PORT_STATUS: Final = 7351
+PORT_AGENT: Final = 7360
+PORT_MASTER: Final = 7390
+PORT_RING_BASE: Final = 7400
+PORT_TF_BASE: Final = 7500
+
+SECRET_DIR: Final = "/etc/ringtrain/secret"
+LOG_DIR: Final = "/var/log/ringtrain"
+CHECKPOINT_DIR: Final = "/checkpoints"
+SECRET_KEYS: Final = ("ca.crt", "launcher.crt", "launcher.key", "worker.crt", "worker.key", "token")
+
+EXIT_BAD_CONFIGURATION: Final = 64
+EXIT_NOT_ASSEMBLED: Final = 69
+EXIT_INTERNAL_ERROR: Final = 70
+EXIT_GANG_STOPPED: Final = 75
+
+TERMINATION_MESSAGE_VERSION: Final = 1
+TERMINATION_MESSAGE_MAX_BYTES: Final = 4096
+STATUS_VERSION: Final = 1

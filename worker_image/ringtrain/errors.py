@@ -1,0 +1,47 @@
+"""Every error that the runtime raises on purpose.
+
+    RingtrainError
+    ├── ConfigurationError     a variable, TF_CONFIG or argument is wrong; names it, its value and what was expected
+    ├── NotInitializedError    a collective before ringtrain.init() or after shutdown()
+    ├── MismatchError          ranks disagree on shape, dtype, op, root or name; names both ranks and both values
+    ├── PeerLost               a peer died, stalled or left in the middle; names the rank
+    ├── DataError              a data set, shard or file is not what it should be
+    └── CheckpointError        no checkpoint can be read or written
+
+Errors of other libraries are mapped to these at one border each (`raise … from exc`).
+"""
+
+
+class RingtrainError(Exception):
+    """Base of all errors below."""
+
+
+class ConfigurationError(RingtrainError, ValueError):
+    """A variable or argument is wrong. The message names it, its value, what was expected and the way out."""
+
+
+class NotInitializedError(RingtrainError, RuntimeError):
+    """A collective was called before `ringtrain.init()` or after `ringtrain.shutdown()`."""
+
+
+class MismatchError(RingtrainError, ValueError):
+    """Ranks called the same collective with different shape, dtype, op, root or name."""
+
+
+class PeerLost(RingtrainError, ConnectionError):
+    """A peer died, stalled or left while others waited for it.
+
+    `rank`: the rank that was lost, in the world's numbering.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class DataError(RingtrainError, ValueError):
+    """A data set, shard or file is not what it should be."""
+
+
+class CheckpointError(RingtrainError, OSError):
+    """No checkpoint can be read or written."""
