@@ -2,7 +2,6 @@
 
 from typing import Final
 
-
 ROLE_LAUNCHER: Final = "launcher"
 ROLE_WORKER: Final = "worker"
 

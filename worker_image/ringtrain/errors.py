@@ -1,9 +1,9 @@
 """Every error that the runtime raises on purpose.
 
     RingtrainError
-    ├── ConfigurationError     a variable, TF_CONFIG or argument is wrong; names it, its value and what was expected
+    ├── ConfigurationError     a setting or argument is wrong; names it, its value and what was expected
     ├── NotInitializedError    a collective before ringtrain.init() or after shutdown()
-    ├── MismatchError          ranks disagree on shape, dtype, op, root or name; names both ranks and both values
+    ├── MismatchError          ranks disagree on a shape, dtype, op, root or name; names both
     ├── PeerLost               a peer died, stalled or left in the middle; names the rank
     ├── DataError              a data set, shard or file is not what it should be
     └── CheckpointError        no checkpoint can be read or written
