@@ -67,11 +67,9 @@ class Ranks:
         """The next thing that `rank` said with `tell()`."""
         end = time.monotonic() + deadline_s
         while not self.messages[rank]:
-            left = end - time.monotonic()
-            assert left > 0 and self.processes[rank].is_alive(), (
-                f"rank {rank} said nothing: {self._results.get(rank)}"
-            )
-            if self.pipes[rank].poll(min(left, 0.5)):
+            assert time.monotonic() < end, f"rank {rank} has said nothing for {deadline_s:g} s"
+            assert not self.pipes[rank].closed, f"rank {rank} ended before it spoke: {self._results.get(rank)}"
+            if self.pipes[rank].poll(0.5):
                 self._read(rank)
         return self.messages[rank].pop(0)
 
@@ -164,7 +162,7 @@ def run_ranks(
     deadline_s: float = DEADLINE_S,
     **options: Any,
 ) -> list[Any]:
-    """Return what `function(*args)` returned on each of `size` ranks; any error fails the test with its traceback."""
+    """Return what `function(*args)` returned on each rank; any error fails the test with its traceback."""
     outcomes = ranks_ended(function, size, *args, deadline_s=deadline_s, **options)
     failed = [o for o in outcomes if not o.ok]
     assert not failed, "\n".join(f"rank {o.rank} (exit {o.exit_code}): {o.error}\n{o.traceback}" for o in failed)
@@ -207,10 +205,9 @@ def _rank_main(
 ) -> None:
     global _pipe
     _pipe = pipe
-    for name in [
-        n for n in os.environ if n.startswith(("RINGTRAIN_", "OMPI_", "PMIX_", "PMI_")) or n == "TF_CONFIG"
-    ]:
-        del os.environ[name]
+    for name in list(os.environ):
+        if name.startswith(("RINGTRAIN_", "OMPI_", "PMIX_", "PMI_")) or name == "TF_CONFIG":
+            del os.environ[name]
     os.environ.update(env)
     try:
         outcome = Outcome(rank, value=_load(*target)(*args))
@@ -228,7 +225,8 @@ def _load(path: Path, qualname: str) -> Callable[..., Any]:
     name = f"ranks_{path.stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec and spec.loader
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
