@@ -1,0 +1,38 @@
+"""Every error the operator raises on purpose.
+
+OperatorError
+├── SpecInvalid      the user's DistributedTrainingJob cannot be run as written; lists every problem
+└── SchemaUnsupported  a model uses something the CRD converter does not understand (a defect of ours)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class OperatorError(Exception):
+    """Base of all errors in this package."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in a manifest: where, what was found, what is allowed and what to do."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class SpecInvalid(OperatorError):
+    """The job cannot be run as written. `problems` holds all of them, not only the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(problem) for problem in self.problems))
+
+
+class SchemaUnsupported(OperatorError):
+    """A model has an annotation or a constraint that the CRD converter does not know how to express."""

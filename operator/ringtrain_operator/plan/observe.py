@@ -1,0 +1,121 @@
+"""From the API's dicts to `Observed`: the only place that knows how a pod says what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ..contract import LABEL_ATTEMPT, LABEL_ROLE, LABEL_WORKER_INDEX, ROLE_LAUNCHER
+from ..spec.parse import parse_time
+from .observed import LauncherReport, PodView
+
+# Reasons of a container's waiting state that are a stage of every start, not a cause to report.
+_ORDINARY_WAITING = frozenset({"", "ContainerCreating", "PodInitializing"})
+
+
+def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
+    """Whether the object's controller is the one with this uid."""
+    return any(ref.get("controller") and ref.get("uid") == uid for ref in _meta(obj).get("ownerReferences") or ())
+
+
+def owner_name(obj: Mapping[str, Any]) -> str:
+    """The object's controller as `Kind name`, empty when it has none."""
+    owner = next((ref for ref in _meta(obj).get("ownerReferences") or () if ref.get("controller")), None)
+    return f"{owner.get('kind')} {owner.get('name')}" if owner else ""
+
+
+def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) -> PodView:
+    """What `plan` needs of one pod of ours. `nodes`: readiness by name, as far as it is known."""
+    meta, status, spec = _meta(pod), pod.get("status") or {}, pod.get("spec") or {}
+    labels = meta.get("labels") or {}
+    node = str(spec.get("nodeName") or "")
+    name = next((c["name"] for c in spec.get("containers") or ()), "")
+    main = _container(status.get("containerStatuses"), name)
+    ended = _ended(main)
+    waiting_reason, waiting_message = _waiting(status)
+    return PodView(
+        name=str(meta.get("name")),
+        uid=str(meta.get("uid") or ""),
+        role="launcher" if labels.get(LABEL_ROLE) == ROLE_LAUNCHER else "worker",
+        attempt=_integer(labels.get(LABEL_ATTEMPT)),
+        index=_integer(labels.get(LABEL_WORKER_INDEX)),
+        phase=status.get("phase") or "Pending",
+        ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
+        node=node,
+        node_ready=(nodes or {}).get(node),
+        created=parse_time(meta.get("creationTimestamp")),
+        deletion_time=parse_time(meta.get("deletionTimestamp")),
+        reason=str(status.get("reason") or ""),
+        message=str(status.get("message") or ""),
+        disruption=_disruption(status),
+        waiting=waiting_reason,
+        waiting_message=waiting_message,
+        exit_code=ended.get("exitCode"),
+        exit_reason=str(ended.get("reason") or ""),
+        exit_time=parse_time(ended.get("finishedAt")),
+        termination_message=str(ended.get("message") or ""),
+    )
+
+
+def read_report(raw: Mapping[str, Any]) -> LauncherReport:
+    """The launcher's /status as a value. Raises KeyError or ValueError when it is not what the contract says."""
+    if raw["phase"] not in ("Waiting", "Running", "Succeeded", "Failed"):
+        raise ValueError(f"launcher /status: phase is {raw['phase']!r}")
+    return LauncherReport(
+        attempt=int(raw["attempt"]),
+        phase=raw["phase"],
+        world_size=int(raw["worldSize"]),
+        progress=raw.get("progress"),
+        last_progress_time=_epoch(raw.get("lastProgressTime")),
+        start_time=_epoch(raw.get("startTime")),
+        workers=tuple(raw.get("workers") or ()),
+        ranks=tuple(raw.get("ranks") or ()),
+        logs=dict(raw.get("logs") or {}),
+    )
+
+
+def _meta(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = obj.get("metadata")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _container(statuses: Iterable[Mapping[str, Any]] | None, name: str) -> Mapping[str, Any]:
+    return next((s for s in statuses or () if s.get("name") == name), {})
+
+
+def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = (container.get("state") or {}).get("terminated")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Why the pod does not run yet, in the kubelet's or the scheduler's words; empty while nothing is amiss."""
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("reason") or "Unschedulable"), str(condition.get("message") or "")
+    for group in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(group) or ():
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if str(waiting.get("reason") or "") not in _ORDINARY_WAITING:
+                return str(waiting["reason"]), str(waiting.get("message") or "")
+    return "", ""
+
+
+def _disruption(status: Mapping[str, Any]) -> str:
+    """What Kubernetes says took the pod away (DisruptionTarget), or empty."""
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return str(condition.get("reason") or "DisruptionTarget")
+    return ""
+
+
+def _integer(text: object) -> int:
+    try:
+        return int(str(text))
+    except ValueError:
+        return 0
+
+
+def _epoch(seconds: object) -> datetime | None:
+    return datetime.fromtimestamp(float(seconds), UTC) if isinstance(seconds, int | float) else None

@@ -1,0 +1,108 @@
+"""What exists, as `plan` sees it: frozen values made from the API's dicts, nothing remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+Role = Literal["launcher", "worker"]
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+
+
+@dataclass(frozen=True)
+class ObjectRef:
+    """An object by kind and name, in the job's namespace."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An object that has a name of ours and does not belong to this job."""
+
+    ref: ObjectRef
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A creation that the API refused in the last apply, in the API's own words."""
+
+    ref: ObjectRef
+    code: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One pod of this job."""
+
+    name: str
+    uid: str
+    role: Role
+    attempt: int
+    index: int = 0
+    phase: Phase = "Pending"
+    ready: bool = False
+    node: str = ""
+    node_ready: bool | None = None
+    created: datetime | None = None
+    deletion_time: datetime | None = None
+    reason: str = ""
+    message: str = ""
+    disruption: str = ""
+    waiting: str = ""
+    waiting_message: str = ""
+    exit_code: int | None = None
+    exit_reason: str = ""
+    exit_time: datetime | None = None
+    termination_message: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its containers have ended for good."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def ref(self) -> ObjectRef:
+        """Its kind and name."""
+        return ObjectRef("Pod", self.name)
+
+
+@dataclass(frozen=True)
+class LauncherReport:
+    """The launcher's /status (docs/contract.md), as far as `plan` and the display read it."""
+
+    attempt: int
+    phase: Literal["Waiting", "Running", "Succeeded", "Failed"]
+    world_size: int
+    progress: dict[str, Any] | None = None
+    last_progress_time: datetime | None = None
+    start_time: datetime | None = None
+    workers: tuple[dict[str, Any], ...] = ()
+    ranks: tuple[dict[str, Any], ...] = ()
+    logs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What exists for one job at one moment.
+
+    `objects`: what this job owns besides pods. `foreign`: objects of our names that are someone else's, pods
+    included. `launcher`: its /status, or None with the cause in `launcher_error`. `refusals`: creations that the
+    API refused in the last apply. `status`: the CR's own, as it was read.
+    """
+
+    pods: tuple[PodView, ...] = ()
+    objects: frozenset[ObjectRef] = frozenset()
+    foreign: tuple[Foreign, ...] = ()
+    launcher: LauncherReport | None = None
+    launcher_error: str = ""
+    refusals: tuple[Refusal, ...] = ()
+    status: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,43 @@
+"""What `plan` answers: what to write, in the order in which it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .observed import ObjectRef
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """An object to delete: only if it still has this uid. `grace_s` None: its own grace period; 0: by force."""
+
+    ref: ObjectRef
+    uid: str
+    grace_s: int | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes Event on the job."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do now.
+
+    The order matters and makes it safe to die between any two writes: first `status` is written (the whole new
+    status, with the resourceVersion that was read; None: nothing changed); when that succeeded, `delete`, `create`
+    and `events`, in any order. Decisions are thus recorded before they are acted upon, and what was left undone is
+    planned again from what exists. `requeue_after_s`: look again then, whatever happens; None: wait for an event.
+    """
+
+    create: tuple[dict[str, Any], ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    status: dict[str, Any] | None = None
+    events: tuple[Event, ...] = ()
+    requeue_after_s: float | None = None

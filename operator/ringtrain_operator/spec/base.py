@@ -1,0 +1,50 @@
+"""What all models of the resource share: frozen, camelCase outside, no unknown fields, rules in two languages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule over several fields, as CEL for the API server and as Python for everyone else.
+
+    `path` is the field to blame, relative to the model the rule stands on. A rule with `holds_update` is about a
+    change (`self` and `oldSelf` in CEL); the others are about one object.
+    """
+
+    cel: str
+    message: str
+    path: str
+    holds: Callable[[Any], bool] | None = None
+    holds_update: Callable[[Any, Any], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Marks an annotation whose OpenAPI schema is given here instead of being derived."""
+
+    openapi: dict[str, Any] = field(hash=False)
+
+
+class SpecModel(BaseModel):
+    """Base of the models of `spec`: strict types, unknown fields refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+
+class StatusModel(BaseModel):
+    """Base of the models of `status`: written by the operator, read leniently so that an old one parses."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()

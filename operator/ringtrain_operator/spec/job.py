@@ -1,0 +1,236 @@
+"""`spec` of a DistributedTrainingJob, and the job as the rest of the operator sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ..contract import CHECKPOINT_DIR
+from .base import Rule, Schema, SpecModel
+from .policy import RunPolicy
+from .template import LauncherTemplate, WorkerTemplate
+
+DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+
+EmptyDir = Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+
+
+class ClaimSource(SpecModel):
+    """A PersistentVolumeClaim of the job's namespace."""
+
+    claim_name: str = Field(min_length=1, max_length=253, description="Name of the claim.")
+
+
+class Logs(SpecModel):
+    """Where the launcher keeps every rank's log. Default: an emptyDir, gone with the launcher's pod."""
+
+    persistent_volume_claim: ClaimSource | None = Field(
+        default=None, description="Claim that only the launcher mounts; ReadWriteOnce is enough."
+    )
+    empty_dir: EmptyDir | None = Field(default=None, description="An emptyDir's own fields, such as sizeLimit.")
+
+    RULES = (
+        Rule(
+            cel="!(has(self.persistentVolumeClaim) && has(self.emptyDir))",
+            message="give persistentVolumeClaim or emptyDir, not both",
+            path="emptyDir",
+            holds=lambda v: v.persistent_volume_claim is None or v.empty_dir is None,
+        ),
+    )
+
+
+class Checkpoint(SpecModel):
+    """Where checkpoints outlive an attempt. Every pod mounts it: with several nodes the claim is ReadWriteMany."""
+
+    persistent_volume_claim: ClaimSource = Field(description="Claim that all pods mount.")
+    mount_path: str = Field(
+        default=CHECKPOINT_DIR,
+        pattern=r"^/[^:]*[^:/]$",
+        max_length=1024,
+        description="Directory in the pods, given to the training code as RINGTRAIN_CHECKPOINT_DIR.",
+    )
+
+
+class Worker(SpecModel):
+    """The pods that train."""
+
+    replicas: int = Field(
+        default=1, ge=1, le=1024, description="Worker pods. A change restarts the gang with the new world."
+    )
+    devices: dict[str, Annotated[int, Field(ge=1, le=64)]] = Field(
+        default={},
+        max_length=8,
+        description="Extended resources of each worker's training container, for example nvidia.com/gpu: 2.",
+    )
+    template: WorkerTemplate = Field(
+        description="Pod template; its first container trains and needs a command, which runs once per rank."
+    )
+
+    RULES = (
+        Rule(
+            cel=f"!has(self.devices) || self.devices.all(name, name.matches({DEVICE_NAME!r}))",
+            message="a device is an extended resource with a domain, for example nvidia.com/gpu",
+            path="devices",
+            holds=lambda w: all(_is_device_name(name) for name in w.devices),
+        ),
+    )
+
+
+class Launcher(SpecModel):
+    """The pod that gathers the gang and its logs. It never gets devices."""
+
+    template: LauncherTemplate = Field(
+        default={},
+        description="Pod template; what it leaves out (image, pull secrets) comes from the worker's template.",
+    )
+
+
+class Mpi(SpecModel):
+    """How ranks are started under the mpi backend."""
+
+    implementation: Literal["OpenMPI", "MPICH"] = Field(
+        default="OpenMPI", description="The MPI in the image; mpirun runs in the launcher's pod."
+    )
+
+
+class Networking(SpecModel):
+    """Deadlines of the gang's own network."""
+
+    timeout_seconds: int = Field(
+        default=60,
+        ge=1,
+        le=86400,
+        description="A peer that is silent for so long is lost; every inner deadline derives from it.",
+    )
+    start_timeout_seconds: int = Field(
+        default=600, ge=1, le=86400, description="How long launcher and workers wait for each other at the start."
+    )
+
+
+def _is_device_name(name: str) -> bool:
+    import re
+
+    return re.search(DEVICE_NAME, name) is not None
+
+
+def _frozen_unless_suspended(field: str) -> str:
+    return f"oldSelf.runPolicy.suspend || {field}"
+
+
+class JobSpec(SpecModel):
+    """What the user asks for."""
+
+    backend: Literal["ring", "mpi"] = Field(
+        default="ring", description="ring: gradients are averaged by ringtrain. mpi: the launcher runs mpirun."
+    )
+    slots_per_worker: int | None = Field(
+        default=None, ge=1, le=64, description="Ranks in each worker pod. Default: its device count, else 1."
+    )
+    worker: Worker = Field(description="The pods that train.")
+    launcher: Launcher = Field(
+        default=Launcher(), description="The pod that gathers the gang and its logs. It never gets devices."
+    )
+    mpi: Mpi | None = Field(default=None, description="How ranks are started under the mpi backend.")
+    run_policy: RunPolicy = Field(
+        default=RunPolicy(), description="When the job starts, restarts, ends and is cleaned up."
+    )
+    logs: Logs = Field(default=Logs(), description="Where the launcher keeps every rank's log.")
+    checkpoint: Checkpoint | None = Field(
+        default=None, description="Where checkpoints outlive an attempt. Unset: training starts over."
+    )
+    networking: Networking = Field(default=Networking(), description="Deadlines of the gang's own network.")
+    managed_by: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Set to another controller's name, and this operator leaves the job alone.",
+    )
+
+    RULES = (
+        Rule(
+            cel="!has(self.mpi) || self.backend == 'mpi'",
+            message="mpi is only for backend mpi; remove it or set backend: mpi",
+            path="mpi",
+            holds=lambda s: s.mpi is None or s.backend == "mpi",
+        ),
+        Rule(
+            cel="has(self.slotsPerWorker) || !has(self.worker.devices) || size(self.worker.devices) < 2",
+            message="with several kinds of devices the number of ranks is not clear; set slotsPerWorker",
+            path="slotsPerWorker",
+            holds=lambda s: s.slots_per_worker is not None or len(s.worker.devices) < 2,
+        ),
+        Rule(
+            cel=_frozen_unless_suspended("self.backend == oldSelf.backend"),
+            message="backend can change only while the job is suspended; set runPolicy.suspend: true first",
+            path="backend",
+            holds_update=lambda new, old: old.run_policy.suspend or new.backend == old.backend,
+        ),
+        Rule(
+            cel=_frozen_unless_suspended(
+                "(has(self.slotsPerWorker) == has(oldSelf.slotsPerWorker) && "
+                "(!has(self.slotsPerWorker) || self.slotsPerWorker == oldSelf.slotsPerWorker))"
+            ),
+            message="slotsPerWorker can change only while the job is suspended; set runPolicy.suspend: true first",
+            path="slotsPerWorker",
+            holds_update=lambda new, old: old.run_policy.suspend or new.slots_per_worker == old.slots_per_worker,
+        ),
+        Rule(
+            cel=_frozen_unless_suspended(
+                "(has(self.worker.devices) == has(oldSelf.worker.devices) && "
+                "(!has(self.worker.devices) || self.worker.devices == oldSelf.worker.devices))"
+            ),
+            message="devices can change only while the job is suspended; set runPolicy.suspend: true first",
+            path="worker.devices",
+            holds_update=lambda new, old: old.run_policy.suspend or new.worker.devices == old.worker.devices,
+        ),
+        Rule(
+            cel=_frozen_unless_suspended("self.worker.template == oldSelf.worker.template"),
+            message="a pod template can change only while the job is suspended; set runPolicy.suspend: true first",
+            path="worker.template",
+            holds_update=lambda new, old: old.run_policy.suspend or new.worker.template == old.worker.template,
+        ),
+        Rule(
+            cel=_frozen_unless_suspended("self.launcher.template == oldSelf.launcher.template"),
+            message="a pod template can change only while the job is suspended; set runPolicy.suspend: true first",
+            path="launcher.template",
+            holds_update=lambda new, old: old.run_policy.suspend or new.launcher.template == old.launcher.template,
+        ),
+        Rule(
+            cel="(has(self.managedBy) == has(oldSelf.managedBy) && "
+            "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy))",
+            message="managedBy cannot change; delete the job and create it anew",
+            path="managedBy",
+            holds_update=lambda new, old: new.managed_by == old.managed_by,
+        ),
+    )
+
+    @property
+    def slots(self) -> int:
+        """Ranks of each worker pod."""
+        return self.slots_per_worker or next(iter(self.worker.devices.values()), 1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A DistributedTrainingJob whose spec is valid."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created: datetime
+    spec: JobSpec
+    deleting: bool = False
+
+    @property
+    def num_workers(self) -> int:
+        """Worker pods that the spec asks for."""
+        return self.spec.worker.replicas
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that the spec asks for."""
+        return self.num_workers * self.spec.slots

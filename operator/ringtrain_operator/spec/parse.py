@@ -1,0 +1,178 @@
+"""From a manifest (a dict) to a `Job`, or to every problem it has."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ..contract import API_VERSION, KIND
+from ..errors import Problem, SpecInvalid
+from .base import Rule
+from .job import Job, JobSpec
+from .template import launcher_template_problems, worker_template_problems
+
+# A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
+MAX_NAME_LENGTH = 51
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+# Dicts that are not ours: their fields are the API server's to judge, nulls included.
+_OPAQUE = frozenset({"template", "emptyDir"})
+
+
+def parse_job(obj: Mapping[str, Any]) -> Job:
+    """The job that `obj` describes. Raises SpecInvalid with every problem: path, value, what is allowed."""
+    metadata = obj.get("metadata")
+    if not isinstance(metadata, Mapping):
+        raise SpecInvalid([Problem("metadata", f"must be a mapping with a name, is {metadata!r}")])
+    problems = _identity_problems(obj, metadata)
+    spec = obj.get("spec")
+    if not isinstance(spec, Mapping):
+        raise SpecInvalid([*problems, Problem("spec", f"must be a mapping, is {spec!r}")])
+    parsed, spec_problems = _parse_spec(spec)
+    problems += spec_problems
+    if problems or parsed is None:
+        raise SpecInvalid(problems)
+    return Job(
+        name=metadata["name"],
+        namespace=metadata.get("namespace") or "default",
+        uid=str(metadata.get("uid") or ""),
+        generation=int(metadata.get("generation") or 1),
+        created=parse_time(metadata.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC),
+        spec=parsed,
+        deleting=bool(metadata.get("deletionTimestamp")),
+    )
+
+
+def update_problems(new: JobSpec, old: JobSpec) -> list[Problem]:
+    """What forbids the change from `old` to `new`; the API server holds the same rules in CEL."""
+    return [
+        Problem(f"spec.{rule.path}", rule.message)
+        for rule in JobSpec.RULES
+        if rule.holds_update is not None and not rule.holds_update(new, old)
+    ]
+
+
+def parse_time(value: object) -> datetime | None:
+    """A Kubernetes timestamp (RFC 3339) as an aware datetime; None for nothing."""
+    if value is None or value == "":
+        return None
+    parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Problem]:
+    problems = []
+    for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if obj.get(key) != expected:
+            problems.append(Problem(key, f"is {obj.get(key)!r}, expected {expected!r}"))
+    name = metadata.get("name")
+    if not isinstance(name, str) or not re.search(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
+        problems.append(
+            Problem(
+                "metadata.name",
+                f"is {name!r}; it names a Service and hosts, so it must begin with a letter, hold only lower-case "
+                f"letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
+            )
+        )
+    return problems
+
+
+def _parse_spec(raw: Mapping[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
+    pruned = _without_nulls(raw)
+    try:
+        # By way of JSON: strict types, and lists may become tuples.
+        spec = JobSpec.model_validate_json(json.dumps(pruned, default=str))
+    except ValidationError as exc:
+        problems = [_problem(error, pruned) for error in exc.errors(include_url=False)]
+        return None, problems + _template_problems(pruned, {p.path for p in problems})
+    problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
+    return spec, problems + _template_problems(pruned, set())
+
+
+def _without_nulls(value: Any) -> Any:
+    """`value` without fields that are null, as the API server prunes them; templates stay as they are."""
+    if isinstance(value, Mapping):
+        return {k: v if k in _OPAQUE else _without_nulls(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _template_problems(spec: Mapping[str, Any], reported: set[str]) -> list[Problem]:
+    problems: list[Problem] = []
+    for key, check in (("worker", worker_template_problems), ("launcher", launcher_template_problems)):
+        section = spec.get(key)
+        template = section.get("template") if isinstance(section, Mapping) else None
+        path = f"spec.{key}.template"
+        if isinstance(template, Mapping) and path not in reported:
+            problems += check(template, path)
+    return problems
+
+
+def _broken_rules(model: BaseModel, path: str) -> Iterator[tuple[str, Rule]]:
+    """Every rule that `model` or a model inside it breaks, with the model's path."""
+    for rule in getattr(type(model), "RULES", ()):
+        if rule.holds is not None and not rule.holds(model):
+            yield path, rule
+    for name, info in type(model).model_fields.items():
+        value, where = getattr(model, name), f"{path}.{info.alias or name}"
+        if isinstance(value, BaseModel):
+            yield from _broken_rules(value, where)
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                if isinstance(item, BaseModel):
+                    yield from _broken_rules(item, f"{where}[{index}]")
+
+
+def _problem(error: Any, spec: Mapping[str, Any]) -> Problem:
+    """One pydantic error in the words of this page."""
+    location = tuple(error["loc"])
+    path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "missing":
+        return Problem(path, "is missing")
+    if kind == "extra_forbidden":
+        return Problem(path, _unknown_field(location))
+    if kind == "literal_error":
+        return Problem(path, f"is {value!r}, allowed: {context['expected']}")
+    return Problem(path, f"is {_short(value)}: {_lower_first(error['msg'])}")
+
+
+def _unknown_field(location: tuple[Any, ...]) -> str:
+    known = _fields_at(location[:-1])
+    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(sorted(known))}"
+    return f"is not a field here; {hint}"
+
+
+def _fields_at(location: tuple[Any, ...]) -> list[str]:
+    """Names of the fields that the model at `location` has."""
+    model: type[BaseModel] = JobSpec
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = next(info for name, info in model.model_fields.items() if part in (info.alias, name))
+        model = next(iter(_models_in(field.annotation)), model)
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _models_in(argument)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

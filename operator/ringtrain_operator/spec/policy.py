@@ -1,0 +1,137 @@
+"""`spec.runPolicy`: when a job starts, restarts, ends and is cleaned up."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Rule, SpecModel
+
+ExitCode = Annotated[int, Field(ge=1, le=255)]
+
+FailureReason = Literal[
+    "RankFailed",
+    "AgentLost",
+    "NotAssembled",
+    "WorldIncomplete",
+    "BadConfiguration",
+    "LauncherFailed",
+    "InternalError",
+    "MpirunNotFound",
+    "SlotsMismatch",
+    "WrongImplementation",
+    "NoMpiInit",
+    "ProgressDeadlineExceeded",
+]
+
+
+class ExitCodeRange(SpecModel):
+    """All exit codes from `min` to `max`, both included."""
+
+    min: ExitCode = Field(description="Lowest exit code of the range.")
+    max: ExitCode = Field(description="Highest exit code of the range.")
+
+    RULES = (
+        Rule(
+            cel="self.min <= self.max",
+            message="min must not be greater than max",
+            path="min",
+            holds=lambda r: r.min <= r.max,
+        ),
+    )
+
+
+class OnExitCodes(SpecModel):
+    """Matches the exit code of the first rank that failed."""
+
+    operator: Literal["In", "NotIn"] = Field(
+        default="In", description="In: the code is one of those listed. NotIn: it is none of them."
+    )
+    values: tuple[ExitCode, ...] = Field(default=(), max_length=64, description="Single exit codes.")
+    ranges: tuple[ExitCodeRange, ...] = Field(
+        default=(), max_length=16, description="Ranges of exit codes; 128 + n is a death by signal n."
+    )
+
+    RULES = (
+        Rule(
+            cel="size(self.values) + size(self.ranges) > 0",
+            message="list at least one exit code in values or ranges",
+            path="values",
+            holds=lambda on: bool(on.values or on.ranges),
+        ),
+    )
+
+    def matches(self, code: int) -> bool:
+        """Whether `code` is selected."""
+        listed = code in self.values or any(r.min <= code <= r.max for r in self.ranges)
+        return listed if self.operator == "In" else not listed
+
+
+class FailureRule(SpecModel):
+    """What to do about a failed attempt. The first rule that matches decides; without one it restarts, counted."""
+
+    action: Literal["FailJob", "RestartJob", "Ignore"] = Field(
+        description="FailJob: the job has failed, no restart. RestartJob: restart, counted against backoffLimit. "
+        "Ignore: restart without counting it."
+    )
+    on_exit_codes: OnExitCodes | None = Field(
+        default=None, description="Matches the exit code of the first rank that failed."
+    )
+    on_reasons: tuple[FailureReason, ...] = Field(
+        default=(), max_length=12, description="Matches the reason in status.failure."
+    )
+
+    RULES = (
+        Rule(
+            cel="has(self.onExitCodes) || size(self.onReasons) > 0",
+            message="a rule needs onExitCodes or onReasons; with both, both must match",
+            path="onExitCodes",
+            holds=lambda rule: rule.on_exit_codes is not None or bool(rule.on_reasons),
+        ),
+    )
+
+    def matches(self, exit_code: int | None, reason: str) -> bool:
+        """Whether a failure with this exit code (None: no process ended) and reason is this rule's."""
+        if self.on_reasons and reason not in self.on_reasons:
+            return False
+        if self.on_exit_codes is None:
+            return True
+        return exit_code is not None and exit_code != 0 and self.on_exit_codes.matches(exit_code)
+
+
+class RunPolicy(SpecModel):
+    """When the job starts, restarts, ends and is cleaned up."""
+
+    suspend: bool = Field(
+        default=False,
+        description="True: no pods. A running job is stopped and goes on from its checkpoint when resumed.",
+    )
+    clean_pod_policy: Literal["None", "Running", "All"] = Field(
+        default="Running",
+        description="Which pods are deleted when the job has ended: none, those still running, or all.",
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**31 - 1,
+        description="Delete the job itself so long after its end. Unset: never.",
+    )
+    active_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**31 - 1,
+        description="The job fails after so long, waiting for pods included, time spent suspended excluded.",
+    )
+    backoff_limit: int = Field(
+        default=3, ge=0, le=1000, description="Restarts of the whole gang that count before the job has failed."
+    )
+    failure_rules: tuple[FailureRule, ...] = Field(
+        default=(), max_length=20, description="What to do about a failed attempt, by exit code and reason."
+    )
+    progress_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**31 - 1,
+        description="Restart the gang when no rank has reported a step for so long while it runs.",
+    )

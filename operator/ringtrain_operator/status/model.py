@@ -1,0 +1,131 @@
+"""`status` of a DistributedTrainingJob: all the memory that the operator has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from ..spec.base import StatusModel
+
+State = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Rejected"]
+ConditionType = Literal["Accepted", "Running", "Suspended", "Restarting", "Succeeded", "Failed"]
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+def format_time(moment: datetime) -> str:
+    """`moment` as Kubernetes writes times: RFC 3339, UTC, whole seconds."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Time = Annotated[
+    datetime,
+    BeforeValidator(lambda v: datetime.fromisoformat(v.replace("Z", "+00:00")) if isinstance(v, str) else v),
+    PlainSerializer(format_time, return_type=str),
+]
+
+
+class Condition(StatusModel):
+    """One of Kubernetes' own conditions; lastTransitionTime moves only when `status` does."""
+
+    type: ConditionType = Field(description="What is said.")
+    status: ConditionStatus = Field(description="Whether it holds.")
+    reason: str = Field(description="Why, in one word for programs.")
+    message: str = Field(default="", description="Why, for people, with the API's own words where it has any.")
+    last_transition_time: Time = Field(description="When the status last changed.")
+    observed_generation: int | None = Field(default=None, description="Generation of the spec that this is about.")
+
+
+class ReplicaStatus(StatusModel):
+    """How many pods of one role are in which phase."""
+
+    active: int = Field(default=0, description="Pods that are neither finished nor being deleted.")
+    ready: int = Field(default=0, description="Pods whose containers run.")
+    succeeded: int = Field(default=0, description="Pods that ended well.")
+    failed: int = Field(default=0, description="Pods that ended badly.")
+
+
+class ReplicaStatuses(StatusModel):
+    """Pods of the present attempt by role."""
+
+    launcher: ReplicaStatus = Field(default=ReplicaStatus(), description="The launcher's pod.")
+    worker: ReplicaStatus = Field(default=ReplicaStatus(), description="The workers' pods.")
+
+
+class Progress(StatusModel):
+    """How far training is, as the launcher last told."""
+
+    step: int = Field(description="Lowest step of any rank.")
+    total_steps: int | None = Field(default=None, description="Steps that the job has, if it says so.")
+    epoch: int | None = Field(default=None, description="Epoch, if the job says so.")
+    samples_per_second: float | None = Field(default=None, description="Samples a second, all ranks together.")
+    unit: str | None = Field(default=None, description="What a sample is, for example images.")
+    loss: float | None = Field(default=None, description="Last loss reported.")
+    metrics: dict[str, float] = Field(default={}, description="Other numbers reported, for example accuracy.")
+    last_progress_time: Time | None = Field(default=None, description="When a step was last reported.")
+
+
+class Failure(StatusModel):
+    """The first rank that failed in the last attempt that did. It outlives its pod."""
+
+    attempt: int = Field(description="Attempt that failed.")
+    rank: int | None = Field(default=None, description="First rank that failed; absent when none ran.")
+    pod: str | None = Field(default=None, description="Its pod.")
+    node: str | None = Field(default=None, description="Its node.")
+    exit_code: int | None = Field(default=None, description="Its exit code.")
+    signal: str | None = Field(default=None, description="Signal that killed it.")
+    reason: str = Field(description="Why, in one word; failureRules match on it.")
+    message: str = Field(default="", description="Why, for people.")
+    log_tail: tuple[str, ...] = Field(default=(), description="Last lines that it wrote.")
+    time: Time | None = Field(default=None, description="When the operator learned of it.")
+
+
+class JobStatus(StatusModel):
+    """What the operator says about a job, and all it knows about the job's past."""
+
+    observed_generation: int | None = Field(default=None, description="Generation of the spec last acted upon.")
+    state: State | None = Field(default=None, description="The conditions in one word.")
+    conditions: tuple[Condition, ...] = Field(default=(), description="Kubernetes' conditions.")
+    attempt: int = Field(default=0, description="Lives of the gang so far; its pods carry the number.")
+    attempt_workers: int = Field(default=0, description="Workers that the present attempt was made with.")
+    restarts: int = Field(default=0, description="Restarts counted against backoffLimit.")
+    disruptions: int = Field(default=0, description="Restarts that were not the job's fault, not counted.")
+    restart_not_before: Time | None = Field(default=None, description="Earliest start of this attempt's pods.")
+    restart_delay_seconds: int = Field(default=0, description="Delay before the last restart.")
+    start_time: Time | None = Field(default=None, description="When the job was first accepted, not suspended.")
+    active_since: Time | None = Field(default=None, description="Since when activeDeadlineSeconds counts.")
+    active_seconds: int = Field(default=0, description="Seconds that counted before the last suspension.")
+    completion_time: Time | None = Field(default=None, description="When the job ended.")
+    replicas: int = Field(default=0, description="Worker pods that exist (scale subresource).")
+    selector: str = Field(default="", description="Labels of the worker pods (scale subresource).")
+    workers: str = Field(default="", description="Workers ready of workers wanted.")
+    replica_statuses: ReplicaStatuses = Field(default=ReplicaStatuses(), description="Pods by role and phase.")
+    progress: Progress | None = Field(default=None, description="How far training is.")
+    progress_summary: str = Field(default="", description="The same in a few characters.")
+    failure: Failure | None = Field(default=None, description="The last failure; it outlives its pod.")
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of this type, if there is one."""
+        return next((c for c in self.conditions if c.type == kind), None)
+
+    def is_true(self, kind: ConditionType) -> bool:
+        """Whether the condition of this type holds."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has ended; that never changes back."""
+        return self.is_true("Succeeded") or self.is_true("Failed")
+
+
+def parse_status(raw: Mapping[str, Any] | None) -> JobStatus:
+    """The status that an object carries; an absent one is an empty one."""
+    return JobStatus.model_validate(dict(raw or {}))
+
+
+def dump_status(status: JobStatus) -> dict[str, Any]:
+    """`status` as it is written to the API, without empty optional fields."""
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
