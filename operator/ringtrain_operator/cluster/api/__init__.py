@@ -1,0 +1,63 @@
+"""A thin asynchronous Kubernetes client: dicts in, dicts out, every error an `ApiError`."""
+
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    NotFound,
+    NotLeader,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+)
+from ringtrain_operator.cluster.api.resources import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    EVENTS,
+    JOBS,
+    LEASES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Resource,
+    resource_of,
+)
+
+__all__ = [
+    "CUSTOM_RESOURCE_DEFINITIONS",
+    "EVENTS",
+    "JOBS",
+    "LEASES",
+    "NAMESPACES",
+    "NETWORK_POLICIES",
+    "NODES",
+    "PODS",
+    "SECRETS",
+    "SERVICES",
+    "SERVICE_ACCOUNTS",
+    "AlreadyExists",
+    "ApiClient",
+    "ApiError",
+    "Conflict",
+    "Connection",
+    "Forbidden",
+    "Gone",
+    "Invalid",
+    "NotFound",
+    "NotLeader",
+    "Resource",
+    "ServerError",
+    "TooManyRequests",
+    "Unauthorized",
+    "Unreachable",
+    "resource_of",
+]

@@ -1,0 +1,172 @@
+"""The verbs of the Kubernetes API that ringtrain uses."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Literal
+
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.errors import Unreachable, error_of
+from ringtrain_operator.cluster.api.resources import PODS, Resource
+from ringtrain_operator.cluster.api.transport import Request, RetryPolicy, Transport
+
+Json = dict[str, Any]
+
+# An answer without spec and status, for callers that only need to know what exists.
+METADATA_ONLY = "application/json;as=PartialObjectMetadata{list};g=meta.k8s.io;v=v1,application/json"
+
+
+class ApiClient:
+    """Every method raises ApiError and nothing else. Objects are plain dicts, passed through untouched."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        connections: int = 16,
+        timeout_s: float = 20.0,
+        retry: RetryPolicy | None = None,
+        user_agent: str = "ringtrain-operator",
+    ) -> None:
+        self.connection = connection
+        self._transport = Transport(
+            connection, connections=connections, timeout_s=timeout_s, retry=retry, user_agent=user_agent
+        )
+
+    async def __aenter__(self) -> "ApiClient":
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+    def fence(self, may_write: Callable[[], bool]) -> None:
+        """From now on a write is sent only while `may_write()` is true; else it raises NotLeader."""
+        self._transport.may_write = may_write
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Json:
+        """One object, read fresh."""
+        found: Json = await self._transport.send(Request("GET", resource.path(namespace, name)))
+        return found
+
+    async def select(self, resource: Resource, namespace: str | None = None, *, labels: str = "") -> list[Json]:
+        """All objects (of all namespaces, if None) whose labels match the selector `labels`."""
+        query = {"labelSelector": labels} if labels else {}
+        answer = await self._transport.send(Request("GET", resource.path(namespace), query))
+        items: list[Json] = answer["items"]
+        return items
+
+    async def pages(
+        self, resource: Resource, namespace: str | None = None, *, size: int = 100, metadata_only: bool = False
+    ) -> AsyncIterator[list[Json]]:
+        """The objects in pages, so that no more than one page is held at a time."""
+        accept = METADATA_ONLY.format(list="List") if metadata_only else "application/json"
+        query = {"limit": str(size)}
+        while True:
+            answer = await self._transport.send(Request("GET", resource.path(namespace), query, accept=accept))
+            yield answer["items"]
+            if not answer["metadata"].get("continue"):
+                return
+            query["continue"] = answer["metadata"]["continue"]
+
+    async def create(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
+        """Create an object; the answer is the object as stored. Raises AlreadyExists."""
+        made: Json = await self._transport.send(Request("POST", resource.path(namespace), body=obj))
+        return made
+
+    async def replace(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
+        """Replace an object; raises Conflict if it changed since `obj` was read."""
+        path = resource.path(namespace, obj["metadata"]["name"])
+        stored: Json = await self._transport.send(Request("PUT", path, body=obj))
+        return stored
+
+    async def patch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        patch: Any,
+        *,
+        subresource: str | None = None,
+        kind: Literal["merge", "json"] = "merge",
+    ) -> Json:
+        """Change an object by a merge patch or a JSON patch; the answer is the object as stored."""
+        path = resource.path(namespace, name, subresource)
+        content_type = f"application/{kind}-patch+json" if kind == "json" else "application/merge-patch+json"
+        stored: Json = await self._transport.send(Request("PATCH", path, body=patch, content_type=content_type))
+        return stored
+
+    async def post(
+        self, resource: Resource, namespace: str | None, name: str, subresource: str, obj: Mapping[str, Any]
+    ) -> None:
+        """Post to a subresource, such as a pod's `binding` or `eviction`."""
+        path = resource.path(namespace, name, subresource)
+        await self._transport.send(Request("POST", path, body=obj), want_body=False)
+
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
+        grace_period_s: int | None = None,
+    ) -> None:
+        """Delete an object; with `uid` only that one: another of its name raises Conflict."""
+        options: Json = {"propagationPolicy": "Background"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace_period_s is not None:
+            options["gracePeriodSeconds"] = grace_period_s
+        await self._transport.send(
+            Request("DELETE", resource.path(namespace, name), body=options), want_body=False
+        )
+
+    async def watch(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", since: str | None = None
+    ) -> AsyncIterator[Json]:
+        """Events `{"type", "object"}` until the server ends the stream; raises Gone if `since` is too old."""
+        query = {"watch": "true", "allowWatchBookmarks": "true"}
+        query.update({"labelSelector": labels} if labels else {})
+        query.update({"resourceVersion": since} if since else {})
+        async for line in self._lines(Request("GET", resource.path(namespace), query)):
+            event: Json = json.loads(line)
+            if event["type"] == "ERROR":
+                raise error_of(int(event["object"].get("code", 500)), event["object"], None)
+            yield event
+
+    async def pod_log(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        container: str = "",
+        follow: bool = False,
+        tail_lines: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """The pod's log in whole lines, newline included, as its node has it."""
+        query = {"follow": "true"} if follow else {}
+        query.update({"container": container} if container else {})
+        query.update({"tailLines": str(tail_lines)} if tail_lines is not None else {})
+        async for line in self._lines(Request("GET", PODS.path(namespace, name, "log"), query, accept="*/*")):
+            yield line
+
+    async def _lines(self, request: Request) -> AsyncIterator[bytes]:
+        rest = b""
+        async with self._transport.stream(request) as content:
+            # not readline(): a watch event may be longer than aiohttp's limit on a line
+            async for chunk in content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield line + b"\n"
+        if rest:
+            yield rest
+
+    async def raw_get(self, path: str) -> Any:
+        """The answer at any path, such as /version."""
+        return await self._transport.send(Request("GET", path))
+
+
+__all__ = ["METADATA_ONLY", "ApiClient", "Unreachable"]

@@ -1,0 +1,126 @@
+"""How the API server is reached: in a pod by its ServiceAccount, elsewhere by a kubeconfig."""
+
+import base64
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringtrain_operator.cluster.api.errors import ApiError
+
+SERVICE_ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
+_TOKEN_MAX_AGE_S = 60.0  # the kubelet replaces a bound token long before it expires
+
+
+def _no_headers() -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Server URL, TLS, and the headers that prove who asks. `headers()` is asked before every request."""
+
+    server: str
+    namespace: str = "default"
+    tls: ssl.SSLContext | None = None
+    headers: Callable[[], Mapping[str, str]] = field(default=_no_headers)
+
+    @classmethod
+    def from_env(
+        cls, env: Mapping[str, str], kubeconfig: str | None = None, context: str | None = None
+    ) -> "Connection":
+        """The connection of this process: `kubeconfig` if given, else the pod's account, else kubectl's default.
+
+        Raises ApiError that says where was looked.
+        """
+        in_cluster = env.get("KUBERNETES_SERVICE_HOST")
+        if in_cluster and not kubeconfig and not env.get("KUBECONFIG"):
+            return cls.of_service_account(
+                Path(env.get("RINGTRAIN_SERVICE_ACCOUNT_DIR") or SERVICE_ACCOUNT_DIR),
+                in_cluster,
+                env.get("KUBERNETES_SERVICE_PORT", "443"),
+            )
+        return cls.of_kubeconfig(kubeconfig or env.get("KUBECONFIG") or None, context)
+
+    @classmethod
+    def of_service_account(cls, folder: Path, host: str, port: str) -> "Connection":
+        """The connection of a pod: the token file in `folder` is read again as it is rotated."""
+        try:
+            tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+            namespace = (folder / "namespace").read_text().strip()
+        except OSError as exc:
+            raise ApiError(
+                f"no usable ServiceAccount in {folder}: {exc}; is automountServiceAccountToken on?"
+            ) from exc
+        bracketed = f"[{host}]" if ":" in host else host
+        return cls(f"https://{bracketed}:{port}", namespace, tls, _TokenFile(folder / "token"))
+
+    @classmethod
+    def of_kubeconfig(cls, path: str | None, context: str | None = None) -> "Connection":
+        """The connection that kubectl would use, exec plugins included."""
+        from kubernetes import client, config  # costs 0.2 s, and a pod never needs it
+
+        settings = client.Configuration()
+        try:
+            config.load_kube_config(  # type: ignore[no-untyped-call]
+                path, context=context, client_configuration=settings
+            )
+            _, active = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
+        except config.ConfigException as exc:
+            raise ApiError(f"no usable kubeconfig in {path or '~/.kube/config'}: {exc}; set KUBECONFIG") from exc
+        chosen = _context_named(path, context) if context else active
+        namespace = str((chosen or {}).get("context", {}).get("namespace") or "default")
+        return cls(settings.host.rstrip("/"), namespace, _tls_of(settings), _AuthOf(settings))
+
+
+def _context_named(path: str | None, name: str) -> Mapping[str, Mapping[str, str]]:
+    from kubernetes import config
+
+    contexts, _ = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
+    return next((c for c in contexts if c["name"] == name), {})
+
+
+class _TokenFile:
+    """Authorization header from a file that is replaced while we run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_at = float("-inf")
+        self._header: Mapping[str, str] = {}
+
+    def __call__(self) -> Mapping[str, str]:
+        if time.monotonic() - self._read_at > _TOKEN_MAX_AGE_S:
+            self._header = {"Authorization": f"Bearer {self._path.read_text().strip()}"}
+            self._read_at = time.monotonic()
+        return self._header
+
+
+class _AuthOf:
+    """Authorization header of a `kubernetes.client.Configuration`, whose own hook renews it."""
+
+    def __init__(self, settings: "object") -> None:
+        self._settings = settings
+
+    def __call__(self) -> Mapping[str, str]:
+        settings = self._settings
+        token = settings.get_api_key_with_prefix("authorization")  # type: ignore[attr-defined]
+        if token:
+            return {"Authorization": token}
+        user, password = settings.username, settings.password  # type: ignore[attr-defined]
+        if user and password:
+            return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+        return {}
+
+
+def _tls_of(settings: "object") -> ssl.SSLContext | None:
+    host: str = settings.host  # type: ignore[attr-defined]
+    if not host.startswith("https"):
+        return None
+    tls = ssl.create_default_context(cafile=settings.ssl_ca_cert or None)  # type: ignore[attr-defined]
+    if settings.cert_file:  # type: ignore[attr-defined]
+        tls.load_cert_chain(settings.cert_file, settings.key_file)  # type: ignore[attr-defined]
+    if not settings.verify_ssl:  # type: ignore[attr-defined]
+        tls.check_hostname = False
+        tls.verify_mode = ssl.CERT_NONE
+    return tls

@@ -1,0 +1,157 @@
+"""One HTTP request to the API server, tried again where that is safe, with every failure mapped to an ApiError."""
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.errors import (
+    ApiError,
+    NotLeader,
+    ServerError,
+    TooManyRequests,
+    Unreachable,
+    error_of,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often and how patiently a request is tried again before its error is the caller's."""
+
+    attempts: int = 4
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 5.0
+
+    def wait_s(self, attempt: int, asked_s: float | None) -> float:
+        """Full jitter over an exponential wait, never shorter than what the server asked for."""
+        backoff: float = min(self.longest_wait_s, self.first_wait_s * 2**attempt) * random.uniform(0.5, 1.5)
+        return max(backoff, asked_s or 0.0)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: path below the server's root, and what goes with it."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] | None = None
+    body: Any = None
+    content_type: str = "application/json"
+    accept: str = "application/json"
+
+    @property
+    def is_write(self) -> bool:
+        return self.method != "GET"
+
+
+class Transport:
+    """A pool of connections. `may_write` is asked before every write, so that a deposed leader sends none."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        connections: int = 16,
+        timeout_s: float = 20.0,
+        retry: RetryPolicy | None = None,
+        user_agent: str = "ringtrain-operator",
+    ) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._retry = retry or RetryPolicy()
+        self._user_agent = user_agent
+        self._limit = connections
+        self._session: aiohttp.ClientSession | None = None
+        self.may_write: Callable[[], bool] = lambda: True
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # streams (watches, logs) hold a connection each, so the pool itself is not the bound on requests
+            connector = aiohttp.TCPConnector(limit=0, ssl=self._connection.tls or True)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers={"User-Agent": self._user_agent}, auto_decompress=True
+            )
+            self._slots = asyncio.Semaphore(self._limit)
+        return self._session
+
+    async def close(self) -> None:
+        """Close the pool; requests after this raise."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(self, request: Request, *, want_body: bool = True) -> Any:
+        """The decoded answer (None if `want_body` is false). Raises ApiError."""
+        attempt = 0
+        while True:
+            try:
+                return await self._once(request, want_body)
+            except (TooManyRequests, ServerError, Unreachable) as failed:
+                attempt += 1
+                if attempt >= self._retry.attempts:
+                    raise
+                wait_s = self._retry.wait_s(attempt, failed.retry_after_s)
+                log.debug("%s %s failed (%s), again in %.1f s", request.method, request.path, failed, wait_s)
+                await asyncio.sleep(wait_s)
+
+    async def _once(self, request: Request, want_body: bool) -> Any:
+        if request.is_write and not self.may_write():
+            raise NotLeader(f"{request.method} {request.path} was not sent: this replica is not the leader")
+        session = self._open()
+        async with self._slots, self._answer(session, request, self._timeout_s) as response:
+            raw = await response.read()
+            return json.loads(raw) if want_body else None
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of one answer as it arrives, with no deadline on the whole. Raises ApiError."""
+        async with self._answer(self._open(), request, None) as response:
+            yield response.content
+
+    @asynccontextmanager
+    async def _answer(
+        self, session: aiohttp.ClientSession, request: Request, timeout_s: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        headers = {**self._connection.headers(), "Accept": request.accept}
+        data = None
+        if request.body is not None:
+            headers["Content-Type"] = request.content_type
+            data = json.dumps(request.body, separators=(",", ":")).encode()
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
+        try:
+            async with session.request(
+                request.method,
+                self._connection.server + request.path,
+                params=request.query,
+                data=data,
+                headers=headers,
+                timeout=timeout,
+            ) as response:
+                if response.status >= 400:
+                    raise await _refusal(response)
+                yield response
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as exc:
+            why = str(exc) or type(exc).__name__
+            raise Unreachable(f"{request.method} {request.path}: no answer from the API server: {why}") from exc
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> ApiError:
+    raw = await response.read()
+    try:
+        status = json.loads(raw)
+    except ValueError:
+        status = {"message": raw.decode(errors="replace")[:500]}
+    try:
+        retry_after_s = float(response.headers["Retry-After"])
+    except (KeyError, ValueError):
+        retry_after_s = None
+    return error_of(response.status, status if isinstance(status, dict) else {}, retry_after_s)

@@ -1,0 +1,296 @@
+"""What ringtrain relies on an API server to do: the same tests on the fake and on the real one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from support.cluster import OpenCluster
+
+from ringtrain_operator.cluster.api import (
+    JOBS,
+    LEASES,
+    PODS,
+    SECRETS,
+    AlreadyExists,
+    Conflict,
+    Gone,
+    Invalid,
+    NotFound,
+    Resource,
+)
+
+Json = dict[str, Any]
+CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
+
+
+def config_map(name: str, labels: dict[str, str] | None = None, **data: str) -> Json:
+    return {"metadata": {"name": name, "labels": labels or {}}, "data": data}
+
+
+def pod(name: str, **spec: Any) -> Json:
+    containers = [{"name": "main", "image": "none"}]
+    return {"metadata": {"name": name}, "spec": {"containers": containers, **spec}}
+
+
+async def next_event(events: AsyncIterator[Json]) -> tuple[str, str]:
+    """Type and object name of the next event that is not a bookmark."""
+    async with asyncio.timeout(60):
+        async for event in events:
+            if event["type"] != "BOOKMARK":
+                return event["type"], event["object"]["metadata"]["name"]
+    raise AssertionError("the watch ended")
+
+
+async def test_a_created_object_has_the_servers_own_metadata(open_cluster: OpenCluster) -> None:
+    """uid, resourceVersion and creationTimestamp are the server's; a second create is AlreadyExists."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        made = await c.api.create(CONFIG_MAPS, ns, config_map("a", k="v"))
+        assert made["metadata"]["uid"]
+        assert made["metadata"]["creationTimestamp"].endswith("Z")
+        assert int(made["metadata"]["resourceVersion"]) > 0
+        assert made["metadata"]["namespace"] == ns
+        with pytest.raises(AlreadyExists):
+            await c.api.create(CONFIG_MAPS, ns, config_map("a"))
+
+
+async def test_generate_name_makes_names_apart(open_cluster: OpenCluster) -> None:
+    """Two creations with one generateName are two objects whose names begin with it."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        made = [await c.api.create(CONFIG_MAPS, ns, {"metadata": {"generateName": "gen-"}}) for _ in range(2)]
+        names = {m["metadata"]["name"] for m in made}
+        assert len(names) == 2
+        assert all(n.startswith("gen-") for n in names)
+
+
+async def test_what_is_absent_is_not_found(open_cluster: OpenCluster) -> None:
+    """Reading, changing and deleting an absent object, and creating in an absent namespace, are NotFound."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        with pytest.raises(NotFound):
+            await c.api.get(CONFIG_MAPS, ns, "absent")
+        with pytest.raises(NotFound):
+            await c.api.delete(CONFIG_MAPS, ns, "absent")
+        with pytest.raises(NotFound):
+            await c.api.patch(CONFIG_MAPS, ns, "absent", {"data": {}})
+        with pytest.raises(NotFound):
+            await c.api.create(CONFIG_MAPS, "no-such-namespace", config_map("a"))
+
+
+async def test_a_stale_write_is_a_conflict(open_cluster: OpenCluster) -> None:
+    """A replace, or a patch that names a resourceVersion, fails once the object has changed."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        first = await c.api.create(CONFIG_MAPS, ns, config_map("a", k="1"))
+        await c.api.patch(CONFIG_MAPS, ns, "a", {"data": {"k": "2"}})
+        with pytest.raises(Conflict):
+            await c.api.replace(CONFIG_MAPS, ns, {**first, "data": {"k": "3"}})
+        stale = {"metadata": {"resourceVersion": first["metadata"]["resourceVersion"]}, "data": {"k": "4"}}
+        with pytest.raises(Conflict):
+            await c.api.patch(CONFIG_MAPS, ns, "a", stale)
+        assert (await c.api.get(CONFIG_MAPS, ns, "a"))["data"] == {"k": "2"}
+
+
+async def test_a_write_that_changes_nothing_makes_no_version(open_cluster: OpenCluster) -> None:
+    """So a controller that writes what is there already wakes nobody."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        first = await c.api.create(CONFIG_MAPS, ns, config_map("a", k="1"))
+        again = await c.api.patch(CONFIG_MAPS, ns, "a", {"data": {"k": "1"}})
+        assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+
+
+async def test_merge_patch_removes_by_null_and_json_patch_tests(open_cluster: OpenCluster) -> None:
+    """Null removes a member; a JSON patch whose `test` fails changes nothing and is Invalid."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        await c.api.create(CONFIG_MAPS, ns, config_map("a", k="1", gone="x"))
+        patched = await c.api.patch(CONFIG_MAPS, ns, "a", {"data": {"gone": None, "new": "y"}})
+        assert patched["data"] == {"k": "1", "new": "y"}
+        replace = {"op": "replace", "path": "/data/k", "value": "2"}
+        test = {"op": "test", "path": "/data/k", "value": "other"}
+        with pytest.raises(Invalid):
+            await c.api.patch(CONFIG_MAPS, ns, "a", [test, replace], kind="json")
+        patched = await c.api.patch(CONFIG_MAPS, ns, "a", [replace], kind="json")
+        assert patched["data"]["k"] == "2"
+
+
+async def test_status_is_a_world_of_its_own(open_cluster: OpenCluster) -> None:
+    """A write to the object leaves its status, a write to its status leaves the rest."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        made = await c.api.create(PODS, ns, {**pod("p"), "status": {"phase": "Succeeded"}})
+        assert made["status"]["phase"] == "Pending"
+        await c.api.patch(PODS, ns, "p", {"metadata": {"labels": {"a": "b"}}, "status": {"phase": "Failed"}})
+        change = {"status": {"phase": "Running"}, "spec": {"nodeName": "elsewhere"}}
+        after = await c.api.patch(PODS, ns, "p", change, subresource="status")
+        assert after["status"]["phase"] == "Running"
+        assert after["metadata"]["labels"]["a"] == "b"
+        assert not after["spec"].get("nodeName")
+
+
+@pytest.mark.parametrize(
+    ("selector", "chosen"),
+    [
+        pytest.param("app=x", ["a", "b"], id="equal"),
+        pytest.param("app!=x", ["c", "d"], id="not-equal-or-absent"),
+        pytest.param("app", ["a", "b", "c"], id="present"),
+        pytest.param("!app", ["d"], id="absent"),
+        pytest.param("app in (x,y),role=w", ["b"], id="in-and-equal"),
+        pytest.param("app notin (x)", ["c", "d"], id="not-in"),
+    ],
+)
+async def test_label_selectors_choose(open_cluster: OpenCluster, selector: str, chosen: list[str]) -> None:
+    """A list holds exactly what its selector matches."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        labels = {"a": {"app": "x"}, "b": {"app": "x", "role": "w"}, "c": {"app": "y"}, "d": {"role": "v"}}
+        for name, own in labels.items():
+            await c.api.create(SECRETS, ns, {"metadata": {"name": name, "labels": own}})
+        found = await c.api.select(SECRETS, ns, labels=selector)
+        assert sorted(f["metadata"]["name"] for f in found) == chosen
+
+
+async def test_pages_hold_everything_once(open_cluster: OpenCluster) -> None:
+    """Pages of two hold five objects once each; metadata alone comes without their data."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        for index in range(5):
+            await c.api.create(SECRETS, ns, {"metadata": {"name": f"s{index}"}, "stringData": {"k": "v"}})
+        sizes, items = [], []
+        async for page in c.api.pages(SECRETS, ns, size=2, metadata_only=True):
+            sizes.append(len(page))
+            items.extend(page)
+        assert sizes == [2, 2, 1]
+        assert [i["metadata"]["name"] for i in items] == [f"s{i}" for i in range(5)]
+        assert not any("data" in i for i in items)
+
+
+async def test_a_watch_tells_what_happens_to_what_it_selects(open_cluster: OpenCluster) -> None:
+    """An object that enters the selector is ADDED, one that leaves it is DELETED, in order."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        start = (await c.api.create(CONFIG_MAPS, ns, config_map("other")))["metadata"]["resourceVersion"]
+        async with aclosing(c.api.watch(CONFIG_MAPS, ns, labels="app=x", since=start)) as events:
+            await c.api.create(CONFIG_MAPS, ns, config_map("a", {"app": "x"}))
+            assert await next_event(events) == ("ADDED", "a")
+            await c.api.patch(CONFIG_MAPS, ns, "a", {"data": {"k": "v"}})
+            assert await next_event(events) == ("MODIFIED", "a")
+            await c.api.patch(CONFIG_MAPS, ns, "a", {"metadata": {"labels": {"app": "y"}}})
+            assert await next_event(events) == ("DELETED", "a")
+            await c.api.patch(CONFIG_MAPS, ns, "other", {"metadata": {"labels": {"app": "x"}}})
+            assert await next_event(events) == ("ADDED", "other")
+            await c.api.delete(CONFIG_MAPS, ns, "other")
+            assert await next_event(events) == ("DELETED", "other")
+
+
+async def test_a_watch_from_too_long_ago_is_gone(open_cluster: OpenCluster) -> None:
+    """A resource version that history does not reach back to is answered Gone."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        if c.fake:
+            c.fake.store.compact()
+        # the real server's history of a custom resource begins with its definition
+        elif not c.plane or not c.plane.crds:
+            pytest.skip("manifests/crd.yaml is not there yet")
+        with pytest.raises(Gone):
+            async with aclosing(c.api.watch(JOBS, ns, since="1")) as events:
+                await next_event(events)
+
+
+async def test_a_delete_keeps_to_its_preconditions(open_cluster: OpenCluster) -> None:
+    """A delete for another uid is a Conflict and deletes nothing."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        made = await c.api.create(CONFIG_MAPS, ns, config_map("a"))
+        with pytest.raises(Conflict):
+            await c.api.delete(CONFIG_MAPS, ns, "a", uid="3b9b5f9e-0000-4000-8000-000000000000")
+        await c.api.delete(CONFIG_MAPS, ns, "a", uid=made["metadata"]["uid"])
+        with pytest.raises(NotFound):
+            await c.api.get(CONFIG_MAPS, ns, "a")
+
+
+async def test_a_finalizer_holds_an_object(open_cluster: OpenCluster) -> None:
+    """A deleted object with a finalizer stays, marked, until the finalizer is taken off."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        held = {"metadata": {"name": "a", "finalizers": ["example.com/hold"]}}
+        await c.api.create(CONFIG_MAPS, ns, held)
+        await c.api.delete(CONFIG_MAPS, ns, "a")
+        assert (await c.api.get(CONFIG_MAPS, ns, "a"))["metadata"]["deletionTimestamp"]
+        await c.api.patch(CONFIG_MAPS, ns, "a", {"metadata": {"finalizers": None}})
+        await c.until_gone(CONFIG_MAPS, ns, "a")
+
+
+async def test_dependents_go_with_their_owner(open_cluster: OpenCluster) -> None:
+    """The garbage collector deletes what only a deleted object owned, and what was born an orphan."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        owner = await c.api.create(CONFIG_MAPS, ns, config_map("owner"))
+        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
+        child: Json = {"metadata": {"name": "child", "ownerReferences": [reference]}}
+        await c.api.create(SECRETS, ns, child)
+        await c.api.delete(CONFIG_MAPS, ns, "owner")
+        await c.until_gone(SECRETS, ns, "child")
+        await c.api.create(SECRETS, ns, child)
+        await c.until_gone(SECRETS, ns, "child")
+
+
+async def test_a_bound_pod_is_deleted_by_its_node(open_cluster: OpenCluster) -> None:
+    """A pod without a node goes at once; one with a node is marked and waits for grace 0."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        for name in ("free", "bound"):
+            await c.api.create(PODS, ns, pod(name, terminationGracePeriodSeconds=7))
+        target = {"target": {"apiVersion": "v1", "kind": "Node", "name": "node-a"}, "metadata": {"name": "bound"}}
+        binding = {"apiVersion": "v1", "kind": "Binding", **target}
+        await c.api.post(PODS, ns, "bound", "binding", binding)
+        with pytest.raises(Conflict):
+            await c.api.post(PODS, ns, "bound", "binding", binding)
+        for name in ("free", "bound"):
+            await c.api.delete(PODS, ns, name)
+        await c.until_gone(PODS, ns, "free")
+        marked = await c.api.get(PODS, ns, "bound")
+        assert marked["spec"]["nodeName"] == "node-a"
+        assert marked["metadata"]["deletionGracePeriodSeconds"] == 7
+        await c.api.delete(PODS, ns, "bound", grace_period_s=0)
+        await c.until_gone(PODS, ns, "bound")
+
+
+@pytest.mark.parametrize(
+    ("resource", "obj", "part"),
+    [
+        pytest.param(CONFIG_MAPS, {"metadata": {"name": "Not_A_Name"}}, "metadata.name", id="bad-name"),
+        pytest.param(
+            PODS, {"metadata": {"name": "p"}, "spec": {"containers": []}}, "spec.containers", id="no-container"
+        ),
+        pytest.param(
+            PODS,
+            {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main"}]}},
+            "spec.containers[0].image",
+            id="no-image",
+        ),
+    ],
+)
+async def test_what_breaks_a_rule_is_invalid(
+    open_cluster: OpenCluster, resource: Resource, obj: Json, part: str
+) -> None:
+    """The refusal names the field."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        with pytest.raises(Invalid) as refused:
+            await c.api.create(resource, ns, obj)
+        assert part in refused.value.message
+
+
+async def test_a_lease_is_taken_by_one(open_cluster: OpenCluster) -> None:
+    """Of two replaces of one version, one wins and the other is a Conflict."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        lease = await c.api.create(LEASES, ns, {"metadata": {"name": "l"}, "spec": {"leaseTransitions": 0}})
+        takers = [{**lease, "spec": {"holderIdentity": who, "leaseTransitions": 1}} for who in ("a", "b")]
+        answers = await asyncio.gather(*(c.api.replace(LEASES, ns, t) for t in takers), return_exceptions=True)
+        assert sorted(type(a) for a in answers if isinstance(a, Exception)) == [Conflict]

@@ -1,0 +1,82 @@
+"""One API server under test, fake or real, and small waits on its objects."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from support.apiserver import ControlPlane
+from support.fakeapi import FakeApi
+
+from ringtrain_operator.cluster.api import NAMESPACES, SERVICE_ACCOUNTS, ApiClient, Connection, NotFound, Resource
+
+Json = dict[str, Any]
+WAIT_S = 60.0  # generous: what is waited for takes well under a second on an idle machine
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """An API server, as its admin. `fake` is None for the real one, `plane` for the fake one."""
+
+    connection: Connection
+    api: ApiClient
+    fake: FakeApi | None = None
+    plane: ControlPlane | None = None
+
+    async def new_namespace(self) -> str:
+        """A namespace of its own for a test, with the default ServiceAccount that pods need."""
+        name = f"test-{secrets.token_hex(4)}"
+        await self.api.create(NAMESPACES, None, {"metadata": {"name": name}})
+        if self.plane is not None:
+            await self.until_exists(SERVICE_ACCOUNTS, name, "default")
+        return name
+
+    async def until_exists(self, resource: Resource, namespace: str | None, name: str) -> Json:
+        """The object, as soon as it is there."""
+        return await self.until(resource, namespace, name, lambda obj: obj is not None)
+
+    async def until_gone(self, resource: Resource, namespace: str | None, name: str) -> None:
+        """Return when the object is gone."""
+        await self.until(resource, namespace, name, lambda obj: obj is None)
+
+    async def until(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        condition: Callable[[Json | None], Any],
+        within_s: float = WAIT_S,
+    ) -> Json:
+        """The object once `condition` holds for it (None: absent); raises TimeoutError with its last state."""
+        seen: Json | None = None
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    try:
+                        seen = await self.api.get(resource, namespace, name)
+                    except NotFound:
+                        seen = None
+                    if condition(seen):
+                        return seen or {}
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise TimeoutError(f"{resource.kind} {namespace}/{name} did not get there: {seen}") from None
+
+
+OpenCluster = Callable[[], AbstractAsyncContextManager[Cluster]]
+
+
+@asynccontextmanager
+async def fake_cluster() -> AsyncIterator[Cluster]:
+    """The fake API server, fresh."""
+    async with FakeApi() as fake, ApiClient(Connection(fake.url), user_agent="test") as api:
+        yield Cluster(Connection(fake.url), api, fake=fake)
+
+
+@asynccontextmanager
+async def real_cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
+    """The running control plane, shared by the tests of a session."""
+    async with ApiClient(plane.connection(), user_agent="test") as api:
+        yield Cluster(plane.connection(), api, plane=plane)
