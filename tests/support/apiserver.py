@@ -20,9 +20,9 @@ from typing import Any
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from support.ports import free_ports
 
 from ringtrain_operator.cluster.api import CUSTOM_RESOURCE_DEFINITIONS, ApiClient, Connection
+from support.ports import free_ports
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 HOW_TO_GET = (

@@ -7,10 +7,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ringtrain_operator.cluster.api import NAMESPACES, SERVICE_ACCOUNTS, ApiClient, Connection, NotFound, Resource
 from support.apiserver import ControlPlane
 from support.fakeapi import FakeApi
-
-from ringtrain_operator.cluster.api import NAMESPACES, SERVICE_ACCOUNTS, ApiClient, Connection, NotFound, Resource
 
 Json = dict[str, Any]
 WAIT_S = 60.0  # generous: what is waited for takes well under a second on an idle machine

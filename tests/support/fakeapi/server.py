@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+
 from support.fakeapi import discovery, patches, writes
 from support.fakeapi.errors import StatusError, bad_request
 from support.fakeapi.faults import FaultPlan, as_error
