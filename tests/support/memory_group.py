@@ -1,0 +1,129 @@
+"""A `ringtrain.optim.group.Group` on threads of one process: the optimizer's seam without sockets.
+
+    def rank_twice(group: MemoryGroup) -> int:
+        return sum(group.allgather_object(group.rank))
+
+    assert run_threads(rank_twice, 3) == [3, 3, 3]
+
+It keeps the ring's promise: every element is the left fold over ranks in rank order, half types in float32.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ringtrain.optim.group import Flat, Pending
+
+DEADLINE_S = 60.0
+T = TypeVar("T")
+
+
+@dataclass
+class Meeting:
+    """One collective: what each rank brought; `done` when all have."""
+
+    brought: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: Exception | None = None
+
+    def wait(self) -> Any:
+        assert self.done.wait(DEADLINE_S), (
+            f"only ranks {sorted(self.brought)} came to {list(self.brought.values())}"
+        )
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@dataclass
+class Table:
+    """What the ranks of one memory group share: their collectives by number."""
+
+    size: int
+    meetings: dict[int, Meeting] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class MemoryGroup:
+    """One rank's end. `calls`: the kinds of the collectives that this rank has begun, in order."""
+
+    def __init__(self, table: Table, rank: int) -> None:
+        self._table = table
+        self.rank = rank
+        self.size = table.size
+        self.calls: list[str] = []
+
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
+        return self._meet("reduce_scatter", buffer, tuple(bounds), average)
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+        return self._meet("all_gather", buffer, tuple(bounds), None)
+
+    def broadcast(self, buffer: Flat) -> None:
+        self._meet("broadcast", buffer, None, None).wait()
+
+    def broadcast_object(self, value: Any) -> Any:
+        return self.allgather_object(value)[0]
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        gathered: list[Any] = self._meet("object", value, None, None).wait()
+        return gathered
+
+    def _meet(self, kind: str, payload: Any, bounds: tuple[int, ...] | None, average: bool | None) -> Meeting:
+        with self._table.lock:
+            meeting = self._table.meetings.setdefault(len(self.calls), Meeting())
+            self.calls.append(kind)
+            meeting.brought[self.rank] = (kind, bounds, average, payload)
+            if len(meeting.brought) == self.size:
+                try:
+                    meeting.result = _carry_out([meeting.brought[rank] for rank in range(self.size)])
+                except Exception as error:
+                    meeting.error = error
+                meeting.done.set()
+        return meeting
+
+
+def _carry_out(brought: list[tuple[Any, ...]]) -> Any:
+    kind, bounds, average, _ = brought[0]
+    described = [entry[:3] for entry in brought]
+    assert all(entry == described[0] for entry in described), f"ranks called different collectives: {described}"
+    payloads = [entry[3] for entry in brought]
+    if kind == "object":
+        return payloads
+    if kind == "broadcast":
+        for buffer in payloads[1:]:
+            buffer[:] = payloads[0]
+    elif kind == "all_gather":
+        for r in range(len(payloads)):
+            for buffer in payloads:
+                buffer[bounds[r] : bounds[r + 1]] = payloads[r][bounds[r] : bounds[r + 1]]
+    else:
+        total = _folded(payloads, bool(average))
+        for r, buffer in enumerate(payloads):
+            # What the contract leaves open is made useless, so that no test can lean on it.
+            buffer[:] = np.nan
+            buffer[bounds[r] : bounds[r + 1]] = total[bounds[r] : bounds[r + 1]]
+    return None
+
+
+def _folded(payloads: list[Flat], average: bool) -> Flat:
+    wide = np.float32 if payloads[0].dtype.itemsize == 2 else payloads[0].dtype
+    total = payloads[0].astype(wide)
+    for payload in payloads[1:]:
+        total = total + payload.astype(wide)
+    if average:
+        total = total / total.dtype.type(len(payloads))
+    return total.astype(payloads[0].dtype)
+
+
+def run_threads(function: Callable[..., T], size: int, *args: Any) -> list[T]:
+    """Run `function(group, *args)` on `size` threads, one a rank; return what they returned, by rank."""
+    table = Table(size)
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(function, MemoryGroup(table, rank), *args) for rank in range(size)]
+        return [future.result(DEADLINE_S) for future in futures]

@@ -1,0 +1,23 @@
+"""The host-side optimizer.
+
+A gradient enters in `inbox`, is reduced and becomes an update in `pipeline`, through `rules` and `kernels`;
+weights and state lie in `arenas` as `layout` decided; `host` is what a trainer holds.
+"""
+
+from ringtrain.optim.host import HostOptimizer
+from ringtrain.optim.rules import LAMB, SGD, Adam, AdamW, Rule
+from ringtrain.optim.schedules import Constant, Cosine, Schedule, StepDecay, Warmup
+
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "HostOptimizer",
+    "Rule",
+    "Schedule",
+    "StepDecay",
+    "Warmup",
+]

@@ -1,0 +1,88 @@
+"""Host memory of the optimizer: flat arrays for weights, gradients and this rank's part of the state."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ringtrain.optim.group import Flat
+from ringtrain.optim.kernels import Part
+from ringtrain.optim.layout import HALF_TYPES, Bucket, Layout
+
+MASTER = "master"
+
+
+class Arenas:
+    """One weight arena and one gradient arena per dtype, and the state of the elements that this rank updates.
+
+    A half-precision weight keeps a float32 copy in the state ("master"): updates far smaller than the weight would
+    vanish in its 8 or 11 bits. State is float32 for half-precision and float32 weights, float64 for float64.
+    """
+
+    def __init__(self, layout: Layout, state_names: Sequence[str], owner: int | None) -> None:
+        """`owner`: the rank whose shards this process updates; None: it updates everything."""
+        self._weights = {key: np.zeros(size, key[0]) for key, size in layout.arena_sizes.items()}
+        self._gradients = {key: np.zeros(size, key[0]) for key, size in layout.arena_sizes.items()}
+        self._owner = owner
+        self.state: tuple[dict[str, Flat], ...] = self._allocate_state(layout, state_names)
+
+    def weights(self, bucket: Bucket) -> Flat:
+        return self._weights[bucket.arena][bucket.offset : bucket.offset + bucket.size]
+
+    def gradients(self, bucket: Bucket) -> Flat:
+        return self._gradients[bucket.arena][bucket.offset : bucket.offset + bucket.size]
+
+    def synced_arenas(self) -> list[Flat]:
+        """Weight arenas that every rank holds alike, in the same order on every rank."""
+        return [arena for (_, local), arena in self._weights.items() if not local]
+
+    def owned(self, bucket: Bucket) -> slice:
+        """The elements of `bucket` that this process updates."""
+        return slice(0, bucket.size) if self._owner is None or bucket.local else bucket.shard(self._owner)
+
+    def owned_segments(self, bucket: Bucket) -> slice:
+        """The same, counted in segments."""
+        if self._owner is None or bucket.local:
+            return slice(0, bucket.segments.size)
+        return slice(*bucket.segment_bounds[self._owner : self._owner + 2])
+
+    def part(self, bucket: Bucket) -> Part:
+        """The owned elements of `bucket`, for a rule to update. `store` writes them back."""
+        owned, state = self.owned(bucket), self.state[bucket.index]
+        gradients = self.gradients(bucket)[owned]
+        if not bucket.half:
+            return Part(self.weights(bucket)[owned], gradients, state)
+        return Part(state[MASTER], gradients.astype(np.float32), state)
+
+    def store(self, bucket: Bucket, part: Part) -> None:
+        """Round updated master weights into the half-precision arena; other weights were updated in place."""
+        if bucket.half:
+            self.weights(bucket)[self.owned(bucket)] = part.weights
+
+    def refresh_masters(self, buckets: Sequence[Bucket]) -> None:
+        """Set master copies from the weights, after the weights were set from outside."""
+        for bucket in buckets:
+            if bucket.half:
+                self.state[bucket.index][MASTER][:] = self.weights(bucket)[self.owned(bucket)]
+
+    def _allocate_state(self, layout: Layout, names: Sequence[str]) -> tuple[dict[str, Flat], ...]:
+        lengths: dict[tuple[str, bool], int] = dict.fromkeys(layout.arena_sizes, 0)
+        begins = []
+        for bucket in layout.buckets:
+            owned = self.owned(bucket)
+            begins.append(lengths[bucket.arena])
+            lengths[bucket.arena] += owned.stop - owned.start
+        arenas = {key: _state_arenas(key[0], length, names) for key, length in lengths.items()}
+        return tuple(
+            _cut(arenas[bucket.arena], begin, self.owned(bucket))
+            for bucket, begin in zip(layout.buckets, begins, strict=True)
+        )
+
+
+def _state_arenas(dtype: str, length: int, names: Sequence[str]) -> dict[str, Flat]:
+    half = dtype in HALF_TYPES
+    kept = (*names, MASTER) if half else tuple(names)
+    return {name: np.zeros(length, np.float32 if half else dtype) for name in kept}
+
+
+def _cut(arenas: Mapping[str, Flat], begin: int, owned: slice) -> dict[str, Flat]:
+    return {name: arena[begin : begin + owned.stop - owned.start] for name, arena in arenas.items()}

@@ -1,0 +1,262 @@
+"""The optimizer that lives in host memory: gradients in, reduced over the ring, new weights out."""
+
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.group import Flat, Group, world_group
+from ringtrain.optim.inbox import Inbox, InboxRules
+from ringtrain.optim.kernels import NumpyKernels
+from ringtrain.optim.layout import ParamSpec, plan_layout
+from ringtrain.optim.pipeline import Abandoned, Machine, Update, UpdateOrder
+from ringtrain.optim.rules import Rule
+from ringtrain.optim.schedules import Constant, Schedule
+from ringtrain.optim.state import check_same_model, gather_state, restore_state
+
+Params = Mapping[str, Flat] | Iterable[tuple[str, Flat]]
+
+SUPPORTED = ("float16", "bfloat16", "float32", "float64")
+# 4 MiB: what the ring sends as one segment; smaller buckets pay its fixed cost per collective more often.
+BUCKET_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How gradients become one update."""
+
+    accumulate: int
+    clip_norm: float | None
+    schedule: Schedule
+    check_finite: bool
+
+
+class HostOptimizer:
+    """Average gradients over all ranks and update the weights in host memory while the backward pass goes on.
+
+        opt = HostOptimizer(params, SGD(lr=0.1, momentum=0.9))
+        forward(opt.weights); backward calls opt.submit(name, gradient) layer by layer; opt.step()
+
+    `params`: initial arrays by name, in the order of the forward pass. They are copied into flat arenas;
+    `opt.weights[name]` are the trained weights, views that change in place. Rank 0's values are sent to all ranks.
+    The loss is the mean over the rank's own batch: averaging over ranks happens here.
+
+    `bucket_bytes`: gradients are reduced in buckets of about this size, in reverse registration order.
+    `sharded`: each rank keeps the state of 1/size of the elements and updates those (reduce-scatter, update,
+    all-gather). Unsharded, each rank updates all; the bits are the same.
+    `accumulate`: step() that often per update; the gradient is the mean of the micro-steps.
+    `clip_norm`: scale gradients so that their global norm after averaging is at most this.
+    `schedule`: factor on `rule.lr` by number of updates done. `local`: names that are never synchronised: their
+    weights and state are each rank's own, neither averaged, broadcast nor clipped.
+    `check_finite`: refuse gradients with NaN or infinity, at the price of one pass.
+
+    Collective: all ranks construct it with the same arguments, else MismatchError. After an error in a step the
+    weights may be half new; the optimizer refuses further use, and the job starts again from its checkpoint.
+
+    Sharding of optimizer state after Rajbhandari et al. 2020 (ZeRO, stage 1), buckets after Li et al. 2020.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        rule: Rule,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        sharded: bool = True,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        schedule: Schedule | None = None,
+        local: Collection[str] = (),
+        check_finite: bool = False,
+        group: Group | None = None,
+    ) -> None:
+        arrays = _as_arrays(params)
+        _check_arguments(arrays, local, bucket_bytes, accumulate, clip_norm)
+        group = group or world_group()
+        specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
+        layout = plan_layout(specs, bucket_bytes, group.size)
+        arenas = Arenas(layout, rule.state_names, group.rank if sharded else None)
+        self._machine = Machine(group, layout, arenas, rule, NumpyKernels(), sharded)
+        self._settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
+        self._inbox = Inbox(layout, arenas, InboxRules(group.rank, accumulate, check_finite))
+        self._updates = 0
+        self._norm: float | None = None
+        self._update: Update | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+        settings: dict[str, Any] = {
+            "rule": rule,
+            "bucket_bytes": bucket_bytes,
+            "sharded": sharded,
+            "accumulate": accumulate,
+        }
+        settings |= {"clip_norm": clip_norm, "schedule": self._settings.schedule}
+        check_same_model(self._machine, {name: _described(value) for name, value in settings.items()})
+        self._views = self._make_views()
+        for name, array in arrays.items():
+            self._views[name][...] = array
+        if group.size > 1:
+            for arena in arenas.synced_arenas():
+                group.broadcast(arena)
+        arenas.refresh_masters(layout.buckets)
+
+    @property
+    def weights(self) -> Mapping[str, Flat]:
+        """The weights by name: views of the arena, new after each update. Do not write to them during a step."""
+        return MappingProxyType(self._views)
+
+    @property
+    def updates(self) -> int:
+        """Updates done so far, those before a restored checkpoint included."""
+        return self._updates
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update."""
+        return self._machine.rule.lr * self._settings.schedule(self._updates)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Global gradient norm of the last update before clipping; None without `clip_norm`."""
+        return self._norm
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state that this rank holds."""
+        return sum(values.nbytes for state in self._machine.arenas.state for values in state.values())
+
+    def submit(self, name: str, gradient: ArrayLike) -> None:
+        """Hand over the gradient of `name` for this step; it is copied. From any thread, in any order.
+
+        Its bucket's reduction starts as soon as the bucket is complete and all earlier buckets have started.
+        Raises ConfigurationError for a gradient that does not fit, and what made the update fail.
+        """
+        self._raise_if_broken()
+        if self._inbox.put(name, gradient):
+            self._start_update()
+
+    def step(self) -> bool:
+        """End the step. True: an update was made, all weights are new. False: gradients are being accumulated.
+
+        Raises ConfigurationError when gradients are missing (submit them and call again), PeerLost or
+        MismatchError when the ring failed.
+        """
+        self._raise_if_broken()
+        if not self._inbox.end_micro_step():
+            return False
+        if self._thread is None or self._update is None:
+            raise ConfigurationError("step() was called from two threads; call it from one")
+        self._thread.join()
+        self._raise_if_broken()
+        self._norm = self._update.norm
+        self._updates += 1
+        self._thread = None
+        self._inbox.begin_update()
+        return True
+
+    def close(self) -> None:
+        """Give up an update that is under way. Without one this does nothing; it is never needed after step()."""
+        self._error = self._error or RingtrainError("the optimizer was closed")
+        self._inbox.cancel()
+
+    def state_dict(self, root: int | None = None) -> dict[str, Any]:
+        """Gather weights and state of all ranks, whole and by name. Collective, between updates.
+
+        `root`: only this rank gets them, the others get {} and need no memory for them; None: every rank does.
+        """
+        self._raise_if_broken()
+        self._require_idle("state_dict")
+        return gather_state(self._machine, self._updates, keep=root in (None, self._machine.group.rank))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set weights, state and count of updates from a `state_dict`, of any world size. Not collective.
+
+        Raises ConfigurationError, with nothing changed, when it is of another rule or model.
+        """
+        self._raise_if_broken()
+        self._require_idle("load_state_dict")
+        self._updates = restore_state(self._machine, state)
+
+    def _start_update(self) -> None:
+        settings = self._settings
+        order = UpdateOrder(
+            self._updates + 1, self.rate, settings.accumulate, settings.clip_norm, settings.check_finite
+        )
+        self._update = Update(self._machine, self._inbox, order)
+        # A thread per update: it costs 0.1 ms and leaves nothing to close. Daemon, because a backward pass that
+        # raises would leave it waiting for gradients for ever.
+        self._thread = threading.Thread(
+            target=self._run, args=(self._update,), name="ringtrain-update", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, update: Update) -> None:
+        try:
+            update.run()
+        except Abandoned:
+            return
+        except BaseException as error:
+            self._error = error
+
+    def _raise_if_broken(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _require_idle(self, what: str) -> None:
+        if not self._inbox.empty:
+            raise ConfigurationError(f"{what}() was called in the middle of an update; call it after step()")
+
+    def _make_views(self) -> dict[str, Flat]:
+        views = {}
+        for spec in self._machine.layout.specs:
+            bucket, place = self._machine.layout.places[spec.name]
+            views[spec.name] = self._machine.arenas.weights(bucket)[place.start : place.stop].reshape(spec.shape)
+        return views
+
+
+def _as_arrays(params: Params) -> dict[str, Flat]:
+    pairs = list(params.items() if isinstance(params, Mapping) else params)
+    arrays = {name: np.asarray(array) for name, array in pairs}
+    if len(arrays) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ConfigurationError(f"parameters are registered twice: {twice}; give each its own name")
+    return arrays
+
+
+def _check_arguments(
+    arrays: Mapping[str, Flat],
+    local: Collection[str],
+    bucket_bytes: int,
+    accumulate: int,
+    clip_norm: float | None,
+) -> None:
+    if not arrays:
+        raise ConfigurationError("HostOptimizer was given no parameters; pass the model's arrays by name")
+    for name, array in arrays.items():
+        if array.dtype.name not in SUPPORTED:
+            raise ConfigurationError(
+                f'parameter "{name}" is {array.dtype}; expected one of {", ".join(SUPPORTED)}: convert it, '
+                f"or leave it out of the optimizer"
+            )
+    unknown = sorted(set(local) - set(arrays))
+    if unknown:
+        raise ConfigurationError(f"local names {unknown} are not parameters; registered are {sorted(arrays)}")
+    if bucket_bytes < 1:
+        raise ConfigurationError(f"bucket_bytes is {bucket_bytes}; expected at least 1")
+    if accumulate < 1:
+        raise ConfigurationError(f"accumulate is {accumulate}; expected at least 1")
+    if clip_norm is not None and not clip_norm > 0:
+        raise ConfigurationError(f"clip_norm is {clip_norm}; expected a number above 0, or None for no clipping")
+
+
+def _described(value: Any) -> str:
+    """What ranks compare: the repr, or the name of a function (its repr has an address in it)."""
+    return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)

@@ -1,0 +1,165 @@
+"""Where gradients enter: checked, copied into their bucket, counted until the bucket is complete."""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.layout import Layout, ParamSpec
+
+MAX_NAMES_IN_MESSAGE = 5
+
+
+@dataclass(frozen=True)
+class InboxRules:
+    """`accumulate`: micro-steps whose mean is one update's gradient. `check_finite`: refuse NaN and infinity."""
+
+    rank: int
+    accumulate: int
+    check_finite: bool
+
+
+class Inbox:
+    """The gradients of one update, from any thread and in any order.
+
+    Over `accumulate` micro-steps a gradient is summed in the order of the micro-steps. Half-precision gradients
+    are summed in float32, and their mean is rounded once.
+    """
+
+    def __init__(self, layout: Layout, arenas: Arenas, rules: InboxRules) -> None:
+        self._layout = layout
+        self._arenas = arenas
+        self._rules = rules
+        self._wide: dict[str, NDArray[np.float32]] = {}
+        if rules.accumulate > 1:
+            halves = (s for b in layout.buckets if b.half for s in (place.spec for place in b.places))
+            self._wide = {spec.name: np.zeros(spec.size, np.float32) for spec in halves}
+        self._changed = threading.Condition()
+        self._micro_step = 0
+        self._arrived: set[str] = set()
+        self._outstanding: list[int] = []
+        self._cancelled = False
+        self.begin_update()
+
+    def begin_update(self) -> None:
+        """Forget the update before; all gradients are awaited anew."""
+        with self._changed:
+            self._micro_step = 0
+            self._arrived.clear()
+            self._outstanding = [len(bucket.places) for bucket in self._layout.buckets]
+
+    @property
+    def empty(self) -> bool:
+        """True between updates: nothing has been submitted for the next one."""
+        return self._micro_step == 0 and not self._arrived
+
+    def put(self, name: str, gradient: ArrayLike) -> bool:
+        """Take the gradient of `name`. True for the first one of an update's last micro-step.
+
+        Raises ConfigurationError for a gradient that is unknown, here already, or not like its parameter.
+        """
+        bucket, place = self._find(name)
+        values = self._checked(place.spec, np.asarray(gradient))
+        with self._changed:
+            if name in self._arrived:
+                raise ConfigurationError(
+                    f'{self._me}: gradient "{name}" was submitted twice in one step; submit each gradient once '
+                    f"per backward pass and call step() after it"
+                )
+            first_of_last = self._last_micro_step and not self._arrived
+            self._arrived.add(name)
+        self._store(name, self._arenas.gradients(bucket)[place.start : place.stop], values)
+        with self._changed:
+            if self._last_micro_step:
+                self._outstanding[bucket.index] -= 1
+                self._changed.notify_all()
+        return first_of_last
+
+    def end_micro_step(self) -> bool:
+        """True when that was an update's last micro-step. Raises ConfigurationError naming missing gradients."""
+        with self._changed:
+            missing = [spec.name for spec in self._layout.specs if spec.name not in self._arrived]
+            if missing:
+                raise ConfigurationError(
+                    f"{self._me}: step() was called with {len(missing)} of {len(self._layout.specs)} gradients "
+                    f"missing: {_listed(missing)}; submit a gradient for every parameter (zeros for one that this "
+                    f"batch does not use), or leave the parameter out of the optimizer"
+                )
+            if self._last_micro_step:
+                return True
+            self._micro_step += 1
+            self._arrived.clear()
+            return False
+
+    def is_complete(self, index: int) -> bool:
+        return self._outstanding[index] == 0
+
+    def wait_complete(self, index: int) -> bool:
+        """Return when all gradients of bucket `index` are here (True), or when the update was given up (False)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._cancelled or self._outstanding[index] == 0)
+            return not self._cancelled
+
+    def cancel(self) -> None:
+        """Give up the update: whoever waits in `wait_complete` returns."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
+
+    @property
+    def _last_micro_step(self) -> bool:
+        return self._micro_step == self._rules.accumulate - 1
+
+    @property
+    def _me(self) -> str:
+        return f"rank {self._rules.rank}"
+
+    def _find(self, name: str) -> Any:
+        found = self._layout.places.get(name)
+        if found is None:
+            known = _listed([spec.name for spec in self._layout.specs])
+            raise ConfigurationError(
+                f'{self._me}: gradient "{name}" belongs to no parameter; registered are {known}; submit it under '
+                f"the name that was given to HostOptimizer"
+            )
+        return found
+
+    def _checked(self, spec: ParamSpec, gradient: NDArray[Any]) -> NDArray[Any]:
+        if gradient.shape != spec.shape:
+            raise ConfigurationError(
+                f'{self._me}: gradient "{spec.name}" is {gradient.shape} and its parameter is {spec.shape}; '
+                f"submit it in the parameter's shape"
+            )
+        if gradient.dtype != spec.dtype:
+            raise ConfigurationError(
+                f'{self._me}: gradient "{spec.name}" is {gradient.dtype} and its parameter is {spec.dtype}; '
+                f"convert it with .astype({spec.dtype.name!r}), or register the parameter as {gradient.dtype}"
+            )
+        if self._rules.check_finite and not np.isfinite(gradient).all():
+            bad = np.flatnonzero(~np.isfinite(gradient))
+            raise ConfigurationError(
+                f'{self._me}: gradient "{spec.name}" has {bad.size} of {gradient.size} values that are not '
+                f"finite, the first at flat index {bad[0]} ({gradient.reshape(-1)[bad[0]]}); lower the learning "
+                f"rate, clip, or look for a division by zero in the loss"
+            )
+        return gradient
+
+    def _store(self, name: str, target: NDArray[Any], values: NDArray[Any]) -> None:
+        summed = self._wide.get(name, target)
+        into = summed.reshape(values.shape)
+        if self._micro_step == 0:
+            into[...] = values
+        else:
+            np.add(into, values, out=into)
+        if summed is not target and self._last_micro_step:
+            target[:] = summed * np.float32(1.0 / self._rules.accumulate)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f'"{name}"' for name in names[:MAX_NAMES_IN_MESSAGE])
+    more = len(names) - MAX_NAMES_IN_MESSAGE
+    return f"{shown} and {more} more" if more > 0 else shown

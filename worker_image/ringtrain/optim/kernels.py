@@ -1,0 +1,168 @@
+"""Arithmetic on every element: the only module whose speed matters, behind one small interface.
+
+`NumpyKernels` goes over the arrays in cache-sized blocks, so that the dozen passes of an update read main memory
+once. Every operation is a correctly rounded IEEE operation on one element, so results do not depend on where a
+block or a shard begins.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+
+# 64 Ki elements: five float32 blocks (weights, gradients, two moments, scratch) fill a 1.25 MiB level-2 cache; one
+# AdamW step on 25 M parameters takes 75 ms so, and 145 ms or more in whole-array passes.
+BLOCK = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Part:
+    """The elements of one bucket that this rank updates: equally long flat float32 or float64 arrays.
+
+    `gradients` are consumed: kernels may use them as scratch.
+    """
+
+    weights: Floats
+    gradients: Floats
+    state: Mapping[str, Floats]
+
+    def blocks(self) -> Iterator["Part"]:
+        for start in range(0, self.weights.size, BLOCK):
+            cut = slice(start, start + BLOCK)
+            state = {name: values[cut] for name, values in self.state.items()}
+            yield Part(self.weights[cut], self.gradients[cut], state)
+
+
+@dataclass(frozen=True)
+class SgdTerms:
+    """Coefficients of one SGD step. `scale` turns what the ring summed into the gradient."""
+
+    rate: float
+    scale: float
+    momentum: float
+    nesterov: bool
+    decay: float
+
+
+@dataclass(frozen=True)
+class AdamTerms:
+    """Coefficients of one Adam or LAMB step, bias corrections included.
+
+    `coupled_decay` is added to the gradient (L2), `decoupled_decay` to the direction (AdamW, LAMB).
+    `correction1`, `correction2`: 1 - beta ** t.
+    """
+
+    rate: float
+    scale: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    coupled_decay: float
+    decoupled_decay: float
+    correction1: float
+    correction2: float
+
+
+class Kernels(Protocol):
+    """What an update rule needs. Same inputs, same bits, wherever the arrays are cut."""
+
+    def sgd(self, part: Part, terms: SgdTerms) -> None:
+        """Update weights and state "momentum" (absent when momentum is 0)."""
+
+    def adam(self, part: Part, terms: AdamTerms) -> None:
+        """Update weights and the states "mean" and "square"."""
+
+    def lamb_direction(self, part: Part, terms: AdamTerms) -> None:
+        """Update the states "mean" and "square"; leave the direction (no trust ratio yet) in `part.gradients`."""
+
+    def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
+        """`weights -= rate * direction`; `direction` is consumed."""
+
+    def square_sums(self, values: Floats, starts: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return the sum of squares of every segment (`starts`: their first elements), in float64."""
+
+
+class NumpyKernels:
+    """The kernels in numpy. Not for two threads at once: the scratch block is shared."""
+
+    def __init__(self) -> None:
+        kinds: tuple[type[np.floating[Any]], ...] = (np.float32, np.float64)
+        self._scratch: dict[np.dtype[Any], Floats] = {np.dtype(kind): np.empty(BLOCK, kind) for kind in kinds}
+
+    def sgd(self, part: Part, terms: SgdTerms) -> None:
+        for block in part.blocks():
+            weights, gradients = block.weights, block.gradients
+            scratch = self._scratch[weights.dtype][: weights.size]
+            np.multiply(gradients, terms.scale, out=gradients)
+            if terms.decay:
+                np.add(gradients, np.multiply(weights, terms.decay, out=scratch), out=gradients)
+            if terms.momentum:
+                velocity = block.state["momentum"]
+                np.multiply(velocity, terms.momentum, out=velocity)
+                np.add(velocity, gradients, out=velocity)
+                if terms.nesterov:
+                    np.add(gradients, np.multiply(velocity, terms.momentum, out=scratch), out=gradients)
+                else:
+                    gradients = velocity
+            np.subtract(weights, np.multiply(gradients, terms.rate, out=scratch), out=weights)
+
+    def adam(self, part: Part, terms: AdamTerms) -> None:
+        for block in part.blocks():
+            weights = block.weights
+            scratch = self._scratch[weights.dtype][: weights.size]
+            self._moments(block, terms, scratch)
+            self._denominator(block, terms, scratch)
+            np.divide(block.state["mean"], scratch, out=scratch)
+            np.multiply(scratch, terms.rate / terms.correction1, out=scratch)
+            if terms.decoupled_decay:
+                np.multiply(weights, 1.0 - terms.rate * terms.decoupled_decay, out=weights)
+            np.subtract(weights, scratch, out=weights)
+
+    def lamb_direction(self, part: Part, terms: AdamTerms) -> None:
+        for block in part.blocks():
+            direction = block.gradients
+            scratch = self._scratch[direction.dtype][: direction.size]
+            self._moments(block, terms, scratch)
+            self._denominator(block, terms, scratch)
+            np.divide(block.state["mean"], scratch, out=direction)
+            np.multiply(direction, 1.0 / terms.correction1, out=direction)
+            if terms.decoupled_decay:
+                np.add(direction, np.multiply(block.weights, terms.decoupled_decay, out=scratch), out=direction)
+
+    def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
+        np.multiply(direction, rate, out=direction)
+        np.subtract(weights, direction, out=weights)
+
+    def square_sums(self, values: Floats, starts: NDArray[np.intp]) -> NDArray[np.float64]:
+        sums = np.empty(starts.size, np.float64)
+        per_block = 512  # segments have at most 128 elements: 64 Ki in all
+        for first in range(0, starts.size, per_block):
+            local = starts[first : first + per_block]
+            after = first + per_block
+            stop = int(starts[after]) if after < starts.size else values.size
+            wide = values[int(local[0]) : stop].astype(np.float64)
+            np.multiply(wide, wide, out=wide)
+            sums[first:after] = np.add.reduceat(wide, local - local[0])
+        return sums
+
+    @staticmethod
+    def _moments(block: Part, terms: AdamTerms, scratch: Floats) -> None:
+        gradients, mean, square = block.gradients, block.state["mean"], block.state["square"]
+        np.multiply(gradients, terms.scale, out=gradients)
+        if terms.coupled_decay:
+            np.add(gradients, np.multiply(block.weights, terms.coupled_decay, out=scratch), out=gradients)
+        np.multiply(mean, terms.beta1, out=mean)
+        np.add(mean, np.multiply(gradients, 1.0 - terms.beta1, out=scratch), out=mean)
+        np.multiply(gradients, gradients, out=gradients)
+        np.multiply(square, terms.beta2, out=square)
+        np.add(square, np.multiply(gradients, 1.0 - terms.beta2, out=gradients), out=square)
+
+    @staticmethod
+    def _denominator(block: Part, terms: AdamTerms, scratch: Floats) -> None:
+        np.sqrt(block.state["square"], out=scratch)
+        np.multiply(scratch, terms.correction2**-0.5, out=scratch)
+        np.add(scratch, terms.epsilon, out=scratch)

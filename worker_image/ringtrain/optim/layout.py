@@ -1,0 +1,154 @@
+"""Where every parameter lies: arenas, buckets in a fixed order, one shard per rank, segments for norms.
+
+All of it is decided once, from names, shapes and dtypes alone, so that every rank decides the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A norm is summed in segments of this many elements of one parameter, and shards are cut between segments: so
+# the bits of a norm depend neither on buckets nor on shards. 128: a shard is within 128 elements of its ideal
+# size, and the float64 sums that ranks exchange are 1/64 of the bytes of float32 gradients.
+SEGMENT = 128
+
+HALF_TYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """What every rank must agree on about a parameter. `local`: never synchronised."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    local: bool = False
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def arena(self) -> tuple[str, bool]:
+        """Key of the arena that holds it: parameters of one dtype and one kind of sync share memory."""
+        return self.dtype.name, self.local
+
+
+@dataclass(frozen=True)
+class Place:
+    """A parameter's elements `start:stop` within its bucket."""
+
+    spec: ParamSpec
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Whole parameters that lie side by side in one arena and are reduced, updated and gathered together.
+
+    `offset`: where the bucket begins in its arena. `bounds`: size + 1 offsets into the bucket, rank r's shard is
+    `bounds[r]:bounds[r + 1]`. `segment_bounds`: the same cuts, counted in segments.
+    """
+
+    index: int
+    offset: int
+    places: tuple[Place, ...]
+    bounds: tuple[int, ...]
+    segment_bounds: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.places[0].spec.dtype
+
+    @property
+    def local(self) -> bool:
+        return self.places[0].spec.local
+
+    @property
+    def half(self) -> bool:
+        return self.dtype.name in HALF_TYPES
+
+    @property
+    def arena(self) -> tuple[str, bool]:
+        return self.places[0].spec.arena
+
+    @property
+    def size(self) -> int:
+        return self.places[-1].stop
+
+    @cached_property
+    def segments(self) -> NDArray[np.intp]:
+        """First element of every segment."""
+        return segment_starts(self.places)
+
+    def shard(self, rank: int) -> slice:
+        """Rank's own elements, within the bucket."""
+        return slice(self.bounds[rank], self.bounds[rank + 1])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All parameters in registration order and all buckets in the order in which they are reduced."""
+
+    specs: tuple[ParamSpec, ...]
+    buckets: tuple[Bucket, ...]
+
+    @cached_property
+    def places(self) -> dict[str, tuple[Bucket, Place]]:
+        return {place.spec.name: (bucket, place) for bucket in self.buckets for place in bucket.places}
+
+    @cached_property
+    def arena_sizes(self) -> dict[tuple[str, bool], int]:
+        sizes: dict[tuple[str, bool], int] = {}
+        for spec in self.specs:
+            sizes[spec.arena] = sizes.get(spec.arena, 0) + spec.size
+        return sizes
+
+
+def plan_layout(specs: Sequence[ParamSpec], bucket_bytes: int, world_size: int) -> Layout:
+    """Cut `specs` into buckets of whole parameters that close at `bucket_bytes` or just above.
+
+    The order is the reverse of registration: a backward pass produces the gradients of the layers registered last
+    first, so the first bucket is complete while most of the pass is still to come.
+    A bucket takes its place in the order when it closes, because only then can it be complete.
+    """
+    open_buckets: dict[tuple[str, bool], list[ParamSpec]] = {}
+    closed: list[list[ParamSpec]] = []
+    for spec in reversed(specs):
+        members = open_buckets.setdefault(spec.arena, [])
+        members.append(spec)
+        if sum(member.size for member in members) * spec.dtype.itemsize >= bucket_bytes:
+            closed.append(open_buckets.pop(spec.arena))
+    registered = {spec.name: index for index, spec in enumerate(specs)}
+    closed.extend(sorted(open_buckets.values(), key=lambda members: -registered[members[-1].name]))
+
+    offsets: dict[tuple[str, bool], int] = {}
+    buckets = []
+    for index, members in enumerate(closed):
+        arena = members[0].arena
+        buckets.append(_bucket(index, offsets.get(arena, 0), members, world_size))
+        offsets[arena] = offsets.get(arena, 0) + buckets[-1].size
+    return Layout(tuple(specs), tuple(buckets))
+
+
+def _bucket(index: int, offset: int, members: Sequence[ParamSpec], world_size: int) -> Bucket:
+    edges = np.cumsum([0, *(spec.size for spec in members)]).tolist()
+    places = tuple(Place(spec, *edge) for spec, edge in zip(members, pairwise(edges), strict=True))
+    cuts = np.append(segment_starts(places), edges[-1])
+    ideal = np.arange(world_size + 1) * edges[-1] / world_size
+    above = np.searchsorted(cuts, ideal)
+    below = np.maximum(above - 1, 0)
+    nearest = np.where(ideal - cuts[below] < cuts[above] - ideal, below, above)
+    return Bucket(index, offset, places, tuple(cuts[nearest].tolist()), tuple(nearest.tolist()))
+
+
+def segment_starts(places: Sequence[Place]) -> NDArray[np.intp]:
+    """First elements of the segments of `places`: every SEGMENT elements, begun anew at each parameter."""
+    starts = [np.arange(place.start, place.stop, SEGMENT, dtype=np.intp) for place in places]
+    return np.concatenate(starts) if starts else np.empty(0, np.intp)

@@ -1,0 +1,170 @@
+"""One update, from complete buckets to new weights, while the backward pass still runs.
+
+Every rank issues the same collectives in the same order, whatever its timing:
+
+    reduce 0, reduce 1, gather 0, reduce 2, gather 1, …, gather last
+
+so the ring reduces bucket b + 1 while the host updates bucket b, and after the backward pass has ended only the
+last reduction, two gathers and one update are left. With clipping all reductions come first, since the norm needs
+them.
+"""
+
+import math
+from dataclasses import dataclass
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.group import Group, Pending
+from ringtrain.optim.inbox import Inbox
+from ringtrain.optim.kernels import Floats, Kernels, Part
+from ringtrain.optim.layout import Bucket, Layout
+from ringtrain.optim.norms import Sums, exchange, squares_by_place
+from ringtrain.optim.rules import LayerRule, Rule, StepValues
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What stays the same from update to update. `sharded`: each rank updates its own shard only."""
+
+    group: Group
+    layout: Layout
+    arenas: Arenas
+    rule: Rule
+    kernels: Kernels
+    sharded: bool
+
+
+@dataclass(frozen=True)
+class UpdateOrder:
+    """What one update is asked to do. `number`: counted from 1. `micro_steps`: gradients summed per rank."""
+
+    number: int
+    rate: float
+    micro_steps: int
+    clip_norm: float | None
+    check_finite: bool
+
+
+class Abandoned(Exception):
+    """The update was given up before all gradients were there."""
+
+
+class Update:
+    """The run of one update. `norm` is the global gradient norm when clipping asks for it."""
+
+    def __init__(self, machine: Machine, inbox: Inbox, order: UpdateOrder) -> None:
+        self._m = machine
+        self._inbox = inbox
+        self._order = order
+        self._reductions: list[list[Pending]] = []
+        self.norm: float | None = None
+
+    def run(self) -> None:
+        """Return when every weight is new on this rank. Raises what a collective raised."""
+        buckets = self._m.layout.buckets
+        clip = 1.0 if self._order.clip_norm is None else self._clip_factor(self._order.clip_norm)
+        gathers: list[Pending] = []
+        for bucket in buckets:
+            self._reduce_through(bucket.index)
+            self._reduce_next_if_complete(bucket.index)
+            self._wait_reduced(bucket)
+            self._reduce_next_if_complete(bucket.index)
+            part = self._m.arenas.part(bucket)
+            scale = self._scale(bucket) * (1.0 if bucket.local else clip)
+            values = StepValues(self._order.number, self._order.rate, scale)
+            if isinstance(self._m.rule, LayerRule):
+                self._m.rule.direction(part, values, self._m.kernels)
+                self._reduce_through(bucket.index + 1)  # before the norms' exchange, on every rank
+                self._descend_by_layer(self._m.rule, bucket, part)
+            else:
+                self._m.rule.update(part, values, self._m.kernels)
+                self._reduce_through(bucket.index + 1)
+            self._m.arenas.store(bucket, part)
+            gathers += self._gather(bucket)
+        for gather in gathers:
+            gather.wait()
+
+    def _reduce_through(self, index: int) -> None:
+        """Begin the reductions of all buckets up to `index`, waiting for their gradients."""
+        while len(self._reductions) <= min(index, len(self._m.layout.buckets) - 1):
+            bucket = self._m.layout.buckets[len(self._reductions)]
+            if not self._inbox.wait_complete(bucket.index):
+                raise Abandoned
+            self._reductions.append(self._reduce(bucket))
+
+    def _reduce_next_if_complete(self, index: int) -> None:
+        """Keep the ring busy while bucket `index` is updated, if the next gradients are here already."""
+        if index + 1 < len(self._m.layout.buckets) and self._inbox.is_complete(index + 1):
+            self._reduce_through(index + 1)
+
+    def _reduce(self, bucket: Bucket) -> list[Pending]:
+        if self._stays_here(bucket):
+            return []
+        buffer, group = self._m.arenas.gradients(bucket), self._m.group
+        # Half types are averaged by the ring, in float32: their sum could overflow. Others are summed, and the
+        # update multiplies by 1 / size in a pass that it makes anyway.
+        reductions = [group.reduce_scatter(buffer, bucket.bounds, average=bucket.half)]
+        return reductions if self._m.sharded else [*reductions, group.all_gather(buffer, bucket.bounds)]
+
+    def _wait_reduced(self, bucket: Bucket) -> None:
+        for reduction in self._reductions[bucket.index]:
+            reduction.wait()
+
+    def _gather(self, bucket: Bucket) -> list[Pending]:
+        if self._stays_here(bucket) or not self._m.sharded:
+            return []
+        return [self._m.group.all_gather(self._m.arenas.weights(bucket), bucket.bounds)]
+
+    def _stays_here(self, bucket: Bucket) -> bool:
+        return bucket.local or bucket.size == 0 or self._m.group.size == 1
+
+    def _scale(self, bucket: Bucket) -> float:
+        """What turns the bucket's sum into the mean over ranks and micro-steps."""
+        if bucket.half:
+            return 1.0  # averaged by the inbox and by the ring
+        return 1.0 / (self._order.micro_steps * (1 if bucket.local else self._m.group.size))
+
+    def _clip_factor(self, clip_norm: float) -> float:
+        """min(1, clip_norm / norm), the norm being that of all synchronised gradients after averaging."""
+        synced = [bucket for bucket in self._m.layout.buckets if not bucket.local]
+        own = []
+        for bucket in self._m.layout.buckets:
+            self._reduce_through(bucket.index)
+            self._reduce_next_if_complete(bucket.index)
+            if not bucket.local:
+                self._wait_reduced(bucket)
+                own.append(self._square_sums(bucket, self._m.arenas.part(bucket).gradients))
+        whole = self._exchanged(own, synced)
+        scaled = [
+            squares * self._scale(bucket) ** 2
+            for bucket, sums in zip(synced, whole, strict=True)
+            for squares in squares_by_place(bucket, sums)
+        ]
+        self.norm = math.sqrt(math.fsum(scaled))
+        if self._order.check_finite and not math.isfinite(self.norm):
+            raise ConfigurationError(
+                f"update {self._order.number}: the global gradient norm is {self.norm}; lower the learning rate "
+                f"or look for an overflow in the loss"
+            )
+        return min(1.0, clip_norm / (self.norm + 1e-6))
+
+    def _descend_by_layer(self, rule: LayerRule, bucket: Bucket, part: Part) -> None:
+        own = [self._square_sums(bucket, values) for values in (part.weights, part.gradients)]
+        weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
+        weight_squares = squares_by_place(bucket, weight_sums)
+        direction_squares = squares_by_place(bucket, direction_sums)
+        owned = self._m.arenas.owned(bucket)
+        for place, weight, direction in zip(bucket.places, weight_squares, direction_squares, strict=True):
+            start, stop = max(place.start, owned.start), min(place.stop, owned.stop)
+            if start < stop:
+                cut = slice(start - owned.start, stop - owned.start)
+                rate = self._order.rate * rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
+                self._m.kernels.descend(part.weights[cut], part.gradients[cut], rate)
+
+    def _square_sums(self, bucket: Bucket, values: Floats) -> Sums:
+        starts = bucket.segments[self._m.arenas.owned_segments(bucket)] - self._m.arenas.owned(bucket).start
+        return self._m.kernels.square_sums(values, starts)
+
+    def _exchanged(self, own: list[Sums], buckets: list[Bucket]) -> list[Sums]:
+        alone = not self._m.sharded or all(self._stays_here(bucket) for bucket in buckets)
+        return own if alone else exchange(self._m.group, own, buckets)

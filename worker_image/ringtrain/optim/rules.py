@@ -1,0 +1,188 @@
+"""Update rules: frozen configuration, and how one step follows from it. They hold no state of their own.
+
+A rule says which arrays of state it needs per weight and updates a `Part`; memory, sharding and the ring are
+elsewhere.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim.kernels import AdamTerms, Kernels, Part, SgdTerms
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """What a rule must know of the step. `number` counts updates from 1; `rate`: learning rate after the schedule;
+    `scale` turns what the ring summed into the clipped mean gradient."""
+
+    number: int
+    rate: float
+    scale: float
+
+
+@runtime_checkable
+class ElementRule(Protocol):
+    """A rule in which a weight's update depends on that weight's own values alone."""
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def state_names(self) -> tuple[str, ...]: ...
+
+    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None: ...
+
+
+@runtime_checkable
+class LayerRule(Protocol):
+    """A rule that scales each layer's direction by a ratio of the layer's norms."""
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def state_names(self) -> tuple[str, ...]: ...
+
+    def direction(self, part: Part, step: StepValues, kernels: Kernels) -> None: ...
+
+    def trust_ratio(self, weight_norm: float, direction_norm: float) -> float: ...
+
+
+Rule = ElementRule | LayerRule
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent: `v = momentum * v + g`, `w -= lr * v`, or `w -= lr * (g + momentum * v)` with
+    `nesterov`. `weight_decay` is added to the gradient (L2).
+
+    Momentum as in Sutskever, Martens, Dahl & Hinton 2013, with the rate outside of the velocity.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("SGD", "lr", self.lr, self.lr >= 0, ">= 0")
+        _require("SGD", "momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
+        _require("SGD", "weight_decay", self.weight_decay, self.weight_decay >= 0, ">= 0")
+        if self.nesterov and not self.momentum:
+            raise ConfigurationError("SGD: nesterov needs a momentum above 0; it is 0: set momentum=0.9")
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("momentum",) if self.momentum else ()
+
+    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        kernels.sgd(part, SgdTerms(step.rate, step.scale, self.momentum, self.nesterov, self.weight_decay))
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam: mean and uncentred variance of the gradient, both corrected for their start at zero.
+
+    `weight_decay` is added to the gradient (L2), so it is rescaled too; AdamW is the one that decays the weights.
+    Kingma & Ba 2015, algorithm 1.
+    """
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("mean", "square")
+
+    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        kernels.adam(part, _terms(self, step, coupled_decay=self.weight_decay))
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam whose weights shrink by `lr * weight_decay` each step, apart from the gradient.
+
+    Loshchilov & Hutter 2019, algorithm 2, with the decay multiplied by the learning rate as is usual in practice.
+    """
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("mean", "square")
+
+    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        kernels.adam(part, _terms(self, step, decoupled_decay=self.weight_decay))
+
+
+@dataclass(frozen=True)
+class LAMB:
+    """Adam's direction plus decay, scaled per layer by `norm(weights) / norm(direction)`, for very large batches.
+
+    The ratio is 1 for a layer where either norm is 0. A layer is one registered parameter.
+    You et al. 2020, algorithm 2, with the identity as phi.
+    """
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("mean", "square")
+
+    def direction(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        kernels.lamb_direction(part, _terms(self, step, decoupled_decay=self.weight_decay))
+
+    def trust_ratio(self, weight_norm: float, direction_norm: float) -> float:
+        return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
+
+
+def _terms(
+    rule: Adam | AdamW | LAMB, step: StepValues, *, coupled_decay: float = 0.0, decoupled_decay: float = 0.0
+) -> AdamTerms:
+    return AdamTerms(
+        rate=step.rate,
+        scale=step.scale,
+        beta1=rule.beta1,
+        beta2=rule.beta2,
+        epsilon=rule.epsilon,
+        coupled_decay=coupled_decay,
+        decoupled_decay=decoupled_decay,
+        correction1=1.0 - rule.beta1**step.number,
+        correction2=1.0 - rule.beta2**step.number,
+    )
+
+
+def _check_adam(rule: Adam | AdamW | LAMB) -> None:
+    who = type(rule).__name__
+    _require(who, "lr", rule.lr, rule.lr >= 0, ">= 0")
+    _require(who, "beta1", rule.beta1, 0 <= rule.beta1 < 1, "in [0, 1)")
+    _require(who, "beta2", rule.beta2, 0 <= rule.beta2 < 1, "in [0, 1)")
+    _require(who, "epsilon", rule.epsilon, rule.epsilon > 0, "> 0")
+    _require(who, "weight_decay", rule.weight_decay, rule.weight_decay >= 0, ">= 0")
+
+
+def _require(who: str, name: str, value: float, holds: bool, expected: str) -> None:
+    if not (holds and math.isfinite(value)):
+        raise ConfigurationError(f"{who}: {name} is {value}; expected a finite number {expected}")

@@ -1,0 +1,160 @@
+"""The whole of an optimizer as plain arrays by parameter name, so that it can be loaded at another world size."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.optim.group import Flat
+from ringtrain.optim.layout import Bucket, ParamSpec
+from ringtrain.optim.pipeline import Machine
+
+WEIGHTS = "weights"
+
+
+def gather_state(machine: Machine, updates: int, keep: bool) -> dict[str, Any]:
+    """Gather the state of all ranks. With `keep` false this rank only takes part and gets {}.
+
+    Returns `{"updates", "rule", "size", "arrays": {"weights": {name: array}, slot: {name: array}, …}}`. Arrays
+    have the parameter's shape; those of a local parameter are stacked by rank, because each rank has its own.
+    """
+    arrays: dict[str, dict[str, Flat]] = {}
+    for bucket in machine.layout.buckets:
+        for slot, values in _slots(machine, bucket).items():
+            whole = _gathered(machine, bucket, values, complete=slot == WEIGHTS)
+            if keep:
+                arrays.setdefault(slot, {}).update(_by_name(bucket, whole))
+    if not keep:
+        return {}
+    rule = type(machine.rule).__name__
+    return {"updates": updates, "rule": rule, "size": machine.group.size, "arrays": arrays}
+
+
+def restore_state(machine: Machine, state: Mapping[str, Any]) -> int:
+    """Set weights and this rank's part of the state from what `gather_state` gave; return its count of updates.
+
+    Raises ConfigurationError, before anything is changed, when the state is of another rule or another model.
+    """
+    _check(machine, state)
+    for bucket in machine.layout.buckets:
+        for slot, values in _slots(machine, bucket).items():
+            whole = _flat(machine, bucket, state["arrays"][slot])
+            values[:] = whole if values.size == bucket.size else whole[machine.arenas.owned(bucket)]
+    return int(state["updates"])
+
+
+def _slots(machine: Machine, bucket: Bucket) -> dict[str, Flat]:
+    return {WEIGHTS: machine.arenas.weights(bucket), **machine.arenas.state[bucket.index]}
+
+
+def _gathered(machine: Machine, bucket: Bucket, values: Flat, *, complete: bool) -> Flat:
+    """All ranks' `values` of one slot of `bucket`. `complete`: every rank has them all, unless local."""
+    group, size = machine.group, bucket.size
+    if bucket.local:
+        rows = np.empty(group.size * size, values.dtype)
+        rows[group.rank * size : (group.rank + 1) * size] = values
+        if group.size > 1 and size:
+            group.all_gather(rows, [rank * size for rank in range(group.size + 1)]).wait()
+        return rows.reshape(group.size, size)
+    whole = np.empty(size, values.dtype)
+    if complete or not machine.sharded:
+        whole[:] = values
+        return whole
+    whole[machine.arenas.owned(bucket)] = values
+    if group.size > 1 and size:
+        group.all_gather(whole, bucket.bounds).wait()
+    return whole
+
+
+def _by_name(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
+    return {
+        place.spec.name: whole[..., place.start : place.stop].reshape(*whole.shape[:-1], *place.spec.shape)
+        for place in bucket.places
+    }
+
+
+def _flat(machine: Machine, bucket: Bucket, by_name: Mapping[str, Flat]) -> Flat:
+    rank = machine.group.rank
+    values = [by_name[place.spec.name] for place in bucket.places]
+    return np.concatenate([(v[rank] if bucket.local else v).reshape(-1) for v in values])
+
+
+def _check(machine: Machine, state: Mapping[str, Any]) -> None:
+    rule = type(machine.rule).__name__
+    if state["rule"] != rule:
+        raise ConfigurationError(
+            f"the saved optimizer state is of {state['rule']} and this optimizer is {rule}; use the same rule, or "
+            f"load the weights alone"
+        )
+    saved = state["arrays"][WEIGHTS]
+    here = {spec.name for spec in machine.layout.specs}
+    if set(saved) != here:
+        raise ConfigurationError(
+            f"the saved state has other parameters: only saved {sorted(set(saved) - here)}, only here "
+            f"{sorted(here - set(saved))}; build the model that was saved"
+        )
+    for bucket in machine.layout.buckets:
+        for slot in _slots(machine, bucket):
+            for place in bucket.places:
+                _check_array(machine, place.spec, slot, state)
+
+
+def _check_array(machine: Machine, spec: ParamSpec, slot: str, state: Mapping[str, Any]) -> None:
+    array = state["arrays"].get(slot, {}).get(spec.name)
+    if array is None:
+        raise ConfigurationError(
+            f'the saved state has no "{slot}" for parameter "{spec.name}"; it was saved with other settings of '
+            f"{state['rule']}"
+        )
+    size = machine.group.size
+    expected = (size, *spec.shape) if spec.local else spec.shape
+    if spec.local and array.shape[:1] != (size,):
+        raise ConfigurationError(
+            f'parameter "{spec.name}" is local and was saved by {state["size"]} ranks; it cannot be loaded by '
+            f"{size}: run with {state['size']} ranks, or synchronise the parameter"
+        )
+    if array.shape != expected or (slot == WEIGHTS and array.dtype != spec.dtype):
+        raise ConfigurationError(
+            f'parameter "{spec.name}" was saved as {array.shape} {array.dtype} ({slot}) and is {expected} '
+            f"{spec.dtype} here; build the model that was saved"
+        )
+
+
+def check_same_model(machine: Machine, settings: Mapping[str, Any]) -> None:
+    """Raise MismatchError on every rank unless all registered the same parameters with the same settings.
+
+    The message names the first rank that differs from rank 0, and both values.
+    """
+    described = [f"{spec.shape} {spec.dtype}{' local' if spec.local else ''}" for spec in machine.layout.specs]
+    names = [spec.name for spec in machine.layout.specs]
+    told = machine.group.allgather_object({"names": names, "described": described, "settings": dict(settings)})
+    root = told[0]
+    for rank, other in enumerate(told[1:], start=1):
+        for name, there in other["settings"].items():
+            if there != root["settings"][name]:
+                raise MismatchError(
+                    f"rank {rank}: the optimizer's {name} is {there} there and {root['settings'][name]} on rank "
+                    f"0; every rank must build the same optimizer"
+                )
+        _compare_models(rank, other, root)
+
+
+def _compare_models(rank: int, other: Mapping[str, list[str]], root: Mapping[str, list[str]]) -> None:
+    if len(other["names"]) != len(root["names"]):
+        odd = sorted(set(other["names"]) ^ set(root["names"]))[:5]
+        raise MismatchError(
+            f"rank {rank}: {len(other['names'])} parameters are registered there and {len(root['names'])} on rank "
+            f"0; on one of them only: {odd}; every rank must build the same model"
+        )
+    for index, (name, root_name) in enumerate(zip(other["names"], root["names"], strict=True)):
+        if name != root_name:
+            raise MismatchError(
+                f'rank {rank}: parameter {index} is "{name}" there and "{root_name}" on rank 0; every rank must '
+                f"register the same parameters in the same order"
+            )
+        if other["described"][index] != root["described"][index]:
+            raise MismatchError(
+                f'rank {rank}: parameter "{name}" is {other["described"][index]} there and '
+                f"{root['described'][index]} on rank 0; every rank must build the same model"
+            )
