@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .observed import ObjectRef
+from ..observe import ObjectRef
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid
 from .base import Rule
 from .job import Job, JobSpec
+from .reserved import clashes
 from .template import launcher_template_problems, worker_template_problems
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
@@ -92,7 +93,8 @@ def _parse_spec(raw: Mapping[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
         problems = [_problem(error, pruned) for error in exc.errors(include_url=False)]
         return None, problems + _template_problems(pruned, {p.path for p in problems})
     problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
-    return spec, problems + _template_problems(pruned, set())
+    problems += _template_problems(pruned, set())
+    return spec, problems or clashes(spec)
 
 
 def _without_nulls(value: Any) -> Any:

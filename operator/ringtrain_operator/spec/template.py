@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from ..contract import GROUP
 from ..errors import Problem
 from .base import Schema
 
@@ -76,7 +75,12 @@ def launcher_template_problems(template: Mapping[str, Any], path: str) -> list[P
     problems = _shape_problems(template, path)
     if problems:
         return problems
-    for index, container in enumerate(containers_of(template)):
+    containers = containers_of(template)
+    if containers and containers[0].get("args") and not containers[0].get("command"):
+        problems.append(
+            Problem(f"{path}.spec.containers[0].command", "is missing, and args without it say nothing")
+        )
+    for index, container in enumerate(containers):
         for key in ("name", "image") if index else ():
             if not container.get(key):
                 problems.append(Problem(f"{path}.spec.containers[{index}].{key}", "is missing"))
@@ -84,26 +88,37 @@ def launcher_template_problems(template: Mapping[str, Any], path: str) -> list[P
 
 
 def _shape_problems(template: Mapping[str, Any], path: str) -> list[Problem]:
-    """Wrong types on the way to what we read, and labels that are ours."""
+    """Wrong types on the way to what we read."""
     problems = []
     for key in ("metadata", "spec"):
-        if not isinstance(template.get(key, {}), Mapping):
+        if not isinstance(template.get(key) or {}, Mapping):
             problems.append(Problem(f"{path}.{key}", f"must be a mapping, is {template[key]!r}"))
     if problems:
         return problems
-    for key in ("containers", "initContainers", "volumes"):
-        problems += _list_problems(template.get("spec", {}).get(key, []), f"{path}.spec.{key}")
+    spec = template.get("spec") or {}
+    for key in ("containers", "initContainers", "volumes", "imagePullSecrets"):
+        problems += _list_problems(spec.get(key) or [], f"{path}.spec.{key}")
+    if not isinstance(spec.get("securityContext") or {}, Mapping):
+        problems.append(
+            Problem(f"{path}.spec.securityContext", f"must be a mapping, is {spec['securityContext']!r}")
+        )
+    for field in ("containers", "initContainers"):
+        for index, container in enumerate(containers_of(template, field)):
+            problems += _container_problems(container, f"{path}.spec.{field}[{index}]")
+    return problems
+
+
+def _container_problems(container: Mapping[str, Any], path: str) -> list[Problem]:
+    problems = []
     for key in ("command", "args"):
-        for index, container in enumerate(containers_of(template)):
-            value = container.get(key, [])
-            if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-                where = f"{path}.spec.containers[{index}].{key}"
-                problems.append(Problem(where, f"must be a list of strings, is {value!r}"))
-    labels = template.get("metadata", {}).get("labels") or {}
-    for label in labels:
-        if str(label).startswith(f"{GROUP}/"):
-            where = f"{path}.metadata.labels[{label}]"
-            problems.append(Problem(where, f"labels under {GROUP}/ are set by the operator; remove it"))
+        value = container.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+            problems.append(Problem(f"{path}.{key}", f"must be a list of strings, is {value!r}"))
+    for key in ("env", "ports", "volumeMounts"):
+        problems += _list_problems(container.get(key) or [], f"{path}.{key}")
+    for key in ("resources", "securityContext"):
+        if not isinstance(container.get(key) or {}, Mapping):
+            problems.append(Problem(f"{path}.{key}", f"must be a mapping, is {container[key]!r}"))
     return problems
 
 

@@ -66,8 +66,8 @@ class PodView:
 
     @property
     def finished(self) -> bool:
-        """Whether its containers have ended for good."""
-        return self.phase in ("Succeeded", "Failed")
+        """Whether its main container has ended; a side-car may still run. Pods of ours never restart in place."""
+        return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
 
     @property
     def ref(self) -> ObjectRef:

@@ -1,4 +1,4 @@
-"""From the API's dicts to `Observed`: the only place that knows how a pod says what became of it."""
+"""From the API's dicts to `PodView` and `LauncherReport`: how a pod says what became of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..contract import LABEL_ATTEMPT, LABEL_ROLE, LABEL_WORKER_INDEX, ROLE_LAUNCHER
 from ..spec.parse import parse_time
-from .observed import LauncherReport, PodView
+from .model import LauncherReport, PodView
 
 # Reasons of a container's waiting state that are a stage of every start, not a cause to report.
 _ORDINARY_WAITING = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -32,7 +32,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     node = str(spec.get("nodeName") or "")
     name = next((c["name"] for c in spec.get("containers") or ()), "")
     main = _container(status.get("containerStatuses"), name)
-    ended = _ended(main)
+    ended = _ended(main) or _first_failed(status)
     waiting_reason, waiting_message = _waiting(status)
     return PodView(
         name=str(meta.get("name")),
@@ -87,6 +87,14 @@ def _container(statuses: Iterable[Mapping[str, Any]] | None, name: str) -> Mappi
 def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
     found = (container.get("state") or {}).get("terminated")
     return found if isinstance(found, Mapping) else {}
+
+
+def _first_failed(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """For a pod that failed without its main container: what ended badly, such as an init container."""
+    if status.get("phase") != "Failed":
+        return {}
+    every = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    return next((ended for ended in map(_ended, every) if ended.get("exitCode")), {})
 
 
 def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,0 +1,22 @@
+"""What exists, as values: the only folder that knows how the API, a kubelet and the launcher say things."""
+
+from .last_words import failure_in, last_words
+from .model import Foreign, LauncherReport, ObjectRef, Observed, PodView, Refusal
+from .pods import owned_by, owner_name, read_report, view_pod
+from .situation import Situation
+
+__all__ = [
+    "Foreign",
+    "LauncherReport",
+    "ObjectRef",
+    "Observed",
+    "PodView",
+    "Refusal",
+    "Situation",
+    "failure_in",
+    "last_words",
+    "owned_by",
+    "owner_name",
+    "read_report",
+    "view_pod",
+]

@@ -1,0 +1,77 @@
+"""One job at one moment: what every policy looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from ..build import launcher_name, worker_name
+from ..spec import Job
+from ..status import JobStatus
+from .last_words import failure_in
+from .model import LauncherReport, Observed, PodView
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A job, what exists for it, what its status says, and the time."""
+
+    job: Job
+    observed: Observed
+    status: JobStatus
+    now: datetime
+
+    @property
+    def attempt(self) -> int:
+        """The present attempt; 0 before the first."""
+        return self.status.attempt
+
+    @cached_property
+    def pods(self) -> tuple[PodView, ...]:
+        """Pods of the present attempt."""
+        return tuple(pod for pod in self.observed.pods if pod.attempt == self.attempt)
+
+    @cached_property
+    def stale_pods(self) -> tuple[PodView, ...]:
+        """Pods of other attempts; the present one starts when they are gone."""
+        return tuple(pod for pod in self.observed.pods if pod.attempt != self.attempt)
+
+    @cached_property
+    def launcher(self) -> PodView | None:
+        """The present attempt's launcher."""
+        return next((pod for pod in self.pods if pod.role == "launcher"), None)
+
+    @cached_property
+    def workers(self) -> tuple[PodView, ...]:
+        """The present attempt's workers, by index."""
+        return tuple(sorted((pod for pod in self.pods if pod.role == "worker"), key=lambda pod: pod.index))
+
+    @cached_property
+    def report(self) -> LauncherReport | None:
+        """What the present attempt's launcher says, if it could be asked."""
+        report = self.observed.launcher
+        return report if report is not None and report.attempt == self.attempt else None
+
+    @cached_property
+    def wanted_names(self) -> tuple[str, ...]:
+        """Names of the present attempt's pods, the launcher first."""
+        workers = (worker_name(self.job, index) for index in range(self.status.attempt_workers))
+        return (launcher_name(self.job), *workers)
+
+    @cached_property
+    def missing_names(self) -> tuple[str, ...]:
+        """Names of the present attempt's pods that do not exist."""
+        existing = {pod.name for pod in self.pods}
+        return tuple(name for name in self.wanted_names if name not in existing)
+
+    @property
+    def gang_began(self) -> bool:
+        """Whether the present attempt's ranks have started; from then on a pod that is gone is a loss."""
+        if self.launcher is not None and self.launcher.finished:
+            failure = failure_in(self.launcher, self.attempt)
+            if failure.get("rank") is not None or failure.get("reason") == "AgentLost":
+                return True
+        if self.report is not None and self.report.phase != "Waiting":
+            return True
+        return self.status.is_true("Running")

@@ -1,0 +1,114 @@
+"""`plan`: ask the policies in turn, enter the verdict, see what is missing, say how things stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from ..build import Issuer, issue_credentials
+from ..errors import SpecInvalid
+from ..observe import Observed, Situation
+from ..spec import Job, parse_job
+from ..status import JobStatus, dump_status, parse_status
+from ..status.compose import compose, rejected
+from .active_deadline import active_deadline
+from .disruption import disruption
+from .events import events_between
+from .ledger import enter
+from .managed_by import is_ours
+from .objects import changes
+from .outcome import attempt_failure, success
+from .progress_deadline import progress_deadline
+from .result import Plan
+from .scale import scale
+from .suspend import suspension
+from .verdict import Opinion, Policy, Verdict, said
+
+# A success that came in time is one, whatever else happened since; a suspension goes before judging a failure;
+# a lost pod explains a failed rank, not the other way round.
+POLICIES: tuple[Policy, ...] = (
+    success,
+    suspension,
+    active_deadline,
+    disruption,
+    attempt_failure,
+    scale,
+    progress_deadline,
+)
+
+# How often the launcher's /status is worth reading: while the gang assembles, and while it trains.
+ASSEMBLING_POLL_S = 3.0
+RUNNING_POLL_S = 10.0
+
+
+def plan_object(
+    obj: Mapping[str, Any], observed: Observed, now: datetime, issue: Issuer = issue_credentials
+) -> Plan:
+    """`plan` for a job as the API holds it; an invalid spec is said in the Accepted condition."""
+    try:
+        job = parse_job(obj)
+    except SpecInvalid as exc:
+        if (obj.get("metadata") or {}).get("deletionTimestamp"):
+            return Plan()
+        generation = int((obj.get("metadata") or {}).get("generation") or 1)
+        previous = parse_status(observed.status)
+        new = rejected(previous, exc, generation, now)
+        return _answer(Plan(), previous, new)
+    return plan(job, observed, now, issue)
+
+
+def plan(job: Job, observed: Observed, now: datetime, issue: Issuer = issue_credentials) -> Plan:
+    """What to write now so that `job` goes on from what is `observed`. Pure, but for the keys that `issue` makes.
+
+    Applying the answer and planning again ends, after a few rounds without anything happening, in an empty plan.
+    """
+    now = now.replace(microsecond=0)
+    if job.deleting or not is_ours(job):
+        return Plan()
+    previous = parse_status(observed.status)
+    s = Situation(job, observed, previous, now)
+    verdict, timers = _decide(s)
+    decided = replace(s, status=enter(s, verdict))
+    new = compose(decided, said(verdict))
+    settled = replace(s, status=new)
+    todo = changes(settled, issue)
+    timers = [*timers, *([todo.look_again] if todo.look_again else []), *_polls(settled)]
+    answer = Plan(
+        create=todo.create,
+        delete=todo.delete,
+        requeue_after_s=max((min(timers) - now).total_seconds(), 0.0) if timers else None,
+    )
+    return _answer(answer, previous, new)
+
+
+def _decide(s: Situation) -> tuple[Verdict | None, list[datetime]]:
+    """The first verdict of any policy, and when to ask again if nothing happens."""
+    timers: list[datetime] = []
+    if s.status.finished:
+        return None, timers
+    for policy in POLICIES:
+        opinion: Opinion = policy(s)
+        if opinion.verdict is not None:
+            return opinion.verdict, timers
+        if opinion.look_again is not None:
+            timers.append(opinion.look_again)
+        if policy is suspension and s.status.is_true("Suspended"):
+            return None, timers
+    return None, timers
+
+
+def _polls(s: Situation) -> list[datetime]:
+    """When to read the launcher's /status again."""
+    if s.status.finished or s.launcher is None or s.launcher.phase != "Running":
+        return []
+    interval = RUNNING_POLL_S if s.status.is_true("Running") else ASSEMBLING_POLL_S
+    return [s.now + timedelta(seconds=interval)]
+
+
+def _answer(answer: Plan, previous: JobStatus, new: JobStatus) -> Plan:
+    """`answer` with the new status and its events, if it is new at all."""
+    if dump_status(new) == dump_status(previous):
+        return answer
+    return replace(answer, status=dump_status(new), events=events_between(previous, new))

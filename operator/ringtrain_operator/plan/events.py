@@ -1,0 +1,62 @@
+"""Events: told when a condition turns or its reason changes, so that the same thing is never said twice."""
+
+from __future__ import annotations
+
+from ..status import Condition, JobStatus
+from .result import Event
+
+# Reasons of Running=False that are stages of every start; a person reads them in the condition, not as events.
+_STAGES = frozenset(
+    {
+        "WaitingForPods",
+        "WaitingForAgents",
+        "WaitingForLauncher",
+        "WaitingForOldPods",
+        "BackOff",
+        "Suspended",
+        "Finished",
+    }
+)
+
+
+def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+    """What a person watching the job is told about the step from `before` to `after`."""
+    restarting = after.condition("Restarting")
+    told = (
+        _event(before.condition(condition.type), condition)
+        for condition in after.conditions
+        # Running=False right after a decision to restart repeats what Restarting=True says.
+        if not (condition.type == "Running" and restarting and condition.message == restarting.message)
+    )
+    started = (
+        (Event("Normal", "AttemptStarted", f"attempt {after.attempt} with {after.attempt_workers} workers"),)
+        if after.attempt != before.attempt
+        else ()
+    )
+    return (*started, *(event for event in told if event is not None))
+
+
+def _event(before: Condition | None, after: Condition) -> Event | None:
+    changed = before is None or (before.status, before.reason) != (after.status, after.reason)
+    # Restarted twice for the same reason without running in between is still twice.
+    again = after.type == "Restarting" and before is not None and before.message != after.message
+    if not (changed or again):
+        return None
+    match after.type, after.status:
+        case "Accepted", "False":
+            return Event("Warning", after.reason, after.message)
+        case "Running", "True":
+            return Event("Normal", "Running", after.message)
+        case "Running", "False" if after.reason not in _STAGES:
+            return Event("Warning", after.reason, after.message)
+        case "Suspended", "True":
+            return Event("Normal", "Suspended", after.message)
+        case "Suspended", "False":
+            return Event("Normal", after.reason, after.message)
+        case "Restarting", "True":
+            return Event("Normal" if after.reason == "Scaled" else "Warning", "Restarting", after.message)
+        case "Succeeded", "True":
+            return Event("Normal", "Succeeded", after.message)
+        case "Failed", "True":
+            return Event("Warning", after.reason, after.message)
+    return None

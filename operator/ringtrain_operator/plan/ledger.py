@@ -1,0 +1,80 @@
+"""What a verdict changes in the status: attempts, restarts, clocks. All the past that the operator keeps."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from ..observe import Situation
+from ..status import JobStatus
+from .verdict import Begin, Finish, Halt, Restart, Verdict
+
+FIRST_DELAY_S = 1
+LONGEST_DELAY_S = 300
+# An attempt that ran for so long was no quick failure: the delay starts over.
+STEADY_S = 600
+
+
+def enter(s: Situation, verdict: Verdict | None) -> JobStatus:
+    """The status with the verdict's bookkeeping in it; conditions and counts are written later."""
+    match verdict:
+        case Begin():
+            return _begin(s, verdict)
+        case Halt():
+            return _halt(s)
+        case Restart():
+            return _restart(s, verdict)
+        case Finish():
+            failure = verdict.failure or s.status.failure
+            return s.status.model_copy(update={"completion_time": s.now, "active_since": None, "failure": failure})
+        case None:
+            return s.status
+
+
+def _begin(s: Situation, verdict: Begin) -> JobStatus:
+    # The deadline counts from the job's creation, not from when an operator first looked.
+    fresh = verdict.reason == "Started" and s.status.condition("Suspended") is None
+    return s.status.model_copy(
+        update={
+            "attempt": verdict.attempt,
+            "attempt_workers": s.job.num_workers,
+            "start_time": s.status.start_time or s.now,
+            "active_since": min(s.job.created, s.now) if fresh else s.now,
+            "restart_not_before": None,
+            "restart_delay_seconds": 0,
+        }
+    )
+
+
+def _halt(s: Situation) -> JobStatus:
+    since = s.status.active_since
+    active = int((s.now - since).total_seconds()) if since is not None else 0
+    return s.status.model_copy(
+        update={"active_since": None, "active_seconds": s.status.active_seconds + max(active, 0)}
+    )
+
+
+def _restart(s: Situation, verdict: Restart) -> JobStatus:
+    delay = _delay_s(s) if verdict.delayed else 0
+    return s.status.model_copy(
+        update={
+            "attempt": s.attempt + 1,
+            "attempt_workers": s.job.num_workers,
+            "restarts": s.status.restarts + (1 if verdict.counted else 0),
+            "disruptions": s.status.disruptions + (0 if verdict.counted or not verdict.delayed else 1),
+            "restart_not_before": s.now + timedelta(seconds=delay) if delay else None,
+            "restart_delay_seconds": delay,
+            "failure": verdict.failure or s.status.failure,
+        }
+    )
+
+
+def _delay_s(s: Situation) -> int:
+    """Doubling from attempt to attempt, from the start again after one that ran steadily."""
+    running = s.status.condition("Running")
+    steady = (
+        running is not None
+        and running.status == "True"
+        and s.now - running.last_transition_time >= timedelta(seconds=STEADY_S)
+    )
+    previous = s.status.restart_delay_seconds
+    return FIRST_DELAY_S if steady or previous == 0 else min(previous * 2, LONGEST_DELAY_S)

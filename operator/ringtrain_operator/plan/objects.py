@@ -1,0 +1,83 @@
+"""Which objects must exist now and which must not, given a status whose decisions are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from .. import build
+from ..build import Issuer
+from ..contract import KIND
+from ..observe import ObjectRef, PodView, Situation
+from ..spec import Job
+from . import cleanup, ttl
+from .result import Deletion
+from .stuck import deletion, force_time
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Objects to create and to delete, and when to look again."""
+
+    create: tuple[dict[str, Any], ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    look_again: datetime | None = None
+
+
+def changes(s: Situation, issue: Issuer) -> Changes:
+    """What separates what exists from what the status says should."""
+    if s.status.finished:
+        return _finished(s)
+    if s.status.is_true("Suspended"):
+        return _delete(s, s.observed.pods, None)
+    if s.stale_pods:
+        return _delete(s, s.stale_pods, None)
+    if s.observed.foreign:
+        return Changes()
+    start = s.status.restart_not_before
+    if start is not None and s.now < start:
+        return Changes(look_again=start)
+    return Changes(create=(*_companions(s, issue), *_missing_pods(s)))
+
+
+def companion_refs(job: Job) -> tuple[ObjectRef, ...]:
+    """What a job has besides pods."""
+    return tuple(ObjectRef(kind, job.name) for kind in ("Secret", "Service", "ServiceAccount", "NetworkPolicy"))
+
+
+def _finished(s: Situation) -> Changes:
+    expiry = ttl.expiry(s)
+    if expiry is not None and s.now >= expiry:
+        return Changes(delete=(Deletion(ObjectRef(KIND, s.job.name), s.job.uid),))
+    pods, look_again = cleanup.unwanted_pods(s)
+    return _delete(s, pods, _earliest(expiry, look_again))
+
+
+def _delete(s: Situation, pods: tuple[PodView, ...], look_again: datetime | None) -> Changes:
+    deletions = tuple(d for d in (deletion(pod, s.now) for pod in pods) if d is not None)
+    forced = (force_time(pod) for pod in pods)
+    return Changes(delete=deletions, look_again=_earliest(look_again, *(t for t in forced if t and t > s.now)))
+
+
+def _companions(s: Situation, issue: Issuer) -> tuple[dict[str, Any], ...]:
+    job = s.job
+    builders: dict[str, Callable[[], dict[str, Any]]] = {
+        "Secret": lambda: build.build_secret(job, issue(job, s.now)),
+        "Service": lambda: build.build_service(job),
+        "ServiceAccount": lambda: build.build_service_account(job),
+        "NetworkPolicy": lambda: build.build_network_policy(job),
+    }
+    return tuple(builders[ref.kind]() for ref in companion_refs(job) if ref not in s.observed.objects)
+
+
+def _missing_pods(s: Situation) -> tuple[dict[str, Any], ...]:
+    missing = set(s.missing_names)
+    indices = (i for i in range(s.status.attempt_workers) if build.worker_name(s.job, i) in missing)
+    launcher = [build.build_launcher_pod(s.job, s.attempt)] if build.launcher_name(s.job) in missing else []
+    return (*launcher, *(build.build_worker_pod(s.job, s.attempt, index) for index in indices))
+
+
+def _earliest(*moments: datetime | None) -> datetime | None:
+    return min((moment for moment in moments if moment is not None), default=None)

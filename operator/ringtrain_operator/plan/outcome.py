@@ -1,0 +1,126 @@
+"""How an attempt ended: by the launcher's last words, or by a worker's when the launcher cannot tell."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from ..contract import EXIT_GANG_STOPPED
+from ..observe import PodView, Situation, failure_in, last_words
+from ..status import Failure
+from .failure_rules import judge
+from .verdict import NO_OPINION, Finish, Opinion, Restart
+
+# How long a failed worker waits for the launcher to say which rank failed first.
+LAUNCHER_VERDICT_S = 30
+# How long a launcher's "agent lost" waits for the API to say what became of that agent's pod.
+POD_FATE_S = 15
+
+
+def success(s: Situation) -> Opinion:
+    """The job has succeeded when the launcher attests that every rank of the declared world did."""
+    launcher = s.launcher
+    if launcher is None or launcher.exit_code != 0:
+        return NO_OPINION
+    words = last_words(launcher, s.attempt)
+    world = s.status.attempt_workers * s.job.spec.slots
+    attested = (
+        words.get("outcome") == "Succeeded" and words.get("worldSize") == words.get("ranksSucceeded") == world
+    )
+    if attested:
+        return Opinion(Finish("Succeeded", "AllRanksSucceeded", f"all {world} ranks exited 0"))
+    claim = (
+        f"it reports {words.get('ranksSucceeded')} of {words.get('worldSize')} ranks"
+        if words
+        else "it left no termination message; is its command ringtrain launcher?"
+    )
+    failure = Failure(
+        attempt=s.attempt,
+        pod=launcher.name,
+        node=launcher.node or None,
+        exit_code=0,
+        reason="WorldIncomplete",
+        message=f"the launcher exited 0 without attesting all {world} ranks: {claim}",
+        time=s.now,
+    )
+    return Opinion(judge(s, failure))
+
+
+def attempt_failure(s: Situation) -> Opinion:
+    """A launcher that failed ends the attempt; so does a worker that failed and of which no launcher speaks."""
+    if s.launcher is not None and s.launcher.finished:
+        return _launcher_failed(s, s.launcher)
+    failed = [pod for pod in s.workers if pod.finished and pod.phase != "Succeeded" and pod.exit_code != 0]
+    if not failed:
+        return NO_OPINION
+    launcher_may_tell = s.launcher is not None and (s.report is None or s.report.phase != "Waiting")
+    first = min(failed, key=lambda pod: (pod.exit_code == EXIT_GANG_STOPPED, pod.exit_time or s.now, pod.index))
+    due = (first.exit_time or s.now) + timedelta(seconds=LAUNCHER_VERDICT_S)
+    if launcher_may_tell and first.exit_time is not None and s.now < due:
+        return Opinion(look_again=due)
+    return Opinion(_judge(s, failure_of(first, s)))
+
+
+def _launcher_failed(s: Situation, launcher: PodView) -> Opinion:
+    failure = failure_of(launcher, s)
+    if failure.reason == "AgentLost":
+        lost = next((pod for pod in s.workers if pod.name == failure.pod), None)
+        if lost is not None and lost.finished and lost.exit_code not in (None, 0, EXIT_GANG_STOPPED):
+            return Opinion(_judge(s, failure_of(lost, s)))
+        due = (launcher.exit_time or s.now) + timedelta(seconds=POD_FATE_S)
+        if lost is not None and not lost.finished and lost.node_ready is not False and s.now < due:
+            return Opinion(look_again=due)
+    return Opinion(_judge(s, failure))
+
+
+def _judge(s: Situation, failure: Failure) -> Restart | Finish:
+    """As failureRules and backoffLimit say, except that a gang some of whose pods never ran is only waiting still.
+
+    Giving its pods back for a while also resolves two gangs that each hold half of what both need.
+    """
+    if failure.reason != "NotAssembled":
+        return judge(s, failure)
+    absent = [*s.missing_names, *(pod.name for pod in s.pods if pod.phase == "Pending")]
+    if not absent:
+        return judge(s, failure)
+    message = f"attempt {s.attempt}: {', '.join(absent[:3])} did not run in time (networking.startTimeoutSeconds)"
+    return Restart("NotAssembled", message, failure=failure)
+
+
+def failure_of(pod: PodView, s: Situation) -> Failure:
+    """The failure that a pod's last words name; without any, what Kubernetes knows about the pod."""
+    told = failure_in(pod, s.attempt)
+    if not told:
+        return _unexplained(pod, s)
+    named = next((p for p in s.pods if p.name == told.get("pod")), pod)
+    killed = f"; {named.name} was OOMKilled" if named.exit_reason == "OOMKilled" else ""
+    return Failure(
+        attempt=s.attempt,
+        rank=_whole(told.get("rank")),
+        pod=str(told.get("pod") or pod.name),
+        node=str(told.get("node") or named.node) or None,
+        exit_code=_whole(told.get("exitCode")) if told.get("exitCode") is not None else pod.exit_code,
+        signal=str(told["signal"]) if told.get("signal") else None,
+        reason=str(told.get("reason") or "RankFailed"),
+        message=f"{told.get('message') or ''}{killed}",
+        log_tail=tuple(str(line) for line in told.get("logTail") or ()),
+        time=s.now,
+    )
+
+
+def _unexplained(pod: PodView, s: Situation) -> Failure:
+    why = pod.exit_reason or pod.reason or "no reason given"
+    detail = f": {pod.message}" if pod.message else ""
+    return Failure(
+        attempt=s.attempt,
+        pod=pod.name,
+        node=pod.node or None,
+        exit_code=pod.exit_code,
+        reason="LauncherFailed" if pod.role == "launcher" else "RankFailed",
+        message=f"{pod.name} ended without last words ({why}){detail}",
+        log_tail=tuple(pod.termination_message.splitlines()[-40:]),
+        time=s.now,
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,58 @@
+"""The status of a job: what was decided, and what was seen."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ..errors import SpecInvalid
+from ..observe import Situation
+from .conditions import Said, with_conditions
+from .counts import counts
+from .model import JobStatus, State
+from .progress import progress_fields
+from .waiting import running_or_why_not
+
+
+def compose(s: Situation, decided: Said | None) -> JobStatus:
+    """The whole new status. `s.status` has the decision's bookkeeping already, `decided` is its condition."""
+    said = [] if s.status.finished else [Said("Accepted", "True", "Valid")]
+    if decided is not None:
+        said.append(decided)
+    status = with_conditions(s.status, tuple(said), s.job.generation, s.now)
+    if not s.status.finished:
+        status = with_conditions(status, _consequences(s, status, decided), s.job.generation, s.now)
+        status = status.model_copy(update={"observed_generation": s.job.generation, "state": _state(status)})
+    return status.model_copy(update={**counts(s), **progress_fields(s)})
+
+
+def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: datetime) -> JobStatus:
+    """The status of a job whose spec cannot be run, with every problem in the message."""
+    if previous.finished:
+        return previous
+    said = (Said("Accepted", "False", "InvalidSpec", str(error)),)
+    status = with_conditions(previous, said, generation, now)
+    return status.model_copy(update={"observed_generation": generation, "state": "Rejected"})
+
+
+def _consequences(s: Situation, status: JobStatus, decided: Said | None) -> tuple[Said, ...]:
+    """What the other conditions become when the decided one, or what was seen, is as it is."""
+    if status.finished:
+        over = tuple(Said(c.type, "False", "Finished") for c in status.conditions if c.type == "Restarting")
+        return (Said("Running", "False", "Finished", "the job has ended"), *over)
+    if status.is_true("Suspended"):
+        over = tuple(Said(c.type, "False", "Suspended") for c in status.conditions if c.type == "Restarting")
+        return (Said("Running", "False", "Suspended", "the job is suspended (runPolicy.suspend)"), *over)
+    if decided is not None and decided.type == "Restarting":
+        return (Said("Running", "False", decided.reason, decided.message),)
+    running = running_or_why_not(s)
+    if running.status == "True" and status.is_true("Restarting"):
+        return (running, Said("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))
+    return (running,)
+
+
+def _state(status: JobStatus) -> State:
+    """The conditions in one word."""
+    for condition in ("Succeeded", "Failed", "Suspended", "Running", "Restarting"):
+        if status.is_true(condition):
+            return condition
+    return "Pending"

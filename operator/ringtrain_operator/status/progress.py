@@ -1,0 +1,65 @@
+"""How far training is, taken from the launcher's report, written no more often than a person reads."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from ..observe import LauncherReport, Situation
+from .model import Progress
+
+# A status that changed at every step would be an API write at every step.
+WRITE_INTERVAL = timedelta(seconds=10)
+
+
+def progress_fields(s: Situation) -> dict[str, Any]:
+    """The fields `progress` and `progressSummary`; empty when what is written is recent enough."""
+    new = _read(s.report) if s.report is not None else None
+    old = s.status.progress
+    if new is None or new == old:
+        return {}
+    fresh = (
+        old is not None
+        and old.last_progress_time is not None
+        and new.last_progress_time is not None
+        and timedelta() <= new.last_progress_time - old.last_progress_time < WRITE_INTERVAL
+        and not s.status.finished
+    )
+    return {} if fresh else {"progress": new, "progress_summary": summary(new)}
+
+
+def summary(progress: Progress) -> str:
+    """`120/300 (40%)`, or the step alone when the total is not known."""
+    if not progress.total_steps:
+        return f"step {progress.step}"
+    return f"{progress.step}/{progress.total_steps} ({100 * progress.step // progress.total_steps}%)"
+
+
+def _read(report: LauncherReport) -> Progress | None:
+    raw = report.progress
+    if not isinstance(raw, dict) or not isinstance(raw.get("step"), int):
+        return None
+    last = report.last_progress_time
+    return Progress(
+        step=raw["step"],
+        total_steps=_of(raw, "totalSteps", int),
+        epoch=_of(raw, "epoch", int),
+        samples_per_second=_of(raw, "samplesPerSecond", float),
+        unit=_of(raw, "unit", str),
+        loss=_of(raw, "loss", float),
+        metrics={str(k): float(v) for k, v in (raw.get("metrics") or {}).items() if _is_number(v)},
+        last_progress_time=last.replace(microsecond=0) if last is not None else None,
+    )
+
+
+def _of(raw: dict[str, Any], key: str, kind: type) -> Any:
+    """`raw[key]` if it is what the contract says; a launcher of another version must not break the status."""
+    value = raw.get(key)
+    if kind is float:
+        return float(str(value)) if _is_number(value) else None
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def _is_number(value: object) -> bool:
+    """Finite: JSON of the API has neither NaN nor infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")

@@ -1,0 +1,78 @@
+"""Why a job does not run yet, in the words of whoever holds it up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..observe import Foreign, PodView, Refusal, Situation
+from .conditions import Said
+from .model import format_time
+
+# Named in a message; the rest are counted. A message with a thousand names helps nobody.
+NAMES_SHOWN = 3
+
+
+def running_or_why_not(s: Situation) -> Said:
+    """The Running condition of a job that is neither finished nor suspended."""
+    if s.stale_pods:
+        return _not("WaitingForOldPods", f"pods of an earlier attempt are still ending: {_names(s.stale_pods)}")
+    if s.observed.foreign:
+        return _not("NameTaken", _taken(s.observed.foreign))
+    if s.observed.refusals:
+        return _refused(s.observed.refusals)
+    start = s.status.restart_not_before
+    if start is not None and s.now < start and not s.pods:
+        return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
+    return _stuck_pod(s) or _pending_pods(s) or _gang(s)
+
+
+def _stuck_pod(s: Situation) -> Said | None:
+    stuck = [pod for pod in s.pods if pod.phase == "Pending" and pod.waiting]
+    if not stuck:
+        return None
+    first = stuck[0]
+    others = f" ({len(stuck) - 1} more pods wait)" if len(stuck) > 1 else ""
+    return _not(first.waiting, f"{first.name}: {first.waiting_message or first.waiting}{others}")
+
+
+def _pending_pods(s: Situation) -> Said | None:
+    pending = [pod.name for pod in s.pods if pod.phase in ("Pending", "Unknown")]
+    absent = [*s.missing_names, *pending]
+    if not absent:
+        return None
+    shown = ", ".join(absent[:NAMES_SHOWN]) + (", …" if len(absent) > NAMES_SHOWN else "")
+    return _not("WaitingForPods", f"{len(absent)} of {len(s.wanted_names)} pods are not running yet: {shown}")
+
+
+def _gang(s: Situation) -> Said:
+    """All pods run; whether the gang does is for its launcher to say."""
+    if s.report is not None and s.report.phase == "Waiting":
+        registered = sum(bool(worker.get("registered")) for worker in s.report.workers)
+        return _not("WaitingForAgents", f"{registered} of {s.status.attempt_workers} workers have registered")
+    if s.report is not None or s.status.is_true("Running"):
+        world = s.status.attempt_workers * s.job.spec.slots
+        return Said("Running", "True", "GangRunning", f"attempt {s.attempt} runs with {world} ranks")
+    cause = f": {s.observed.launcher_error}" if s.observed.launcher_error else ""
+    return _not("WaitingForLauncher", f"all pods run; the launcher's status could not be read yet{cause}")
+
+
+def _refused(refusals: Sequence[Refusal]) -> Said:
+    first = refusals[0]
+    reason = "QuotaExceeded" if "exceeded quota" in first.message else "CreationRefused"
+    others = f" ({len(refusals) - 1} more were refused)" if len(refusals) > 1 else ""
+    return _not(reason, f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
+
+
+def _taken(foreign: Sequence[Foreign]) -> str:
+    first = foreign[0]
+    owner = f"{first.owner}" if first.owner else "somebody else"
+    return f"{first.ref} exists and belongs to {owner}; it is left alone: remove it or give the job another name"
+
+
+def _names(pods: Sequence[PodView]) -> str:
+    shown = ", ".join(pod.name for pod in pods[:NAMES_SHOWN])
+    return shown + (f" and {len(pods) - NAMES_SHOWN} more" if len(pods) > NAMES_SHOWN else "")
+
+
+def _not(reason: str, message: str) -> Said:
+    return Said("Running", "False", reason, message)
