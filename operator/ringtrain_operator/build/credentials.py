@@ -1,0 +1,114 @@
+"""A job's own trust: a CA whose key is thrown away, a certificate for each role, a token."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from .. import contract
+from ..spec import Job
+from .names import job_labels, metadata
+
+Issuer = Callable[[Job, datetime], Mapping[str, bytes]]
+"""Makes a job's credentials: the keys of the Secret (contract.SECRET_KEYS) and their bytes."""
+
+# Longer than any job; the credentials die with the job's Secret.
+VALIDITY = timedelta(days=3650)
+# Nodes' clocks may be behind the operator's.
+CLOCK_SKEW = timedelta(days=1)
+TOKEN_BYTES = 32
+
+
+def issue_credentials(job: Job, now: datetime) -> dict[str, bytes]:
+    """Fresh credentials for `job` from the system's randomness."""
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ringtrain {job.uid}")])
+    ca = (
+        _certificate(ca_name, ca_name, ca_key.public_key(), now)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(ca=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    found = {"ca.crt": ca.public_bytes(serialization.Encoding.PEM)}
+    for role in (contract.ROLE_LAUNCHER, contract.ROLE_WORKER):
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _leaf(job, role, key.public_key(), (ca_name, ca_key, now))
+        found[f"{role}.crt"] = certificate.public_bytes(serialization.Encoding.PEM)
+        found[f"{role}.key"] = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    found["token"] = secrets.token_urlsafe(TOKEN_BYTES).encode()
+    return found
+
+
+def build_secret(job: Job, credentials: Mapping[str, bytes]) -> dict[str, Any]:
+    """The Secret that holds `credentials`; it never changes."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(job, job.name, job_labels(job)),
+        "type": "Opaque",
+        "immutable": True,
+        "data": {key: base64.b64encode(credentials[key]).decode() for key in contract.SECRET_KEYS},
+    }
+
+
+def _leaf(
+    job: Job,
+    role: str,
+    key: ec.EllipticCurvePublicKey,
+    issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey, datetime],
+) -> x509.Certificate:
+    """A role's certificate; both roles serve and call, so both usages are in it."""
+    ca_name, ca_key, now = issuer
+    host = f"{role}.{job.uid}.ringtrain"
+    # A common name ends at 64 characters; only the DNS name in the alternative names is verified.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
+    usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    return (
+        _certificate(name, ca_name, key, now)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(ca=False), critical=True)
+        .add_extension(usages, critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .add_extension(identifier, critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + VALIDITY)
+    )
+
+
+def _key_usage(ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

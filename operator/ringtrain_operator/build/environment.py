@@ -1,0 +1,71 @@
+"""The environment of docs/contract.md: what an agent and a launcher read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import contract
+from ..spec import Job
+from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES
+from .names import launcher_address
+
+DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
+
+
+def worker_environment(job: Job, attempt: int, index: int) -> list[dict[str, Any]]:
+    """Variables of the main container of worker `index`."""
+    return _variables(
+        _common(job, contract.ROLE_WORKER, attempt)
+        | {
+            contract.ENV_WORKER_INDEX: str(index),
+            contract.ENV_LAUNCHER_ADDRESS: launcher_address(job),
+            contract.ENV_AGENT_PORT: str(contract.PORT_AGENT),
+            contract.ENV_RING_PORT_BASE: str(contract.PORT_RING_BASE),
+            contract.ENV_MASTER_PORT: str(contract.PORT_MASTER),
+            contract.ENV_TF_PORT_BASE: str(contract.PORT_TF_BASE),
+        }
+    )
+
+
+def launcher_environment(job: Job, attempt: int) -> list[dict[str, Any]]:
+    """Variables of the launcher's main container."""
+    return _variables(
+        _common(job, contract.ROLE_LAUNCHER, attempt)
+        | {
+            contract.ENV_LAUNCHER_PORT: str(contract.PORT_LAUNCHER),
+            contract.ENV_STATUS_PORT: str(contract.PORT_STATUS),
+            contract.ENV_LOG_DIR: contract.LOG_DIR,
+            ENV_NVIDIA_VISIBLE_DEVICES: "void",
+        }
+    )
+
+
+def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
+    variables = {
+        contract.ENV_ROLE: role,
+        contract.ENV_JOB_NAME: job.name,
+        contract.ENV_JOB_NAMESPACE: job.namespace,
+        contract.ENV_JOB_UID: job.uid,
+        contract.ENV_ATTEMPT: str(attempt),
+        contract.ENV_BACKEND: job.spec.backend,
+        contract.ENV_NUM_WORKERS: str(job.num_workers),
+        contract.ENV_SLOTS_PER_WORKER: str(job.spec.slots),
+        contract.ENV_SECRET_DIR: contract.SECRET_DIR,
+        contract.ENV_TIMEOUT: str(job.spec.networking.timeout_seconds),
+        contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
+    }
+    if job.spec.checkpoint is not None:
+        variables[contract.ENV_CHECKPOINT_DIR] = job.spec.checkpoint.mount_path
+    return variables
+
+
+def _variables(plain: dict[str, str]) -> list[dict[str, Any]]:
+    """`plain` and the pod's own place (downward API) as a container's `env`."""
+    fields = {
+        contract.ENV_POD_NAME: "metadata.name",
+        contract.ENV_POD_IP: "status.podIP",
+        contract.ENV_NODE_NAME: "spec.nodeName",
+    }
+    return [{"name": name, "value": value} for name, value in plain.items()] + [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
+    ]

@@ -1,0 +1,66 @@
+"""Names and labels of a job's objects; the same in every attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import contract
+from ..spec import Job
+
+
+def launcher_name(job: Job) -> str:
+    """Name of the launcher's pod."""
+    return f"{job.name}-launcher"
+
+
+def worker_name(job: Job, index: int) -> str:
+    """Name of the pod of worker `index`."""
+    return f"{job.name}-worker-{index}"
+
+
+def launcher_address(job: Job) -> str:
+    """`host:port` of the launcher's control service inside the cluster."""
+    return f"{launcher_name(job)}.{job.name}.{job.namespace}.svc:{contract.PORT_LAUNCHER}"
+
+
+def job_labels(job: Job) -> dict[str, str]:
+    """Labels of every object of the job."""
+    return {
+        contract.LABEL_MANAGED_BY: contract.MANAGED_BY,
+        contract.LABEL_NAME: job.name,
+        contract.LABEL_JOB: job.name,
+    }
+
+
+def pod_labels(job: Job, role: str, attempt: int) -> dict[str, str]:
+    """Labels of a pod of one role in one attempt."""
+    return {**job_labels(job), contract.LABEL_ROLE: role, contract.LABEL_ATTEMPT: str(attempt)}
+
+
+def worker_selector(job: Job) -> str:
+    """Selector of the job's worker pods, as the scale subresource wants it."""
+    return f"{contract.LABEL_JOB}={job.name},{contract.LABEL_ROLE}={contract.ROLE_WORKER}"
+
+
+def owner_references(job: Job) -> list[dict[str, Any]]:
+    """The job as the controller of what it makes; the API server deletes it all with the job."""
+    return [
+        {
+            "apiVersion": contract.API_VERSION,
+            "kind": contract.KIND,
+            "name": job.name,
+            "uid": job.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def metadata(job: Job, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    """Metadata of an object of the job."""
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": labels,
+        "ownerReferences": owner_references(job),
+    }

@@ -1,0 +1,139 @@
+"""The launcher's and the workers' pods: the user's template, and what docs/contract.md adds to it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from .. import contract
+from ..spec import Job
+from . import environment, names, volumes
+from .security import restrict_pod
+
+Pod = dict[str, Any]
+
+# Enough to gather logs; a quota that wants requests on every container is satisfied.
+LAUNCHER_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}}
+
+# A launcher whose loops hang for two minutes is replaced, and the gang with it.
+LIVENESS = {
+    "httpGet": {"path": "/healthz", "port": contract.PORT_STATUS},
+    "initialDelaySeconds": 60,
+    "periodSeconds": 20,
+    "timeoutSeconds": 10,
+    "failureThreshold": 6,
+}
+
+
+def build_worker_pod(job: Job, attempt: int, index: int) -> Pod:
+    """The pod of worker `index` in `attempt`, ready to be created."""
+    pod = _pod(job, job.spec.worker.template, names.worker_name(job, index), contract.ROLE_WORKER, attempt)
+    pod["metadata"]["labels"][contract.LABEL_WORKER_INDEX] = str(index)
+    spec = pod["spec"]
+    main = spec["containers"][0]
+    main["command"] = ["ringtrain", "agent", "--", *main["command"], *main.pop("args", [])]
+    main["env"] = environment.worker_environment(job, attempt, index) + list(main.get("env") or ())
+    main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
+    _add_devices(main, job.spec.worker.devices)
+    volumes.add_secret(spec, job, contract.ROLE_WORKER)
+    volumes.add_checkpoint(spec, job)
+    volumes.add_shared_memory(spec)
+    _finish(job, pod)
+    return pod
+
+
+def build_launcher_pod(job: Job, attempt: int) -> Pod:
+    """The launcher's pod in `attempt`, ready to be created. It has no devices, whatever the node has."""
+    template = _launcher_template(job)
+    pod = _pod(job, template, names.launcher_name(job), contract.ROLE_LAUNCHER, attempt)
+    spec = pod["spec"]
+    main = spec["containers"][0]
+    command = [*main.get("command", []), *main.pop("args", [])] or _mpi_command(job)
+    main["command"] = ["ringtrain", "launcher", *(["--", *command] if command else [])]
+    main["env"] = environment.launcher_environment(job, attempt) + list(main.get("env") or ())
+    main.setdefault("ports", []).extend(
+        [
+            {"name": "rt-control", "containerPort": contract.PORT_LAUNCHER},
+            {"name": "rt-status", "containerPort": contract.PORT_STATUS},
+        ]
+    )
+    main.setdefault("livenessProbe", copy.deepcopy(LIVENESS))
+    volumes.add_secret(spec, job, contract.ROLE_LAUNCHER)
+    volumes.add_logs(spec, job)
+    volumes.add_checkpoint(spec, job)
+    _finish(job, pod)
+    return pod
+
+
+def _pod(job: Job, template: dict[str, Any], name: str, role: str, attempt: int) -> Pod:
+    """A copy of the template under the operator's name, labels and owner."""
+    given = template.get("metadata") or {}
+    metadata = names.metadata(job, name, {**(given.get("labels") or {}), **names.pod_labels(job, role, attempt)})
+    if given.get("annotations"):
+        metadata["annotations"] = dict(given["annotations"])
+    spec = _without_nulls(copy.deepcopy(template.get("spec") or {}))
+    for field in ("initContainers", "containers"):
+        if field in spec:
+            spec[field] = [_without_nulls(container) for container in spec[field]]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    """To the API a null field is an absent one; here too."""
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _finish(job: Job, pod: Pod) -> None:
+    """What both roles get last: identity, name on the network, last words, restricted defaults."""
+    spec = pod["spec"]
+    spec["restartPolicy"] = "Never"
+    spec["hostname"] = pod["metadata"]["name"]
+    spec["subdomain"] = job.name
+    if not spec.get("serviceAccountName"):
+        spec["serviceAccountName"] = job.name
+        spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("enableServiceLinks", False)
+    main = spec["containers"][0]
+    path = main.setdefault("terminationMessagePath", environment.DEFAULT_TERMINATION_MESSAGE_PATH)
+    # An agent that never started leaves no message; the end of its log is better than nothing.
+    main.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    main["env"].append({"name": contract.ENV_TERMINATION_MESSAGE_PATH, "value": path})
+    restrict_pod(spec)
+
+
+def _add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
+    """Extended resources cannot be overcommitted: requests equal limits."""
+    if not devices:
+        return
+    resources = container.setdefault("resources", {})
+    for field in ("limits", "requests"):
+        resources.setdefault(field, {}).update({name: str(count) for name, count in devices.items()})
+
+
+def _launcher_template(job: Job) -> dict[str, Any]:
+    """The launcher's template with what it leaves out taken from the worker's."""
+    template = copy.deepcopy(job.spec.launcher.template)
+    worker = job.spec.worker.template["spec"]
+    trainer = worker["containers"][0]
+    spec = template["spec"] = _without_nulls(template.get("spec") or {})
+    spec["containers"] = list(spec.get("containers") or [{}])
+    main = spec["containers"][0] = _without_nulls(spec["containers"][0])
+    main.setdefault("name", "launcher")
+    main.setdefault("resources", copy.deepcopy(LAUNCHER_RESOURCES))
+    if not main.get("image"):
+        main["image"] = trainer["image"]
+        for field in ("imagePullPolicy", "workingDir"):
+            if trainer.get(field):
+                main.setdefault(field, trainer[field])
+    for field in ("imagePullSecrets", "securityContext"):
+        if worker.get(field):
+            spec.setdefault(field, copy.deepcopy(worker[field]))
+    return template
+
+
+def _mpi_command(job: Job) -> list[str]:
+    """Under mpi the launcher starts the program itself; unless it has its own, that is the worker's."""
+    if job.spec.backend != "mpi":
+        return []
+    main = job.spec.worker.template["spec"]["containers"][0]
+    return [*main["command"], *(main.get("args") or [])]

@@ -1,0 +1,62 @@
+"""Volumes that the operator adds to a pod, and where they are mounted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import contract
+from ..spec import Job
+from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS, VOLUME_SECRET, VOLUME_SHM
+
+SHM_DIR = "/dev/shm"
+
+Volume = dict[str, Any]
+
+
+def add_volume(spec: dict[str, Any], volume: Volume, path: str, read_only: bool = False) -> None:
+    """Add `volume` to a pod's spec and mount it at `path` in the main container, both in place."""
+    mount: dict[str, Any] = {"name": volume["name"], "mountPath": path}
+    if read_only:
+        mount["readOnly"] = True
+    spec.setdefault("volumes", []).append(volume)
+    spec["containers"][0].setdefault("volumeMounts", []).append(mount)
+
+
+def add_secret(spec: dict[str, Any], job: Job, role: str) -> None:
+    """Mount the role's own certificate and key, the CA's certificate and the token."""
+    items = [
+        {"key": "ca.crt", "path": "ca.crt"},
+        {"key": f"{role}.crt", "path": "tls.crt"},
+        {"key": f"{role}.key", "path": "tls.key"},
+        {"key": "token", "path": "token"},
+    ]
+    secret = {"secretName": job.name, "items": items, "defaultMode": 0o440}
+    add_volume(spec, {"name": VOLUME_SECRET, "secret": secret}, contract.SECRET_DIR, read_only=True)
+
+
+def add_logs(spec: dict[str, Any], job: Job) -> None:
+    """Mount the log store."""
+    logs = job.spec.logs
+    source: Volume
+    if logs.persistent_volume_claim is not None:
+        source = {"persistentVolumeClaim": {"claimName": logs.persistent_volume_claim.claim_name}}
+    else:
+        source = {"emptyDir": dict(logs.empty_dir or {})}
+    add_volume(spec, {"name": VOLUME_LOGS, **source}, contract.LOG_DIR)
+
+
+def add_checkpoint(spec: dict[str, Any], job: Job) -> None:
+    """Mount the checkpoints, if the job keeps any."""
+    if job.spec.checkpoint is None:
+        return
+    claim = {"claimName": job.spec.checkpoint.persistent_volume_claim.claim_name}
+    volume = {"name": VOLUME_CHECKPOINT, "persistentVolumeClaim": claim}
+    add_volume(spec, volume, job.spec.checkpoint.mount_path)
+
+
+def add_shared_memory(spec: dict[str, Any]) -> None:
+    """Give the main container a /dev/shm bounded by its memory instead of 64 MiB, unless it has one."""
+    mounts = spec["containers"][0].get("volumeMounts") or ()
+    if any(str(mount.get("mountPath")).rstrip("/") == SHM_DIR for mount in mounts):
+        return
+    add_volume(spec, {"name": VOLUME_SHM, "emptyDir": {"medium": "Memory"}}, SHM_DIR)
