@@ -31,6 +31,7 @@ lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
 	$(BIN)/lint-imports
 
 generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and reference pages
+	$(BIN)/python -m ringtrain_operator.generate .
 
 verify: generate  ## regenerate, then no diff
 	git diff --exit-code -- manifests docs worker_image/ringtrain/gen

@@ -15,7 +15,8 @@ class Rule:
     """One rule over several fields, as CEL for the API server and as Python for everyone else.
 
     `path` is the field to blame, relative to the model the rule stands on. A rule with `holds_update` is about a
-    change (`self` and `oldSelf` in CEL); the others are about one object.
+    change (`self` and `oldSelf` in CEL); the others are about one object. One with neither is for the API server
+    alone, because the models say it elsewhere in more detail.
     """
 
     cel: str

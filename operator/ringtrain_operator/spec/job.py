@@ -76,6 +76,19 @@ class Worker(SpecModel):
             path="devices",
             holds=lambda w: all(_is_device_name(name) for name in w.devices),
         ),
+        # For the models spec/template.py says the next two, with the container's path.
+        Rule(
+            cel="has(self.template.spec.containers[0].command) && "
+            "size(self.template.spec.containers[0].command) > 0",
+            message="containers[0] needs a command: the agent starts it once per rank and cannot see the "
+            "image's entrypoint",
+            path="template.spec.containers",
+        ),
+        Rule(
+            cel="self.template.spec.containers.all(c, has(c.image))",
+            message="every container needs an image",
+            path="template.spec.containers",
+        ),
     )
 
 

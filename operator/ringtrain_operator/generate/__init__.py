@@ -1,0 +1,1 @@
+"""Generated from the models: manifests/crd.yaml and docs/reference/api.md."""

@@ -1,0 +1,83 @@
+"""The CustomResourceDefinition, from the models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import contract
+from ..spec.job import JobSpec
+from ..spec.parse import MAX_NAME_LENGTH, NAME_PATTERN
+from ..status.model import JobStatus
+from .schema import object_schema
+
+COLUMNS = (
+    ("State", "string", ".status.state", "The conditions in one word."),
+    ("Workers", "string", ".status.workers", "Workers ready of workers wanted."),
+    ("Restarts", "integer", ".status.restarts", "Restarts counted against backoffLimit."),
+    ("Progress", "string", ".status.progressSummary", "Steps done of steps wanted."),
+    ("Age", "date", ".metadata.creationTimestamp", "Since when it exists."),
+)
+
+
+def build_crd() -> dict[str, Any]:
+    """The whole manifest, ready for kubectl apply."""
+    names = {
+        "kind": contract.KIND,
+        "listKind": f"{contract.KIND}List",
+        "plural": contract.PLURAL,
+        "singular": contract.KIND.lower(),
+        "shortNames": [contract.SHORT_NAME],
+        "categories": ["all"],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{contract.PLURAL}.{contract.GROUP}",
+            "labels": {contract.LABEL_NAME: "ringtrain-operator"},
+        },
+        "spec": {"group": contract.GROUP, "names": names, "scope": "Namespaced", "versions": [_version()]},
+    }
+
+
+def _version() -> dict[str, Any]:
+    columns = [
+        {"name": name, "type": kind, "jsonPath": path, "description": description}
+        for name, kind, path, description in COLUMNS
+    ]
+    scale = {
+        "specReplicasPath": ".spec.worker.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    return {
+        "name": contract.VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": columns,
+        "subresources": {"status": {}, "scale": scale},
+        "schema": {"openAPIV3Schema": _resource()},
+    }
+
+
+def _resource() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": "A data-parallel training job: a launcher and workers that train one model together.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": object_schema(JobSpec),
+            "status": object_schema(JobStatus),
+        },
+        "x-kubernetes-validations": [
+            {
+                "rule": f"self.metadata.name.size() <= {MAX_NAME_LENGTH}"
+                f" && self.metadata.name.matches('{NAME_PATTERN}')",
+                "message": "metadata.name becomes a Service and host names: it must begin with a letter, hold "
+                f"only lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
+            }
+        ],
+    }

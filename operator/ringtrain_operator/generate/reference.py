@@ -1,0 +1,77 @@
+"""docs/reference/api.md: every field of the resource, from the same schema that the API server gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .. import contract
+from ..spec.job import JobSpec
+from ..status.model import JobStatus
+from .schema import object_schema
+
+_INTRODUCTION = f"""# {contract.KIND}
+
+<!-- Generated from the models by `make generate`; do not edit. -->
+
+`apiVersion: {contract.API_VERSION}`, `kind: {contract.KIND}`, short name `{contract.SHORT_NAME}`. Samples are in
+`manifests/samples/`. `dtj validate FILE` checks a manifest against everything on this page.
+
+"""
+
+
+def reference_page() -> str:
+    """The whole page in Markdown."""
+    spec, status = object_schema(JobSpec), object_schema(JobStatus)
+    parts = [_INTRODUCTION, *_section("spec", spec), *_section("status", status)]
+    return "".join(parts).rstrip() + "\n"
+
+
+def _section(path: str, schema: dict[str, Any]) -> Iterator[str]:
+    """A heading, a table of the object's fields, its rules, then its inner objects."""
+    yield f"## `{path}`\n\n{schema['description']}\n\n"
+    yield "| field | type | default | |\n| --- | --- | --- | --- |\n"
+    required = schema.get("required", ())
+    for name, field in schema["properties"].items():
+        yield f"| `{name}` | {_type(field)} | {_default(field, name in required)} | {field['description']} |\n"
+    yield "\n"
+    rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ())]
+    if rules:
+        yield "Rules:\n\n" + "".join(f"* {message}\n" for message in rules) + "\n"
+    for name, field in schema["properties"].items():
+        inner, suffix = (field["items"], "[]") if field["type"] == "array" else (field, "")
+        if "properties" in inner and "x-kubernetes-preserve-unknown-fields" not in inner:
+            yield from _section(f"{path}.{name}{suffix}", inner)
+
+
+def _type(field: dict[str, Any]) -> str:
+    kind = field["type"]
+    if "enum" in field:
+        return " \\| ".join(f"`{value}`" for value in field["enum"])
+    if kind == "array":
+        return f"list of {_type(field['items'])}{_bounds(field)}"
+    if kind == "object" and "additionalProperties" in field:
+        return f"map of {_type(field['additionalProperties'])}"
+    if field.get("format") == "date-time":
+        return "time"
+    if field.get("x-kubernetes-preserve-unknown-fields"):
+        return "Kubernetes' own object"
+    return f"{kind}{_bounds(field)}"
+
+
+def _bounds(field: dict[str, Any]) -> str:
+    low, high = field.get("minimum"), field.get("maximum")
+    if low is not None and high is not None:
+        return f", {low} to {high}" if high < 2**31 - 1 else f", at least {low}"
+    if "maxItems" in field:
+        return f", at most {field['maxItems']}"
+    return ""
+
+
+def _default(field: dict[str, Any], required: bool) -> str:
+    if required:
+        return "required"
+    default = field.get("default")
+    if default in (None, "", [], {}):
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"

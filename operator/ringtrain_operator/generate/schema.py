@@ -1,0 +1,156 @@
+"""From a pydantic model to a structural OpenAPI v3 schema; what is not understood raises SchemaUnsupported.
+
+A generous converter would drop a bound without a word, and the API server would accept what the models refuse.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Le, MaxLen, MinLen
+from pydantic import BaseModel, BeforeValidator, PlainSerializer
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from ..errors import SchemaUnsupported
+from ..spec.base import Rule, Schema, StatusModel
+
+OpenAPI = dict[str, Any]
+
+_SCALARS: dict[Any, OpenAPI] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    float: {"type": "number"},
+    datetime: {"type": "string", "format": "date-time"},
+}
+# The API server stores integers as int64; a float would lose digits without a word.
+_INTEGER: OpenAPI = {"type": "integer", "format": "int64"}
+
+
+def object_schema(model: type[BaseModel], description: str = "") -> OpenAPI:
+    """The schema of `model`: its fields, which are required, its rules in CEL."""
+    properties, required = {}, []
+    for name, info in model.model_fields.items():
+        alias = info.alias or name
+        properties[alias] = field_schema(info, f"{model.__name__}.{name}")
+        if info.is_required():
+            required.append(alias)
+    schema: OpenAPI = {"type": "object", "description": description or first_line(model), "properties": properties}
+    if required:
+        schema["required"] = required
+    rules: tuple[Rule, ...] = getattr(model, "RULES", ())
+    if rules:
+        schema["x-kubernetes-validations"] = [_validation(rule) for rule in rules]
+    if issubclass(model, StatusModel):
+        # Only the operator fills in a status; a default would be a claim that nobody made.
+        for field in properties.values():
+            field.pop("default", None)
+    return schema
+
+
+def field_schema(info: FieldInfo, where: str) -> OpenAPI:
+    """The schema of one field: type, constraints, default, description."""
+    if not info.description:
+        raise SchemaUnsupported(f"{where}: has no description")
+    annotation, optional = _without_none(info.annotation, where)
+    schema = {"description": info.description, **_typed(annotation, info.metadata, where)}
+    default = info.get_default(call_default_factory=True, validated_data={})
+    if default is PydanticUndefined:
+        return schema
+    if default is None:
+        if not optional:
+            raise SchemaUnsupported(f"{where}: default None for a type that is never None")
+        return schema
+    schema["default"] = _json(default, where)
+    return schema
+
+
+def first_line(model: type[BaseModel]) -> str:
+    """The promise of a model: the first line of its docstring."""
+    return (model.__doc__ or "").strip().splitlines()[0]
+
+
+def _typed(annotation: Any, metadata: Iterable[Any], where: str) -> OpenAPI:
+    """The schema of a type with its constraints."""
+    constraints = list(metadata)
+    while get_origin(annotation) is Annotated:
+        annotation, *inner = get_args(annotation)
+        constraints = inner + constraints
+    constraints = [c for item in constraints for c in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    for item in constraints:
+        if isinstance(item, Schema):
+            return dict(item.openapi)
+    schema = _bare(annotation, where)
+    for item in constraints:
+        schema.update(_constraint(item, schema["type"], where))
+    return schema
+
+
+def _bare(annotation: Any, where: str) -> OpenAPI:
+    """The schema of a type without constraints."""
+    if annotation in _SCALARS:
+        return dict(_SCALARS[annotation])
+    if annotation is int:
+        return dict(_INTEGER)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return object_schema(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal and all(isinstance(value, str) for value in arguments):
+        return {"type": "string", "enum": list(arguments)}
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        items = _typed(arguments[0], (), f"{where}[]")
+        return {"type": "array", "items": items, "x-kubernetes-list-type": "atomic"}
+    if origin is dict and arguments[0] is str:
+        return {"type": "object", "additionalProperties": _typed(arguments[1], (), f"{where}{{}}")}
+    raise SchemaUnsupported(f"{where}: no schema for {annotation!r}")
+
+
+def _constraint(item: Any, kind: str, where: str) -> OpenAPI:
+    """One constraint in OpenAPI's words, which depend on what it constrains."""
+    suffix = {"string": "Length", "array": "Items", "object": "Properties"}.get(kind)
+    pattern = getattr(item, "pattern", None)
+    match item:
+        case Ge(ge=bound) if kind in ("integer", "number"):
+            return {"minimum": bound}
+        case Le(le=bound) if kind in ("integer", "number"):
+            return {"maximum": bound}
+        case MinLen(min_length=bound) if suffix:
+            return {f"min{suffix}": bound}
+        case MaxLen(max_length=bound) if suffix:
+            return {f"max{suffix}": bound}
+        case _ if kind == "string" and isinstance(pattern, str) and set(vars(item)) == {"pattern"}:
+            return {"pattern": pattern}
+        # Of a status' times: they only say how Python reads and writes what the schema calls a date-time.
+        case BeforeValidator() | PlainSerializer() if kind == "string":
+            return {}
+    raise SchemaUnsupported(f"{where}: no schema for the constraint {item!r} on {kind}")
+
+
+def _without_none(annotation: Any, where: str) -> tuple[Any, bool]:
+    """`T` and True for `T | None`, `T` and False for `T`; any other union has no structural schema."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return annotation, False
+    others = [part for part in get_args(annotation) if part is not type(None)]
+    if len(others) != 1:
+        raise SchemaUnsupported(f"{where}: a union of {others} has no structural schema")
+    return others[0], True
+
+
+def _json(default: Any, where: str) -> Any:
+    """A default as the API server fills it in; a model that is all defaults is {} and fills itself."""
+    if isinstance(default, BaseModel):
+        if default.model_dump(exclude_defaults=True):
+            raise SchemaUnsupported(f"{where}: the default of a model must be the model's own defaults")
+        return {}
+    if isinstance(default, tuple | list) and not default:
+        return []
+    if isinstance(default, str | bool | int | float) or default == {}:
+        return default
+    raise SchemaUnsupported(f"{where}: no JSON for the default {default!r}")
+
+
+def _validation(rule: Rule) -> OpenAPI:
+    return {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.path}"}

@@ -1,0 +1,301 @@
+"""Specs that everyone accepts and specs that are refused, for the models here and for a real API server.
+
+`ACCEPTED` and `REJECTED` are creations, `UPDATES` are changes of an accepted spec. A refusal names the field in
+`path`. `at_admission` says whether the CRD can know: what it cannot, the operator says in the Accepted condition.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One manifest; `path` and `says` are in the refusal, if it is refused."""
+
+    id: str
+    manifest: Manifest
+    path: str = ""
+    says: str = ""
+    at_admission: bool = True
+
+
+@dataclass(frozen=True)
+class Update:
+    """A change from `old` to `new`; `path` is empty when it is allowed."""
+
+    id: str
+    old: Manifest
+    new: Manifest
+    path: str = ""
+
+
+def manifest(name: str = "job", **spec: Any) -> Manifest:
+    """A job that is valid unless `spec` makes it otherwise; a field set to None is left out."""
+    container = {"name": "train", "image": "example.com/train", "command": ["python", "train.py"]}
+    base: dict[str, Any] = {"worker": {"replicas": 2, "template": {"spec": {"containers": [container]}}}}
+    fields = {key: value for key, value in {**base, **spec}.items() if value is not None}
+    return {
+        "apiVersion": "ringtrain.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": fields,
+    }
+
+
+def worker(container: Manifest | None = None, pod: Manifest | None = None, **fields: Any) -> Manifest:
+    """A valid `spec.worker`, changed by what is given; None takes a container's field away."""
+    base: dict[str, Any] = {"name": "train", "image": "example.com/train", "command": ["python", "train.py"]}
+    main = {key: value for key, value in {**base, **(container or {})}.items() if value is not None}
+    return {"replicas": 2, "template": {"spec": {"containers": [main], **(pod or {})}}, **fields}
+
+
+def rules(*given: Manifest) -> Manifest:
+    """A `runPolicy` with these failure rules."""
+    return {"failureRules": list(given)}
+
+
+ACCEPTED = [
+    Case("smallest", manifest()),
+    Case("mpi", manifest(backend="mpi", mpi={"implementation": "MPICH"})),
+    Case("mpi-by-default-implementation", manifest(backend="mpi", mpi={})),
+    Case("suspended", manifest(runPolicy={"suspend": True})),
+    Case("gpu", manifest(worker=worker(devices={"nvidia.com/gpu": 2}))),
+    Case("ipu", manifest(worker=worker(devices={"graphcore.ai/ipu": 16}))),
+    Case(
+        "two-devices-and-slots",
+        manifest(slotsPerWorker=2, worker=worker(devices={"amd.com/gpu": 2, "rdma/hca": 1})),
+    ),
+    Case("unknown-fields-in-a-template", manifest(worker=worker(pod={"someFutureField": {"a": [1, None]}}))),
+    Case("launcher-node-selector", manifest(launcher={"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}})),
+    Case("launcher-container-without-image", manifest(launcher={"template": {"spec": {"containers": [{}]}}})),
+    Case("logs-on-a-claim", manifest(logs={"persistentVolumeClaim": {"claimName": "logs"}})),
+    Case("logs-in-an-emptydir", manifest(logs={"emptyDir": {"sizeLimit": "1Gi"}})),
+    Case("checkpoint", manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data/c"})),
+    Case("null-is-absent", manifest(slotsPerWorker=None) | {"status": {}}),
+    Case(
+        "every-policy",
+        manifest(
+            runPolicy={
+                "suspend": False,
+                "cleanPodPolicy": "All",
+                "ttlSecondsAfterFinished": 0,
+                "activeDeadlineSeconds": 1,
+                "backoffLimit": 0,
+                "progressDeadlineSeconds": 600,
+                "failureRules": [
+                    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3, 42]}},
+                    {"action": "Ignore", "onExitCodes": {"operator": "NotIn", "ranges": [{"min": 1, "max": 127}]}},
+                    {"action": "RestartJob", "onReasons": ["AgentLost", "NotAssembled"]},
+                ],
+            }
+        ),
+    ),
+    Case("someone-elses", manifest(managedBy="kueue.x-k8s.io/multikueue")),
+    Case("networking", manifest(networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30})),
+    Case("longest-name", manifest(name="a" * 51)),
+]
+
+REJECTED = [
+    Case("no-worker", manifest(worker=None), "spec.worker", "missing"),
+    Case("no-template", manifest(worker={"replicas": 1}), "spec.worker.template", "missing"),
+    Case(
+        "no-containers",
+        manifest(worker={"template": {"spec": {"containers": []}}}),
+        "spec.worker.template.spec.containers",
+    ),
+    Case(
+        "no-command",
+        manifest(worker=worker({"command": None})),
+        "spec.worker.template.spec.containers",
+        "missing",
+    ),
+    Case(
+        "no-image",
+        manifest(worker=worker({"image": None})),
+        "spec.worker.template.spec.containers",
+        "missing",
+    ),
+    Case("command-is-a-string", manifest(worker=worker({"command": "python"})), "containers[0].command", "list"),
+    Case("backend-unknown", manifest(backend="nccl"), "spec.backend", "'ring' or 'mpi'"),
+    Case(
+        "replicas-zero", manifest(worker=worker(replicas=0)), "spec.worker.replicas", "greater than or equal to 1"
+    ),
+    Case("replicas-too-many", manifest(worker=worker(replicas=1025)), "spec.worker.replicas", "1024"),
+    Case("replicas-is-a-string", manifest(worker=worker(replicas="2")), "spec.worker.replicas", "integer"),
+    Case("slots-zero", manifest(slotsPerWorker=0), "spec.slotsPerWorker", "greater than or equal to 1"),
+    Case("slots-too-many", manifest(slotsPerWorker=65), "spec.slotsPerWorker", "64"),
+    Case("device-without-domain", manifest(worker=worker(devices={"gpu": 1})), "spec.worker.devices", "domain"),
+    Case("device-count-zero", manifest(worker=worker(devices={"nvidia.com/gpu": 0})), "spec.worker.devices", "1"),
+    Case(
+        "two-devices-no-slots",
+        manifest(worker=worker(devices={"nvidia.com/gpu": 2, "rdma/hca": 1})),
+        "spec.slotsPerWorker",
+        "set slotsPerWorker",
+    ),
+    Case("mpi-under-ring", manifest(mpi={"implementation": "OpenMPI"}), "spec.mpi", "backend: mpi"),
+    Case(
+        "mpi-unknown", manifest(backend="mpi", mpi={"implementation": "LAM"}), "spec.mpi.implementation", "MPICH"
+    ),
+    Case(
+        "clean-policy", manifest(runPolicy={"cleanPodPolicy": "Some"}), "spec.runPolicy.cleanPodPolicy", "Running"
+    ),
+    Case("backoff-negative", manifest(runPolicy={"backoffLimit": -1}), "spec.runPolicy.backoffLimit", "0"),
+    Case(
+        "deadline-zero",
+        manifest(runPolicy={"activeDeadlineSeconds": 0}),
+        "spec.runPolicy.activeDeadlineSeconds",
+        "1",
+    ),
+    Case("ttl-negative", manifest(runPolicy={"ttlSecondsAfterFinished": -1}), "ttlSecondsAfterFinished", "0"),
+    Case("suspend-is-a-string", manifest(runPolicy={"suspend": "yes"}), "spec.runPolicy.suspend", "bool"),
+    Case(
+        "rule-unknown-action",
+        manifest(runPolicy=rules({"action": "Retry", "onReasons": ["AgentLost"]})),
+        "spec.runPolicy.failureRules[0].action",
+        "FailJob",
+    ),
+    Case(
+        "rule-matches-nothing",
+        manifest(runPolicy=rules({"action": "FailJob"})),
+        "spec.runPolicy.failureRules[0].onExitCodes",
+        "onReasons",
+    ),
+    Case(
+        "rule-without-codes",
+        manifest(runPolicy=rules({"action": "FailJob", "onExitCodes": {"operator": "In"}})),
+        "spec.runPolicy.failureRules[0].onExitCodes.values",
+        "at least one",
+    ),
+    Case(
+        "rule-exit-code-zero",
+        manifest(runPolicy=rules({"action": "FailJob", "onExitCodes": {"values": [0]}})),
+        "spec.runPolicy.failureRules[0].onExitCodes.values[0]",
+        "1",
+    ),
+    Case(
+        "rule-range-upside-down",
+        manifest(runPolicy=rules({"action": "FailJob", "onExitCodes": {"ranges": [{"min": 9, "max": 3}]}})),
+        "spec.runPolicy.failureRules[0].onExitCodes.ranges[0].min",
+        "greater than max",
+    ),
+    Case(
+        "logs-twice",
+        manifest(logs={"emptyDir": {}, "persistentVolumeClaim": {"claimName": "c"}}),
+        "spec.logs",
+        "both",
+    ),
+    Case("claim-without-name", manifest(checkpoint={"persistentVolumeClaim": {}}), "claimName", "missing"),
+    Case(
+        "mount-path-relative",
+        manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "data"}),
+        "spec.checkpoint.mountPath",
+        "pattern",
+    ),
+    Case("timeout-zero", manifest(networking={"timeoutSeconds": 0}), "spec.networking.timeoutSeconds", "1"),
+    Case("name-too-long", manifest(name="a" * 52), "metadata.name", "51"),
+    Case("name-begins-with-a-digit", manifest(name="7up"), "metadata.name", "letter"),
+    Case("name-with-dots", manifest(name="a.b"), "metadata.name", "digits"),
+    Case(
+        "our-environment",
+        manifest(worker=worker({"env": [{"name": "RINGTRAIN_ATTEMPT", "value": "7"}]})),
+        "spec.worker.template.spec.containers[0].env[0]",
+        "RINGTRAIN_ATTEMPT is set by the operator",
+        at_admission=False,
+    ),
+    Case(
+        "our-volume",
+        manifest(worker=worker(pod={"volumes": [{"name": "ringtrain-secret", "emptyDir": {}}]})),
+        "spec.worker.template.spec.volumes[0].name",
+        "rename",
+        at_admission=False,
+    ),
+    Case(
+        "our-mount",
+        manifest(worker=worker({"volumeMounts": [{"name": "x", "mountPath": "/etc/ringtrain/secret/"}]})),
+        "spec.worker.template.spec.containers[0].volumeMounts[0].mountPath",
+        "credentials",
+        at_admission=False,
+    ),
+    Case(
+        "restart-policy",
+        manifest(worker=worker(pod={"restartPolicy": "Always"})),
+        "spec.worker.template.spec.restartPolicy",
+        "'Never'",
+        at_admission=False,
+    ),
+    Case(
+        "host-name",
+        manifest(worker=worker(pod={"hostname": "me"})),
+        "spec.worker.template.spec.hostname",
+        "remove it",
+        at_admission=False,
+    ),
+    Case(
+        "launcher-with-devices",
+        manifest(
+            launcher={"template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}}}
+        ),
+        "spec.launcher.template.spec.containers[0].resources[nvidia.com/gpu]",
+        "never gets devices",
+        at_admission=False,
+    ),
+    Case(
+        "devices-disagree",
+        manifest(worker=worker({"resources": {"limits": {"nvidia.com/gpu": 1}}}, devices={"nvidia.com/gpu": 2})),
+        "spec.worker.template.spec.containers[0].resources[nvidia.com/gpu]",
+        "says 2",
+        at_admission=False,
+    ),
+]
+
+# A structural schema drops unknown fields without a word unless the client asks for strict field validation (as
+# kubectl does); the models always say it.
+UNKNOWN_FIELDS = [
+    Case("typo", manifest(slotPerWorker=2), "spec.slotPerWorker", "did you mean slotsPerWorker?"),
+    Case("typo-inside", manifest(runPolicy={"backofLimit": 1}), "spec.runPolicy.backofLimit", "backoffLimit"),
+    Case("nothing-near", manifest(gizmo=1), "spec.gizmo", "allowed: backend"),
+]
+
+
+def _changed(old: Manifest, **spec: Any) -> Manifest:
+    new = copy.deepcopy(old)
+    new["spec"].update(spec)
+    return new
+
+
+_RUNNING = manifest(slotsPerWorker=2)
+_SUSPENDED = manifest(slotsPerWorker=2, runPolicy={"suspend": True})
+_OTHER_IMAGE = worker({"image": "example.com/other"})
+
+UPDATES = [
+    Update("replicas", _RUNNING, _changed(_RUNNING, worker=worker(replicas=3))),
+    Update("suspend", _RUNNING, _changed(_RUNNING, runPolicy={"suspend": True})),
+    Update("resume-and-change", _SUSPENDED, _changed(_RUNNING, backend="mpi")),
+    Update("slots-while-suspended", _SUSPENDED, _changed(_SUSPENDED, slotsPerWorker=4)),
+    Update("template-while-suspended", _SUSPENDED, _changed(_SUSPENDED, worker=_OTHER_IMAGE)),
+    Update("same-template", _RUNNING, _changed(_RUNNING, worker=worker())),
+    Update("backend", _RUNNING, _changed(_RUNNING, backend="mpi"), "spec.backend"),
+    Update("slots", _RUNNING, _changed(_RUNNING, slotsPerWorker=4), "spec.slotsPerWorker"),
+    Update("slots-removed", _RUNNING, manifest(), "spec.slotsPerWorker"),
+    Update("devices", _RUNNING, _changed(_RUNNING, worker=worker(devices={"a.b/c": 1})), "spec.worker.devices"),
+    Update("template", _RUNNING, _changed(_RUNNING, worker=_OTHER_IMAGE), "spec.worker.template"),
+    Update(
+        "unknown-field-of-template",
+        _RUNNING,
+        _changed(_RUNNING, worker=worker(pod={"nodeSelector": {"disk": "ssd"}})),
+        "spec.worker.template",
+    ),
+    Update(
+        "launcher-template",
+        _RUNNING,
+        _changed(_RUNNING, launcher={"template": {"spec": {"nodeSelector": {"a": "b"}}}}),
+        "spec.launcher.template",
+    ),
+    Update("suspend-and-change", _RUNNING, _changed(_SUSPENDED, backend="mpi"), "spec.backend"),
+    Update("manager", _RUNNING, _changed(_RUNNING, managedBy="other/x"), "spec.managedBy"),
+]

@@ -1,0 +1,32 @@
+"""The models accept what the table accepts and refuse what it refuses, naming the field."""
+
+from __future__ import annotations
+
+import pytest
+from contract.spec_cases import ACCEPTED, REJECTED, UNKNOWN_FIELDS, UPDATES, Case, Update
+
+from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.spec import parse_job, update_problems
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda c: c.id)
+def test_accepted(case: Case) -> None:
+    """The job is parsed without a problem."""
+    assert parse_job(case.manifest).name == case.manifest["metadata"]["name"]
+
+
+@pytest.mark.parametrize("case", REJECTED + UNKNOWN_FIELDS, ids=lambda c: c.id)
+def test_rejected(case: Case) -> None:
+    """Exactly one problem is told, with the field's path and the way out."""
+    with pytest.raises(SpecInvalid) as refusal:
+        parse_job(case.manifest)
+    (problem,) = refusal.value.problems
+    assert case.path in problem.path
+    assert case.says in problem.message
+
+
+@pytest.mark.parametrize("case", UPDATES, ids=lambda c: c.id)
+def test_updates(case: Update) -> None:
+    """What may change only while suspended is refused, naming the field; the rest may change."""
+    problems = update_problems(parse_job(case.new).spec, parse_job(case.old).spec)
+    assert [problem.path for problem in problems] == ([case.path] if case.path else [])
