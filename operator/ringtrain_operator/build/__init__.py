@@ -1,7 +1,7 @@
 """The objects of a job, as dicts: pods, Service, ServiceAccount, NetworkPolicy, Secret. Nothing is touched."""
 
 from .credentials import Issuer, build_secret, issue_credentials
-from .names import job_labels, launcher_name, worker_name, worker_selector
+from .names import job_labels, launcher_name, secret_name, worker_name, worker_selector
 from .network import build_network_policy, build_service, build_service_account
 from .pods import build_launcher_pod, build_worker_pod
 
@@ -16,6 +16,7 @@ __all__ = [
     "issue_credentials",
     "job_labels",
     "launcher_name",
+    "secret_name",
     "worker_name",
     "worker_selector",
 ]

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from .. import contract
 from ..spec import Job
-from .names import job_labels, metadata
+from .names import job_labels, metadata, secret_name
 
 Issuer = Callable[[Job, datetime], Mapping[str, bytes]]
 """Makes a job's credentials: the keys of the Secret (contract.SECRET_KEYS) and their bytes."""
@@ -55,7 +55,7 @@ def build_secret(job: Job, credentials: Mapping[str, bytes]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, job.name, job_labels(job)),
+        "metadata": metadata(job, secret_name(job), job_labels(job)),
         "type": "Opaque",
         "immutable": True,
         "data": {key: base64.b64encode(credentials[key]).decode() for key in contract.SECRET_KEYS},

@@ -18,6 +18,11 @@ def worker_name(job: Job, index: int) -> str:
     return f"{job.name}-worker-{index}"
 
 
+def secret_name(job: Job) -> str:
+    """Name of the job's Secret. With the uid in it no other object can have taken it: no Secret need be read."""
+    return f"{job.name}-{job.uid[:8]}"
+
+
 def launcher_address(job: Job) -> str:
     """`host:port` of the launcher's control service inside the cluster."""
     return f"{launcher_name(job)}.{job.name}.{job.namespace}.svc:{contract.PORT_LAUNCHER}"

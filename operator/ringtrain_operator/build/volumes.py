@@ -7,6 +7,7 @@ from typing import Any
 from .. import contract
 from ..spec import Job
 from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS, VOLUME_SECRET, VOLUME_SHM
+from .names import secret_name
 
 SHM_DIR = "/dev/shm"
 
@@ -30,7 +31,7 @@ def add_secret(spec: dict[str, Any], job: Job, role: str) -> None:
         {"key": f"{role}.key", "path": "tls.key"},
         {"key": "token", "path": "token"},
     ]
-    secret = {"secretName": job.name, "items": items, "defaultMode": 0o440}
+    secret = {"secretName": secret_name(job), "items": items, "defaultMode": 0o440}
     add_volume(spec, {"name": VOLUME_SECRET, "secret": secret}, contract.SECRET_DIR, read_only=True)
 
 

@@ -44,7 +44,8 @@ def changes(s: Situation, issue: Issuer) -> Changes:
 
 def companion_refs(job: Job) -> tuple[ObjectRef, ...]:
     """What a job has besides pods."""
-    return tuple(ObjectRef(kind, job.name) for kind in ("Secret", "Service", "ServiceAccount", "NetworkPolicy"))
+    named_alike = (ObjectRef(kind, job.name) for kind in ("Service", "ServiceAccount", "NetworkPolicy"))
+    return (ObjectRef("Secret", build.secret_name(job)), *named_alike)
 
 
 def _finished(s: Situation) -> Changes:

@@ -1,0 +1,37 @@
+"""What an operator is told when it starts."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class OperatorConfig:
+    """Settings of one operator process. `namespaces` empty: the whole cluster."""
+
+    namespaces: tuple[str, ...] = ()
+    workers: int = 16
+    connections: int = 24
+    resync_s: float = 600.0
+    listen: str = ":8080"
+    leader_election: bool = True
+    lease_namespace: str = ""
+    lease_name: str = "ringtrain-operator"
+    identity: str = ""
+    log_format: Literal["json", "text"] = "json"
+    log_level: str = "info"
+    grace_s: float = 20.0
+
+    def address(self) -> tuple[str | None, int]:
+        """Host (None: all) and port of `listen`. Raises ValueError that says what is expected."""
+        host, _, port = self.listen.rpartition(":")
+        if not port.isdigit():
+            raise ValueError(f"listen is {self.listen!r}; expected host:port or :port, for example :8080")
+        return host.strip("[]") or None, int(port)
+
+
+def default_identity(env: Mapping[str, str]) -> str:
+    """A name no other replica has: the pod's name where there is one."""
+    return env.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"

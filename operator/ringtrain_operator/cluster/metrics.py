@@ -1,0 +1,58 @@
+"""What the operator counts, for Prometheus."""
+
+from collections import Counter as Tally
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ringtrain_operator.cluster.queue import Key
+
+
+class Metrics:
+    """One operator's numbers; `text()` is what /metrics answers."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconciles = Counter(
+            "ringtrain_reconciles", "Reconciles by result", ["result"], registry=self.registry
+        )
+        self.reconcile_seconds = Histogram(
+            "ringtrain_reconcile_duration_seconds", "Duration of a reconcile", registry=self.registry
+        )
+        self.queue_depth = Gauge("ringtrain_queue_depth", "Jobs waiting for a worker", registry=self.registry)
+        self.leader = Gauge("ringtrain_leader", "1 while this replica holds the lease", registry=self.registry)
+        self.jobs = Gauge("ringtrain_jobs", "Jobs by state", ["state"], registry=self.registry)
+        self.time_to_running = Histogram(
+            "ringtrain_job_time_to_running_seconds",
+            "From a job's creation to its first Running",
+            buckets=(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600),
+            registry=self.registry,
+        )
+        self.restarts = Counter(
+            "ringtrain_job_restarts", "Restarts of a gang, counted or not", registry=self.registry
+        )
+        self.writes = Counter(
+            "ringtrain_api_writes", "Writes by verb and kind", ["verb", "kind"], registry=self.registry
+        )
+        self._states: dict[Key, str] = {}
+
+    def job_is(self, key: Key, state: str) -> None:
+        """A job's state was seen."""
+        if self._states.get(key) != state:
+            self._states[key] = state
+            self._count_states()
+
+    def job_gone(self, key: Key) -> None:
+        """A job is no more."""
+        if self._states.pop(key, None) is not None:
+            self._count_states()
+
+    def _count_states(self) -> None:
+        tally = Tally(self._states.values())
+        for (known,) in list(self.jobs._metrics):
+            tally.setdefault(known, 0)
+        for state, count in tally.items():
+            self.jobs.labels(state).set(count)
+
+    def text(self) -> bytes:
+        """The Prometheus exposition."""
+        return generate_latest(self.registry)

@@ -1,0 +1,132 @@
+"""Read what exists for one job: pods fresh by label, the rest by name, never from a cache that watches fill."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ringtrain_operator import contract
+from ringtrain_operator.cluster.api import (
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    ApiClient,
+    ApiError,
+    Forbidden,
+    NotFound,
+    Resource,
+)
+from ringtrain_operator.cluster.poll import Answer
+from ringtrain_operator.observe import Foreign, ObjectRef, Observed, Refusal, owned_by, owner_name, view_pod
+from ringtrain_operator.spec.parse import parse_time
+
+log = logging.getLogger(__name__)
+
+# Objects that were seen are looked at again after so long: somebody may have deleted one.
+LOOK_AGAIN_S = 600.0
+_READ_BY_NAME = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Memory:
+    """What one job's reconciles tell the next. Losing it costs reads, never correctness.
+
+    `owned` are objects that were made or read as ours since `looked_at`; the Secret is only ever known this way,
+    because the operator may not read Secrets.
+    """
+
+    owned: set[ObjectRef] = field(default_factory=set)
+    foreign: dict[ObjectRef, Foreign] = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
+    looked_at: float = float("-inf")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One job's surroundings: the value for `plan`, and the pods as the API has them."""
+
+    observed: Observed
+    pods: tuple[Json, ...]
+
+
+async def read_surroundings(api: ApiClient, job: Mapping[str, Any], memory: Memory, answer: Answer) -> Reading:
+    """Everything `plan` looks at. Raises ApiError."""
+    meta, status = job["metadata"], job.get("status") or {}
+    selector = f"{contract.LABEL_JOB}={meta['name']}"
+    pods, _ = await asyncio.gather(
+        api.select(PODS, meta["namespace"], labels=selector),
+        _look_at_objects(api, job, memory, bool(status.get("attempt"))),
+    )
+    ours = [p for p in pods if owned_by(p, meta["uid"])]
+    others = [Foreign(ObjectRef("Pod", p["metadata"]["name"]), owner_name(p)) for p in pods if p not in ours]
+    nodes = await _readiness_of_suspects(api, ours)
+    observed = Observed(
+        pods=tuple(view_pod(p, nodes) for p in ours),
+        objects=frozenset(memory.owned),
+        foreign=(*others, *memory.foreign.values()),
+        launcher=answer.report,
+        launcher_error=answer.error,
+        refusals=memory.refusals,
+        status=status,
+    )
+    return Reading(observed, tuple(ours))
+
+
+async def _look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory, began: bool) -> None:
+    """Fill `memory` with what exists besides pods, if it is new to us or long ago.
+
+    A job that never began has nothing yet, and its creations will tell if a name is taken.
+    """
+    now = time.monotonic()
+    if not began or now - memory.looked_at < LOOK_AGAIN_S:
+        return
+    found = await asyncio.gather(*(find_owner(api, job, r, job["metadata"]["name"]) for r in _READ_BY_NAME))
+    secrets = {ref for ref in memory.owned if ref.kind == "Secret"}
+    memory.owned = secrets | {ref for ref in found if isinstance(ref, ObjectRef)}
+    memory.foreign = {other.ref: other for other in found if isinstance(other, Foreign)}
+    memory.looked_at = now
+
+
+async def find_owner(
+    api: ApiClient, job: Mapping[str, Any], resource: Resource, name: str
+) -> ObjectRef | Foreign | None:
+    """Whose the object of that name is: this job's, somebody else's, or it is not there."""
+    ref = ObjectRef(resource.kind, name)
+    try:
+        obj = await api.get(resource, job["metadata"]["namespace"], name)
+    except NotFound:
+        return None
+    return ref if owned_by(obj, job["metadata"]["uid"]) else Foreign(ref, owner_name(obj))
+
+
+async def _readiness_of_suspects(api: ApiClient, pods: list[Json]) -> dict[str, bool]:
+    """Readiness of the nodes whose pods should be gone by now; empty where nodes may not be read."""
+    now = datetime.now(UTC)
+    suspects = {p["spec"].get("nodeName") for p in pods if _overdue(p, now)} - {None}
+    return {str(name): ready for name in suspects if (ready := await _node_is_ready(api, str(name))) is not None}
+
+
+def _overdue(pod: Json, now: datetime) -> bool:
+    due = parse_time(pod["metadata"].get("deletionTimestamp"))
+    return due is not None and due < now
+
+
+async def _node_is_ready(api: ApiClient, name: str) -> bool | None:
+    try:
+        node = await api.get(NODES, None, name)
+    except NotFound:
+        return False
+    except Forbidden:
+        return None  # an operator of a few namespaces may not read nodes
+    except ApiError as exc:
+        log.warning("node %s could not be read: %s", name, exc)
+        return None
+    conditions = node.get("status", {}).get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

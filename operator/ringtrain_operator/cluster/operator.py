@@ -1,0 +1,165 @@
+"""One operator process: its parts, their start, their watch over each other, their end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from ringtrain_operator.cluster.api import ApiClient, ApiError, Conflict, Connection, NotLeader
+from ringtrain_operator.cluster.config import OperatorConfig
+from ringtrain_operator.cluster.health import STUCK_AFTER_S, HealthServer, Probes
+from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
+from ringtrain_operator.cluster.metrics import Metrics
+from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
+from ringtrain_operator.cluster.queue import Key, KeyedQueue
+from ringtrain_operator.cluster.reconcile import Reconciler
+from ringtrain_operator.cluster.watch import resync, until_served, watch_cluster
+
+log = logging.getLogger(__name__)
+
+
+class LeaseLost(Exception):
+    """Another replica leads now: this process must end."""
+
+
+class Operator:
+    """An operator on `connection`. `await run()` returns after `stop()`; it raises LeaseLost or what broke it."""
+
+    def __init__(
+        self,
+        config: OperatorConfig,
+        connection: Connection,
+        *,
+        poll_times: PollTimes | None = None,
+        lease_times: LeaseTimes | None = None,
+    ) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.watching = asyncio.Event()
+        self.port = 0
+        self._connection = connection
+        self._lease_times = lease_times
+        self._stop = asyncio.Event()
+        self.queue = KeyedQueue()
+        self.api = ApiClient(connection, connections=config.connections)
+        self._poller = LauncherPoller(self.queue.add, poll_times)
+        self._reconciler = Reconciler(self.api, self.queue, self._poller, self.metrics)
+        self._standby = False
+
+    def stop(self) -> None:
+        """End gracefully: the looks in progress are finished, the lease is handed back."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Lead and work until `stop()`. Raises LeaseLost, ApiError, or a defect."""
+        probes = Probes(self._why_not_alive, self._why_not_ready)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.api.close)
+            server = await stack.enter_async_context(HealthServer(self.config.address(), probes, self.metrics))
+            self.port = server.port
+            lease = await self._lead()
+            if not self._stop.is_set():
+                await self._work(lease)
+            if lease is not None:
+                await lease.release()
+
+    async def _lead(self) -> LeaderLease | None:
+        """The lease, held; None without election or when stopped meanwhile."""
+        if not self.config.leader_election:
+            return None
+        namespace = self.config.lease_namespace or self._connection.namespace
+        lease = LeaderLease(self.api, namespace, self.config.lease_name, self.config.identity, self._lease_times)
+        self._standby = True
+        await _first_of(lease.acquire(), self._stop.wait())
+        self._standby = False
+        if lease.held():
+            self.api.fence(lease.held)
+            self.metrics.leader.set(1)
+        return lease
+
+    async def _work(self, lease: LeaderLease | None) -> None:
+        scope, enqueue = self.config.namespaces, self.queue.add
+        await _first_of(until_served(self.api, scope), self._stop.wait())
+        stop_watching = asyncio.Event()
+        parts = [
+            watch_cluster(self._connection, scope, enqueue, ready=self.watching, stop=stop_watching),
+            resync(self.api, scope, enqueue, self.config.resync_s),
+            self._stop.wait(),
+        ]
+        if lease is not None:
+            parts.append(_lost(lease))
+        workers = [asyncio.create_task(self._reconcile_forever()) for _ in range(self.config.workers)]
+        try:
+            await _first_of(*parts)
+        finally:
+            stop_watching.set()
+            await self._finish(workers)
+
+    async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
+        """Let the looks in progress end, within the grace period."""
+        self.queue.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.grace_s):
+                await self.queue.idle()
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        await self._poller.close()
+
+    async def _reconcile_forever(self) -> None:
+        while True:
+            key = await self.queue.take()
+            try:
+                await self._reconcile(key)
+            finally:
+                self.queue.done(key)
+
+    async def _reconcile(self, key: Key) -> None:
+        """One look, with every failure turned into a later one."""
+        began, result = time.perf_counter(), "ok"
+        try:
+            await self._reconciler.reconcile(key)
+        except NotLeader as fenced:
+            result = "fenced"
+            log.info("%s", fenced, extra={"job": str(key)})
+        except Conflict:
+            result = "conflict"
+            self.queue.retry(key)  # it changed since it was read: read again
+        except ApiError as failed:
+            result = "error"
+            wait_s = self.queue.retry(key)
+            log.warning("%s; again in %.1f s", failed, wait_s, extra={"job": str(key)})
+        except Exception:
+            result = "defect"
+            wait_s = self.queue.retry(key)
+            log.exception("defect while reconciling; again in %.1f s", wait_s, extra={"job": str(key)})
+        self.metrics.reconciles.labels(result).inc()
+        self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
+        self.metrics.queue_depth.set(len(self.queue))
+
+    def _why_not_alive(self) -> str:
+        busy_s = self.queue.longest_busy_s()
+        return f"a reconcile has not ended for {busy_s:.0f} s" if busy_s > STUCK_AFTER_S else ""
+
+    def _why_not_ready(self) -> str:
+        return "" if self._standby or self.watching.is_set() else "not watching yet"
+
+
+async def _lost(lease: LeaderLease) -> None:
+    await lease.keep()
+    raise LeaseLost(f"{lease.identity} no longer holds the lease")
+
+
+async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
+    """Run all until one ends, cancel the others, raise what the one raised."""
+    tasks = [asyncio.ensure_future(c) for c in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -1,0 +1,125 @@
+"""Which jobs to look at next: a deduplicating queue of keys with a backoff per key."""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+FIRST_BACKOFF_S = 0.2
+LONGEST_BACKOFF_S = 300.0
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """A job by namespace and name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class KeyedQueue:
+    """At most one entry a key, and no key with two workers at once.
+
+    A key added while it waits is one entry; a key added while a worker has it comes again when that worker is
+    done. All methods belong to one event loop.
+    """
+
+    def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.25)) -> None:
+        self._jitter = jitter
+        self._ready: deque[Key] = deque()
+        self._dirty: set[Key] = set()
+        self._busy: dict[Key, float] = {}
+        self._failures: dict[Key, int] = {}
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._waiting: asyncio.Queue[None] = asyncio.Queue()
+        self._settled = asyncio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, key: Key) -> None:
+        """Have `key` looked at as soon as a worker is free."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        if key in self._dirty or self._closed:
+            return
+        self._dirty.add(key)
+        if key not in self._busy:
+            self._push(key)
+
+    def add_after(self, key: Key, delay_s: float) -> None:
+        """Have `key` looked at in `delay_s`, or earlier if that was asked for already."""
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + delay_s
+        timer = self._timers.get(key)
+        if timer is not None:
+            if timer.when() <= due:
+                return
+            timer.cancel()
+        self._timers[key] = loop.call_at(due, self.add, key)
+
+    def retry(self, key: Key) -> float:
+        """Have `key` looked at again after a failure; each failure doubles the wait. Returns the wait."""
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        wait_s: float = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1)) * self._jitter()
+        self.add_after(key, wait_s)
+        return wait_s
+
+    def succeeded(self, key: Key) -> None:
+        """Begin the backoff of `key` anew."""
+        self._failures.pop(key, None)
+
+    def forget(self, key: Key) -> None:
+        """Drop what is kept about a key that is gone."""
+        self._failures.pop(key, None)
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+
+    async def take(self) -> Key:
+        """The next key; the caller must call `done(key)`."""
+        await self._waiting.get()
+        key = self._ready.popleft()
+        self._dirty.discard(key)
+        self._busy[key] = asyncio.get_running_loop().time()
+        return key
+
+    def done(self, key: Key) -> None:
+        """The worker is through with `key`; if it was added meanwhile, it comes again."""
+        del self._busy[key]
+        self._settled.set()
+        if key in self._dirty and not self._closed:
+            self._push(key)
+
+    async def idle(self) -> None:
+        """Return when no worker has a key."""
+        while self._busy:
+            self._settled.clear()
+            await self._settled.wait()
+
+    def longest_busy_s(self) -> float:
+        """How long the slowest worker has been at its key."""
+        now = asyncio.get_running_loop().time()
+        return max((now - since for since in self._busy.values()), default=0.0)
+
+    def close(self) -> None:
+        """Take nothing more in, and wake nobody."""
+        self._closed = True
+        self._ready.clear()
+        while not self._waiting.empty():
+            self._waiting.get_nowait()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _push(self, key: Key) -> None:
+        self._ready.append(key)
+        self._waiting.put_nowait(None)

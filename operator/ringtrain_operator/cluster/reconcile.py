@@ -1,0 +1,133 @@
+"""One look at one job: observe, decide, write the status, act, tell."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ringtrain_operator import contract
+from ringtrain_operator.cluster.api import JOBS, ApiClient, NotFound
+from ringtrain_operator.cluster.apply import apply_plan
+from ringtrain_operator.cluster.events import send_events
+from ringtrain_operator.cluster.metrics import Metrics
+from ringtrain_operator.cluster.observe import Memory, Reading, read_surroundings
+from ringtrain_operator.cluster.poll import LauncherPoller
+from ringtrain_operator.cluster.queue import Key, KeyedQueue
+from ringtrain_operator.plan import Plan, plan_object
+
+log = logging.getLogger(__name__)
+Json = dict[str, Any]
+
+
+class Reconciler:
+    """Brings jobs one step nearer to what they ask for. It keeps nothing that it could not find out again."""
+
+    def __init__(self, api: ApiClient, queue: KeyedQueue, poller: LauncherPoller, metrics: Metrics) -> None:
+        self._api = api
+        self._queue = queue
+        self._poller = poller
+        self._metrics = metrics
+        self._memories: dict[str, Memory] = {}
+        self._uids: dict[Key, str] = {}
+
+    async def reconcile(self, key: Key) -> None:
+        """One look at the job `key`. Raises ApiError: the caller tries again later."""
+        try:
+            job = await self._api.get(JOBS, key.namespace, key.name)
+        except NotFound:
+            self._forget(key)
+            return
+        memory = self._memory_of(key, job)
+        reading = await read_surroundings(self._api, job, memory, self._poller.answer(key))
+        plan = plan_object(job, reading.observed, datetime.now(UTC))
+        job = await self._write_status(key, job, plan)
+        surprised = await apply_plan(self._api, job, plan, memory)
+        await send_events(self._api, job, plan.events)
+        self._follow_up(key, job, reading, plan)
+        if surprised:
+            self._queue.add(key)
+        elif memory.refusals:
+            self._queue.retry(key)
+        else:
+            self._queue.succeeded(key)
+
+    async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
+        """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""
+        if plan.status is None:
+            self._metrics.job_is(key, str((job.get("status") or {}).get("state") or "Pending"))
+            return job
+        version = job["metadata"]["resourceVersion"]
+        patch = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": version},
+            {"op": "add", "path": "/status", "value": plan.status},
+        ]
+        written = await self._api.patch(JOBS, key.namespace, key.name, patch, subresource="status", kind="json")
+        self._count(key, job, plan.status)
+        return {**job, "metadata": written["metadata"], "status": plan.status}
+
+    def _count(self, key: Key, job: Json, status: Mapping[str, Any]) -> None:
+        before = job.get("status") or {}
+        state = str(status.get("state") or "Pending")
+        self._metrics.job_is(key, state)
+        if state == "Running" and before.get("state") != "Running" and status.get("attempt") == 1:
+            born = datetime.fromisoformat(job["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
+            self._metrics.time_to_running.observe(max(0.0, time.time() - born.timestamp()))
+        restarts = _restarts(status) - _restarts(before)
+        if restarts > 0:
+            self._metrics.restarts.inc(restarts)
+
+    def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan) -> None:
+        url = launcher_url(reading)
+        if url and not _finished(job):
+            self._poller.watch(key, url)
+        else:
+            self._poller.forget(key)
+        if plan.requeue_after_s is not None:
+            self._queue.add_after(key, plan.requeue_after_s)
+
+    def _memory_of(self, key: Key, job: Json) -> Memory:
+        uid = job["metadata"]["uid"]
+        if self._uids.get(key) != uid:
+            self._forget(key)
+            self._uids[key] = uid
+        if _finished(job):
+            self._memories.pop(uid, None)
+            return Memory()
+        return self._memories.setdefault(uid, Memory())
+
+    def _forget(self, key: Key) -> None:
+        uid = self._uids.pop(key, "")
+        self._memories.pop(uid, None)
+        self._poller.forget(key)
+        self._queue.forget(key)
+        self._metrics.job_gone(key)
+
+
+def launcher_url(reading: Reading) -> str:
+    """Where the running launcher answers /status; empty if none runs."""
+    for pod in reading.pods:
+        labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
+        if labels.get(contract.LABEL_ROLE) != contract.ROLE_LAUNCHER or status.get("phase") != "Running":
+            continue
+        address = status.get("podIP")
+        if address and "deletionTimestamp" not in pod["metadata"]:
+            host = f"[{address}]" if ":" in address else address
+            return f"http://{host}:{_status_port(pod)}/status"
+    return ""
+
+
+def _status_port(pod: Json) -> str:
+    env = pod["spec"]["containers"][0].get("env") or []
+    return next((e["value"] for e in env if e["name"] == contract.ENV_STATUS_PORT), str(contract.PORT_STATUS))
+
+
+def _finished(job: Json) -> bool:
+    return (job.get("status") or {}).get("state") in ("Succeeded", "Failed")
+
+
+def _restarts(status: Mapping[str, Any]) -> int:
+    return int(status.get("restarts") or 0) + int(status.get("disruptions") or 0)
+
+
+Enqueue = Callable[[Key], None]

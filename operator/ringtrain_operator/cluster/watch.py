@@ -1,0 +1,148 @@
+"""kopf lists and watches; every event becomes a key on our queue and nothing else.
+
+Handlers of kopf's `on.event` kind store nothing: no finalizer and no annotation ever lands on a user's object. The
+lists and watches ask for metadata only (kopf copies what it receives, and a pod's metadata is a tenth of it) and,
+for pods, only for ours.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import kopf
+
+from ringtrain_operator import contract
+from ringtrain_operator.cluster.api import JOBS, PODS, ApiClient, ApiError, Connection, Forbidden, NotFound
+from ringtrain_operator.cluster.api.client import METADATA_ONLY
+from ringtrain_operator.cluster.queue import Key
+
+log = logging.getLogger(__name__)
+
+Enqueue = Callable[[Key], None]
+
+
+async def watch_cluster(
+    connection: Connection,
+    namespaces: tuple[str, ...],
+    enqueue: Enqueue,
+    *,
+    ready: asyncio.Event,
+    stop: asyncio.Event,
+) -> None:
+    """Call `enqueue` for every job that exists, and for every change of a job or of its pods, until `stop`.
+
+    `namespaces` empty: the whole cluster. `ready` is set when kopf has started. Raises what made kopf give up.
+    """
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
+        middlewares=(_Narrow(connection),),
+        timeout=timeout,
+        headers={"User-Agent": "ringtrain-operator-watch"},
+    ) as session:
+        registry, settings = _handlers(enqueue, session, connection), _settings()
+        await kopf.operator(
+            registry=registry,
+            settings=settings,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            standalone=True,
+            ready_flag=ready,
+            stop_flag=stop,
+        )
+
+
+async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
+    """Return when our kind is served: kopf looks for it only once. Raises Forbidden: waiting would not help."""
+    said = False
+    while True:
+        try:
+            async for _ in api.pages(JOBS, namespaces[0] if namespaces else None, size=1, metadata_only=True):
+                return
+        except Forbidden:
+            raise
+        except (NotFound, ApiError) as exc:
+            if not said:
+                log.warning("%s cannot be listed yet (%s); is the CRD installed?", JOBS.plural, exc)
+                said = True
+            await asyncio.sleep(2.0 * random.uniform(0.8, 1.2))
+
+
+def _handlers(enqueue: Enqueue, session: aiohttp.ClientSession, connection: Connection) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def log_in(**_: Any) -> kopf.AiohttpSession:
+        return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
+
+    @kopf.on.event(contract.GROUP, contract.VERSION, contract.PLURAL, registry=registry)
+    async def job_changed(namespace: str | None, name: str, **_: Any) -> None:
+        enqueue(Key(namespace or "", name))
+
+    @kopf.on.event("", "v1", "pods", registry=registry)
+    async def pod_changed(namespace: str | None, labels: Any, **_: Any) -> None:
+        job = labels.get(contract.LABEL_JOB)
+        if job:
+            enqueue(Key(namespace or "", job))
+
+    return registry
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # neither CRDs nor namespaces are watched: no right to that is needed
+    settings.peering.standalone = True
+    settings.watching.label_selectors["", "v1", "pods"] = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
+    settings.watching.chunk_size = 200
+    settings.watching.server_timeout = random.uniform(300, 600)
+    settings.watching.reconnect_backoff = random.uniform(0.5, 1.5)
+    settings.queueing.idle_timeout = 1.0
+    settings.networking.error_backoffs = _Forever()
+    settings.process.ultimate_exiting_timeout = None
+    return settings
+
+
+class _Forever:
+    """Waits between kopf's attempts without end: an API server that is away must not end the operator."""
+
+    def __iter__(self) -> Iterator[float]:
+        wait_s = 0.5
+        while True:
+            yield wait_s * random.uniform(0.75, 1.25)
+            wait_s = min(wait_s * 2, 15.0)
+
+
+class _Narrow:
+    """Middleware: prove who asks, and ask for metadata only when listing or watching our two kinds."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._plurals = (f"/{JOBS.plural}", f"/{PODS.plural}")
+
+    async def __call__(
+        self,
+        request: aiohttp.ClientRequest,
+        handler: Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]],
+    ) -> aiohttp.ClientResponse:
+        request.headers.update(self._connection.headers())
+        if request.method == "GET" and request.url.path.endswith(self._plurals):
+            watching = "watch" in request.url.query
+            request.headers["Accept"] = METADATA_ONLY.format(list="" if watching else "List")
+        return await handler(request)
+
+
+async def resync(api: ApiClient, namespaces: tuple[str, ...], enqueue: Enqueue, every_s: float) -> None:
+    """Enqueue every job now and then, spread over the interval: an event that was lost is made good for."""
+    while True:
+        await asyncio.sleep(every_s * random.uniform(0.5, 1.0))
+        with suppress(ApiError):
+            for namespace in namespaces or (None,):
+                async for page in api.pages(JOBS, namespace, metadata_only=True):
+                    for item in page:
+                        enqueue(Key(item["metadata"]["namespace"], item["metadata"]["name"]))
+                    await asyncio.sleep(len(page) * every_s / 20_000)  # 20,000 jobs in one interval

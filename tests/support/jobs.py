@@ -1,0 +1,45 @@
+"""DistributedTrainingJobs for tests of the operator."""
+
+from typing import Any
+
+from ringtrain_operator import contract
+
+Json = dict[str, Any]
+
+
+def job(name: str = "digits", *, workers: int = 2, **spec: Any) -> Json:
+    """A small valid job; `spec` is merged into its spec."""
+    template = {"spec": {"containers": [{"name": "train", "image": "train:1", "command": ["train"]}]}}
+    return {
+        "apiVersion": contract.API_VERSION,
+        "kind": contract.KIND,
+        "metadata": {"name": name},
+        "spec": {"worker": {"replicas": workers, "template": template}, **spec},
+    }
+
+
+def termination_message(outcome: str = "Succeeded", attempt: int = 1, world: int = 2, **failure: Any) -> str:
+    """What a launcher leaves behind (docs/contract.md)."""
+    import json
+
+    said: Json = {
+        "version": 1,
+        "attempt": attempt,
+        "outcome": outcome,
+        "worldSize": world,
+        "ranksSucceeded": world if outcome == "Succeeded" else 0,
+    }
+    if failure:
+        said["failure"] = failure
+    return json.dumps(said)
+
+
+def state(obj: Json | None) -> str:
+    """The state that a job's status says."""
+    return str(((obj or {}).get("status") or {}).get("state") or "")
+
+
+def condition(obj: Json, kind: str) -> Json:
+    """One condition of a job, empty if absent."""
+    conditions = (obj.get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] == kind), {})

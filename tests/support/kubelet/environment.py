@@ -1,0 +1,105 @@
+"""What a container sees: environment, volumes, all resolved to values and folders of this machine."""
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringtrain_operator.cluster.api import SECRETS, ApiClient
+
+Json = dict[str, Any]
+_REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A container ready to run: `folder` is its own, `env` complete, `command` with its references expanded."""
+
+    pod: Json
+    address: str
+    folder: Path
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "container.log"
+
+    @property
+    def termination_message(self) -> Path:
+        return self.folder / "termination-log"
+
+
+async def prepare(api: ApiClient, pod: Json, address: str, folder: Path) -> Sandbox:
+    """Make the first container's volumes under `folder` and resolve its environment.
+
+    A path of the container (a mount, the termination message) inside a value becomes the folder's own, because
+    there is no mount namespace. Raises NotFound for a Secret that is not there.
+    """
+    container = pod["spec"]["containers"][0]
+    folder.mkdir(parents=True, exist_ok=True)
+    volumes = {v["name"]: await _volume(api, pod, v, folder) for v in pod["spec"].get("volumes") or []}
+    paths = {"/dev/termination-log": folder / "termination-log"}
+    for mount in container.get("volumeMounts") or []:
+        if mount["name"] in volumes:
+            paths[mount["mountPath"].rstrip("/")] = volumes[mount["name"]] / mount.get("subPath", "")
+    env: dict[str, str] = {}
+    for entry in container.get("env") or []:
+        value = (
+            str(entry["value"]) if "value" in entry else _from_field(pod, entry.get("valueFrom") or {}, address)
+        )
+        env[entry["name"]] = _relocate(_expand(value, env), paths)
+    words = [*(container.get("command") or []), *(container.get("args") or [])]
+    command = tuple(_relocate(_expand(w, env), paths) for w in words)
+    env["RINGTRAIN_TERMINATION_MESSAGE_PATH"] = str(folder / "termination-log")
+    return Sandbox(pod, address, folder, command, env)
+
+
+async def _volume(api: ApiClient, pod: Json, volume: Json, folder: Path) -> Path:
+    path = folder / "volumes" / volume["name"]
+    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+    if claim:  # a claim outlives the pod: it lies beside the pods of its namespace
+        path = folder.parent / "claims" / claim
+    path.mkdir(parents=True, exist_ok=True)
+    sources = [volume, *((volume.get("projected") or {}).get("sources") or [])]
+    for source in sources:
+        secret = source.get("secret")
+        if secret:
+            await _fill_from_secret(api, pod["metadata"]["namespace"], secret, path)
+    return path
+
+
+async def _fill_from_secret(api: ApiClient, namespace: str, source: Json, path: Path) -> None:
+    found = await api.get(SECRETS, namespace, source.get("secretName") or source["name"])
+    data: dict[str, str] = found.get("data") or {}
+    items = {i["key"]: i["path"] for i in source.get("items") or []} or {key: key for key in data}
+    for key, target in items.items():
+        file = path / target
+        file.touch(mode=0o600)
+        file.write_bytes(base64.b64decode(data[key]))
+
+
+def _from_field(pod: Json, source: Json, address: str) -> str:
+    path = (source.get("fieldRef") or {}).get("fieldPath", "")
+    known = {
+        "metadata.name": pod["metadata"]["name"],
+        "metadata.namespace": pod["metadata"]["namespace"],
+        "metadata.uid": pod["metadata"]["uid"],
+        "spec.nodeName": pod["spec"].get("nodeName", ""),
+        "status.podIP": address,
+        "status.hostIP": "127.0.0.1",
+    }
+    return str(known.get(path, ""))
+
+
+def _expand(value: str, env: Mapping[str, str]) -> str:
+    return _REFERENCE.sub(lambda m: env.get(m.group(1), m.group(0)), value)
+
+
+def _relocate(value: str, paths: Mapping[str, Path]) -> str:
+    for inside, outside in sorted(paths.items(), key=lambda item: -len(item[0])):
+        if value == inside or value.startswith(inside + "/"):
+            return str(outside) + value[len(inside) :]
+    return value

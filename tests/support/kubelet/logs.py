@@ -1,0 +1,86 @@
+"""A kubelet's log endpoint, where an API server fetches what `kubectl logs` shows."""
+
+import asyncio
+import datetime
+import ipaddress
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+Find = Callable[[str, str], tuple[Path, Callable[[], bool]] | None]
+
+
+class LogServer:
+    """`/containerLogs/NAMESPACE/POD/CONTAINER` over HTTPS. `find`: a pod's log file, and whether it grows."""
+
+    def __init__(self, find: Find, folder: Path) -> None:
+        self._find = find
+        self._folder = folder
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen on a free port of loopback."""
+        app = web.Application()
+        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=_tls(self._folder)).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        found = self._find(request.match_info["namespace"], request.match_info["pod"])
+        if found is None or not found[0].exists():
+            return web.Response(status=404, text="no log of that container on this node")
+        path, grows = found
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        follow = request.query.get("follow") == "true"
+        with path.open("rb") as log:
+            tail = request.query.get("tailLines")
+            if tail is not None:
+                lines = log.readlines()
+                await response.write(b"".join(lines[max(0, len(lines) - int(tail)) :]))
+            while True:
+                ended = not grows()
+                chunk = log.read(65536)
+                if chunk:
+                    await response.write(chunk)
+                elif ended or not follow:
+                    break
+                else:
+                    await asyncio.sleep(0.05)  # a file that another process writes
+        with suppress(ConnectionError):
+            await response.write_eof()
+        return response
+
+
+def _tls(folder: Path) -> ssl.SSLContext:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubelet")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(address, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    file = folder / "kubelet.pem"
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(private + certificate.public_bytes(pem))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    return context

@@ -1,0 +1,232 @@
+"""Nodes, the scheduler's part, and the pods on them."""
+
+import asyncio
+import itertools
+import re
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+from ringtrain_operator.cluster.api import NODES, PODS, ApiClient, ApiError, Conflict, NotFound
+from support.kubelet.logs import LogServer
+from support.kubelet.pod import PodLife, now_text
+from support.kubelet.runtimes import Runtime
+
+Json = dict[str, Any]
+_DNS_NAME = re.compile(r"^(?P<pod>[a-z0-9-]+)\.[a-z0-9.-]+\.svc(\.cluster\.local)?:(?P<port>\d+)$")
+
+
+class Kubelet:
+    """`async with Kubelet(api, runtime, folder)`: schedules and runs every pod of the cluster on `nodes`.
+
+    `capacity` is what each node has of extended resources; a pod that asks for more stays unschedulable.
+    `namespace`: only its pods (None: all).
+    """
+
+    def __init__(
+        self,
+        api: ApiClient,
+        runtime: Runtime,
+        folder: Path,
+        *,
+        nodes: tuple[str, ...] = ("node-a", "node-b"),
+        namespace: str | None = None,
+        capacity: dict[str, int] | None = None,
+    ) -> None:
+        self._api = api
+        self._runtime = runtime
+        self._folder = folder
+        self._nodes = dict.fromkeys(nodes, True)
+        self._turn = itertools.cycle(nodes)
+        self._namespace = namespace
+        self._capacity = capacity or {}
+        self._lives: dict[str, tuple[PodLife, asyncio.Task[None]]] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        self._addresses: dict[tuple[str, str], str] = {}
+        self._numbers = itertools.count(2)
+        self._logs = LogServer(self._log_of, folder)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.paused = False
+
+    async def __aenter__(self) -> "Kubelet":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        await self._logs.start()
+        for node in self._nodes:
+            await self._register(node)
+        self._follow_task = asyncio.create_task(self._follow_forever())
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self._follow_task.cancel()
+        lives = [task for _, task in self._lives.values()]
+        for task in (*lives, *self._tasks):
+            task.cancel()
+        await asyncio.gather(self._follow_task, *lives, *self._tasks, return_exceptions=True)
+        await self._logs.close()
+        for node in self._nodes:
+            with suppress(ApiError):
+                await self._api.delete(NODES, None, node)
+
+    async def evict(self, namespace: str, name: str) -> None:
+        """Take a pod off its node as the eviction API does: it is marked as disrupted, then deleted."""
+        await self.mark_disrupted(namespace, name, "EvictionByEvictionAPI")
+        await self._api.delete(PODS, namespace, name)
+
+    async def mark_disrupted(self, namespace: str, name: str, reason: str) -> None:
+        """Give a pod the DisruptionTarget condition."""
+        pod = await self._api.get(PODS, namespace, name)
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": reason,
+            "message": f"{reason}: by the test",
+            "lastTransitionTime": now_text(),
+        }
+        conditions = [*(pod["status"].get("conditions") or []), condition]
+        patch = {"status": {"conditions": conditions}}
+        await self._api.patch(PODS, namespace, name, patch, subresource="status")
+        life = self._lives.get(pod["metadata"]["uid"])
+        if life is not None:
+            life[0].pod["status"]["conditions"] = conditions
+
+    async def lose_node(self, node: str) -> None:
+        """Cut a node off: its pods stop without a word, its readiness is unknown, it takes no new pods."""
+        self._nodes[node] = False
+        self._turn = itertools.cycle([n for n, alive in self._nodes.items() if alive])
+        for life, task in self._lives.values():
+            if life.pod["spec"].get("nodeName") == node:
+                life.lost = True
+                task.cancel()
+        await self._post_readiness(node, "Unknown")
+
+    def pods_on(self, node: str) -> list[str]:
+        """Names of the pods that were started on `node`."""
+        return [
+            x.pod["metadata"]["name"] for x, _ in self._lives.values() if x.pod["spec"].get("nodeName") == node
+        ]
+
+    def _log_of(self, namespace: str, name: str) -> Any:
+        life = self._lives.get(self._names.get((namespace, name), ""))
+        if life is None:
+            return None
+        return life[0].folder / "container.log", lambda: not life[0].exited
+
+    async def _register(self, node: str) -> None:
+        with suppress(ApiError):
+            await self._api.create(NODES, None, {"metadata": {"name": node}})
+        await self._post_readiness(node, "True")
+
+    async def _post_readiness(self, node: str, ready: str) -> None:
+        amounts = {"cpu": "64", "memory": "256Gi", "pods": "2000"}
+        amounts.update({name: str(amount) for name, amount in self._capacity.items()})
+        status = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._logs.port}},
+            "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": now_text()}],
+            "capacity": amounts,
+            "allocatable": amounts,
+        }
+        await self._api.patch(NODES, None, node, {"status": status}, subresource="status")
+
+    async def _follow_forever(self) -> None:
+        while True:
+            with suppress(ApiError):
+                await self._follow()
+            await asyncio.sleep(0.1)
+
+    async def _follow(self) -> None:
+        path = PODS.path(self._namespace)
+        answer = await self._api.raw_get(path)
+        for pod in answer["items"]:
+            self._see({"apiVersion": "v1", "kind": "Pod", **pod})
+        known = {p["metadata"]["uid"] for p in answer["items"]}
+        for uid in set(self._lives) - known:
+            self._drop(uid)
+        version = answer["metadata"]["resourceVersion"]
+        async with aclosing(self._api.watch(PODS, self._namespace, since=version)) as events:
+            async for event in events:
+                if event["type"] == "DELETED":
+                    self._drop(event["object"]["metadata"]["uid"])
+                elif event["type"] != "BOOKMARK":
+                    self._see(event["object"])
+
+    def _see(self, pod: Json) -> None:
+        uid, spec = pod["metadata"]["uid"], pod["spec"]
+        if uid in self._lives:
+            self._lives[uid][0].follow(pod)
+        elif not spec.get("nodeName"):
+            if "deletionTimestamp" not in pod["metadata"]:
+                self._spawn(self._schedule(pod))
+        elif spec["nodeName"] in self._nodes and self._nodes[spec["nodeName"]]:
+            self._start(pod)
+
+    def _start(self, pod: Json) -> None:
+        meta = pod["metadata"]
+        address = self._address(meta["namespace"], meta["name"])
+        self._point_at_launcher(pod)
+        folder = self._folder / meta["namespace"] / f"{meta['name']}-{meta['uid'][:8]}"
+        life = PodLife(self._api, self._runtime, pod, address, folder)
+        life.follow(pod)
+        self._names[(meta["namespace"], meta["name"])] = meta["uid"]
+        if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            return
+        self._lives[meta["uid"]] = (life, asyncio.create_task(life.live()))
+
+    def _drop(self, uid: str) -> None:
+        found = self._lives.pop(uid, None)
+        if found is not None:
+            found[1].cancel()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _schedule(self, pod: Json) -> None:
+        meta = pod["metadata"]
+        lacking = self._lacking(pod)
+        if lacking:
+            await self._refuse(pod, lacking)
+            return
+        target = {"apiVersion": "v1", "kind": "Node", "name": next(self._turn)}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
+        with suppress(Conflict, NotFound):
+            await self._api.post(PODS, meta["namespace"], meta["name"], "binding", binding)
+
+    def _lacking(self, pod: Json) -> str:
+        for container in pod["spec"]["containers"]:
+            for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
+                if "/" in name and int(amount) > self._capacity.get(name, 0):
+                    return str(name)
+        return ""
+
+    async def _refuse(self, pod: Json, lacking: str) -> None:
+        meta = pod["metadata"]
+        if any(c["type"] == "PodScheduled" for c in (pod.get("status") or {}).get("conditions") or []):
+            return
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": f"0/{len(self._nodes)} nodes are available: {len(self._nodes)} Insufficient {lacking}.",
+            "lastTransitionTime": now_text(),
+        }
+        patch = {"status": {"conditions": [condition]}}
+        with suppress(NotFound):
+            await self._api.patch(PODS, meta["namespace"], meta["name"], patch, subresource="status")
+
+    def _address(self, namespace: str, name: str) -> str:
+        """The pod's own address of 127.0.0.0/8; the same for every pod of that name."""
+        number = self._addresses.setdefault((namespace, name), "")
+        if not number:
+            n = next(self._numbers)
+            number = self._addresses[(namespace, name)] = f"127.8.{n // 250}.{n % 250 + 2}"
+        return number
+
+    def _point_at_launcher(self, pod: Json) -> None:
+        """Stand in for DNS: a host name of a pod in an environment value becomes its address."""
+        for entry in pod["spec"]["containers"][0].get("env") or []:
+            found = _DNS_NAME.match(str(entry.get("value") or ""))
+            if found:
+                address = self._address(pod["metadata"]["namespace"], found["pod"])
+                entry["value"] = f"{address}:{found['port']}"

@@ -1,0 +1,192 @@
+"""One pod's life on a node: start, status, exit, deletion."""
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ringtrain_operator.cluster.api import PODS, ApiClient, ApiError, NotFound
+from support.kubelet.environment import Sandbox, prepare
+from support.kubelet.relay import Relay
+from support.kubelet.runtimes import Container, Exit, Runtime
+from support.ports import free_ports
+
+Json = dict[str, Any]
+SERVED_PORTS = {"RINGTRAIN_LAUNCHER_PORT": 7350, "RINGTRAIN_STATUS_PORT": 7351}
+MISSING_IMAGE = "missing"  # an image whose name begins so cannot be pulled
+
+
+def now_text() -> str:
+    """The time as Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class PodLife:
+    """Runs one bound pod until it ends or is deleted; `lost` nodes stop speaking in the middle of it."""
+
+    def __init__(self, api: ApiClient, runtime: Runtime, pod: Json, address: str, folder: Path) -> None:
+        self._api = api
+        self._runtime = runtime
+        self.pod = pod
+        self.address = address
+        self.folder = folder
+        self._container: Container | None = None
+        self._relays: list[Relay] = []
+        self._deleted = asyncio.Event()
+        self.lost = False
+        self.exited = False
+        self._statement: Json = {}
+
+    def follow(self, pod: Json) -> None:
+        """The pod changed: its deletion may have been asked for."""
+        self.pod = pod
+        if "deletionTimestamp" in pod["metadata"]:
+            self._deleted.set()
+
+    def log(self) -> tuple[Path, bool]:
+        """Its log file, and whether it may still grow."""
+        return self.folder / "container.log", not self.exited
+
+    async def live(self) -> None:
+        """From here to the end."""
+        try:
+            how = await self._run()
+            if how is not None and not self.lost:
+                await self._post_exit(how)
+            await self._deleted.wait()
+            if not self.lost:
+                await self._confirm_deletion()
+        except NotFound:
+            pass  # deleted by force meanwhile
+        finally:
+            self.exited = True
+            if self._container is not None:
+                self._container.kill()
+            for relay in self._relays:
+                relay.close()
+
+    async def _run(self) -> Exit | None:
+        """How the container ended; None if it never ran."""
+        image = self.pod["spec"]["containers"][0]["image"]
+        if image.startswith(MISSING_IMAGE):
+            await self._post_waiting("ImagePullBackOff", f'Back-off pulling image "{image}": not found')
+            await self._deleted.wait()
+            return None
+        sandbox = await self._sandbox()
+        if sandbox is None:
+            return None
+        try:
+            self._container = await self._runtime.start(sandbox)
+        except OSError as exc:
+            return Exit(128, str(exc), "StartError")
+        await self._post_running()
+        ended = asyncio.create_task(self._container.wait())
+        asked = asyncio.create_task(self._deleted.wait())
+        await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not ended.done():
+            await self._stop(ended)
+        self.exited = True
+        return await ended
+
+    async def _stop(self, ended: "asyncio.Task[Exit]") -> None:
+        assert self._container is not None
+        self._container.ask_to_stop()
+        grace_s = self.pod["metadata"].get("deletionGracePeriodSeconds") or 0
+        done, _ = await asyncio.wait((ended,), timeout=grace_s)
+        if not done:
+            self._container.kill()
+
+    async def _sandbox(self) -> Sandbox | None:
+        if not self._runtime.needs_sandbox:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return Sandbox(self.pod, self.address, self.folder, ())
+        while not self._deleted.is_set():
+            try:
+                sandbox = await prepare(self._api, self.pod, self.address, self.folder)
+                return await self._with_ports(sandbox)
+            except NotFound:  # like a kubelet: a Secret that is not there yet is waited for
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._deleted.wait(), 0.1)
+        return None
+
+    async def _with_ports(self, sandbox: Sandbox) -> Sandbox:
+        """A launcher listens on free ports, and the pod's own address leads there."""
+        if sandbox.env.get("RINGTRAIN_ROLE") != "launcher":
+            return sandbox
+        env = dict(sandbox.env)
+        for (name, default), port in zip(SERVED_PORTS.items(), free_ports(len(SERVED_PORTS)), strict=True):
+            self._relays.append(await Relay.open(self.address, int(env.get(name, default)), port))
+            env[name] = str(port)
+        return Sandbox(sandbox.pod, sandbox.address, sandbox.folder, sandbox.command, env)
+
+    async def _post_running(self) -> None:
+        state = {"running": {"startedAt": now_text()}}
+        await self._post("Running", state, ready=True)
+
+    async def _post_waiting(self, reason: str, message: str) -> None:
+        await self._post("Pending", {"waiting": {"reason": reason, "message": message}}, ready=False)
+
+    async def _post_exit(self, how: Exit) -> None:
+        ended = {
+            "exitCode": how.code,
+            "reason": how.reason or ("Completed" if how.code == 0 else "Error"),
+            "message": how.message,
+            "startedAt": now_text(),
+            "finishedAt": now_text(),
+        }
+        await self._post("Succeeded" if how.code == 0 else "Failed", {"terminated": ended}, ready=False)
+
+    async def _post(self, phase: str, state: Json, *, ready: bool) -> None:
+        container = self.pod["spec"]["containers"][0]
+        known = (self.pod.get("status") or {}).get("conditions") or []
+        kept = [c for c in known if c["type"] not in ("Ready", "ContainersReady", "Initialized")]
+        truth = "True" if ready else "False"
+        own = [
+            {"type": t, "status": truth, "lastTransitionTime": now_text()} for t in ("Ready", "ContainersReady")
+        ]
+        status = {
+            "phase": phase,
+            "podIP": self.address,
+            "podIPs": [{"ip": self.address}],
+            "hostIP": "127.0.0.1",
+            "hostIPs": [{"ip": "127.0.0.1"}],
+            "conditions": [*kept, *own],
+            "containerStatuses": [
+                {
+                    "name": container["name"],
+                    "image": container["image"],
+                    "imageID": "",
+                    "ready": ready,
+                    "restartCount": 0,
+                    "state": state,
+                }
+            ],
+        }
+        if phase == "Running":
+            status["startTime"] = now_text()
+        await self._write({"status": status})
+
+    async def _write(self, patch: Json) -> None:
+        meta = self.pod["metadata"]
+        same = {"metadata": {"uid": meta["uid"]}, **patch}
+        while not self.lost:
+            try:
+                await self._api.patch(PODS, meta["namespace"], meta["name"], same, subresource="status")
+                return
+            except NotFound:
+                raise
+            except ApiError:
+                await asyncio.sleep(0.2)  # the API server is away: a kubelet tries for ever
+
+    async def _confirm_deletion(self) -> None:
+        meta = self.pod["metadata"]
+        while True:
+            try:
+                await self._api.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], grace_period_s=0)
+                return
+            except NotFound:
+                return
+            except ApiError:
+                await asyncio.sleep(0.2)

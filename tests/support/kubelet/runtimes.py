@@ -1,0 +1,157 @@
+"""What runs a pod's container: a local process, or a script of the test."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from support.kubelet.environment import Sandbox
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a container ended; `reason` as the kubelet would say it."""
+
+    code: int
+    message: str = ""
+    reason: str = ""
+
+
+class Container(Protocol):
+    """A container that was started."""
+
+    async def wait(self) -> Exit:
+        """Return when it has ended."""
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class Runtime(Protocol):
+    """Starts containers."""
+
+    needs_sandbox: bool
+
+    async def start(self, sandbox: Sandbox) -> Container:
+        """Start the first container of the sandbox's pod. Raises OSError with the reason if it cannot run."""
+
+
+class ProcessRuntime:
+    """Containers as local processes: the image is ignored, the working directory is `folder`.
+
+    Ports that pods would have each for themselves are made free ports (0) where the contract allows it.
+    """
+
+    needs_sandbox = True
+    FREE_PORTS = (
+        "RINGTRAIN_AGENT_PORT",
+        "RINGTRAIN_RING_PORT_BASE",
+        "RINGTRAIN_MASTER_PORT",
+        "RINGTRAIN_TF_PORT_BASE",
+    )
+
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self._folder = folder
+        self._env = {**os.environ, **(env or {})}
+
+    async def start(self, sandbox: Sandbox) -> "ProcessContainer":
+        env = {**self._env, **sandbox.env}
+        if env.get("RINGTRAIN_ROLE") == "worker":
+            env.update(dict.fromkeys(self.FREE_PORTS, "0"))
+        program = shutil.which(sandbox.command[0], path=env.get("PATH"))
+        if program is None:
+            raise OSError(f'exec: "{sandbox.command[0]}": executable file not found in $PATH')
+        with sandbox.log.open("ab") as out:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *sandbox.command[1:],
+                env=env,
+                cwd=self._folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        return ProcessContainer(process, sandbox)
+
+
+@dataclass(frozen=True)
+class ProcessContainer:
+    """A process in a session of its own, which ends as a whole."""
+
+    process: asyncio.subprocess.Process
+    sandbox: Sandbox
+
+    async def wait(self) -> Exit:
+        code = await self.process.wait()
+        self._signal(signal.SIGKILL)  # what the first process left behind dies with its container
+        message = ""
+        if self.sandbox.termination_message.exists():
+            message = self.sandbox.termination_message.read_text(errors="replace")[:4096]
+        return Exit(code if code >= 0 else 128 - code, message)
+
+    def ask_to_stop(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.terminate()  # like a kubelet: PID 1 of the container, not its children
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+@dataclass
+class ScriptedContainer:
+    """A container that ends when the test says so, and when it is asked to stop (unless it is `stubborn`)."""
+
+    ended: asyncio.Future[Exit]
+    stubborn: bool = False
+
+    async def wait(self) -> Exit:
+        return await asyncio.shield(self.ended)
+
+    def ask_to_stop(self) -> None:
+        if not self.stubborn:
+            self.finish(Exit(143))
+
+    def kill(self) -> None:
+        self.finish(Exit(137))
+
+    def finish(self, how: Exit) -> None:
+        """End it, once."""
+        if not self.ended.done():
+            self.ended.set_result(how)
+
+
+Script = Callable[[Sandbox], Exit | None]
+
+
+@dataclass
+class ScriptedRuntime:
+    """No processes. `script(sandbox)`: how a container ends at once, or None: it runs until the test ends it."""
+
+    script: Script = lambda _sandbox: None
+    needs_sandbox: bool = False
+    containers: dict[str, ScriptedContainer] = field(default_factory=dict)
+
+    async def start(self, sandbox: Sandbox) -> ScriptedContainer:
+        container = ScriptedContainer(asyncio.get_running_loop().create_future())
+        self.containers[sandbox.pod["metadata"]["name"]] = container
+        how = self.script(sandbox)
+        if how is not None:
+            container.finish(how)
+        return container
+
+    def finish(self, pod: str, code: int = 0, message: str = "") -> None:
+        """End the container of the pod `pod`."""
+        self.containers[pod].finish(Exit(code, message))
