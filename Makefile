@@ -32,6 +32,7 @@ lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
 
 generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and reference pages
 	$(BIN)/python -m ringtrain_operator.generate .
+	$(BIN)/python proto/generate.py
 
 verify: generate  ## regenerate, then no diff
 	git diff --exit-code -- manifests docs worker_image/ringtrain/gen

@@ -1,0 +1,107 @@
+"""The agent's settings, read from its environment in one place."""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ringtrain import contract
+from ringtrain.control.environment import Environment
+from ringtrain.control.model import JobIdentity
+from ringtrain.control.secrets import Secrets, load_secrets
+from ringtrain.control.settings import read_job, read_termination
+from ringtrain.control.termination import TerminationPath
+from ringtrain.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Ports that the operator chose; 0: any free one."""
+
+    agent: int
+    ring_base: int
+    master: int
+    tf_base: int
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """What an agent is told. `timeout_s` is the knob from which the inner deadlines below derive."""
+
+    job: JobIdentity
+    workers: int
+    slots: int
+    index: int
+    launcher_address: str
+    ports: Ports
+    pod: str
+    pod_ip: str
+    node: str
+    checkpoint_dir: str
+    timeout_s: float
+    start_timeout_s: float
+    secrets: Secrets
+    termination: TerminationPath
+
+    @property
+    def first_rank(self) -> int:
+        """Rank of local rank 0."""
+        return self.index * self.slots
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often the launcher hears of this agent when nothing changes: well inside its `lost_after_s`."""
+        return min(2.0, self.timeout_s / 16)
+
+    @property
+    def call_s(self) -> float:
+        """Deadline of one call to the launcher."""
+        return max(1.0, self.timeout_s / 6)
+
+    @property
+    def launcher_lost_s(self) -> float:
+        """How long ranks go on without a launcher: long enough for it to be started again."""
+        return self.timeout_s
+
+    @property
+    def grace_s(self) -> float:
+        """How long ranks may take to end after they were asked to."""
+        return min(10.0, self.timeout_s / 6)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "AgentConfig":
+        """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
+        read = Environment(env)
+        read.choice(contract.ENV_BACKEND, ("ring",), "ring")
+        job = read_job(read)
+        workers = read.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000)
+        slots = read.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024)
+        index = read.integer(contract.ENV_WORKER_INDEX, low=0, high=workers - 1)
+        return cls(
+            job=job,
+            workers=workers,
+            slots=slots,
+            index=index,
+            launcher_address=read.address(contract.ENV_LAUNCHER_ADDRESS),
+            ports=_read_ports(read, slots),
+            pod=read.text(contract.ENV_POD_NAME, f"{job.name}-worker-{index}"),
+            pod_ip=read.optional(contract.ENV_POD_IP) or "",
+            node=read.text(contract.ENV_NODE_NAME, socket.gethostname()),
+            checkpoint_dir=read.optional(contract.ENV_CHECKPOINT_DIR) or "",
+            timeout_s=read.seconds(contract.ENV_TIMEOUT, 60),
+            start_timeout_s=read.seconds(contract.ENV_START_TIMEOUT, 600),
+            secrets=load_secrets(read),
+            termination=read_termination(read),
+        )
+
+
+def _read_ports(read: Environment, slots: int) -> Ports:
+    ports = Ports(
+        agent=read.port(contract.ENV_AGENT_PORT, contract.PORT_AGENT),
+        ring_base=read.port(contract.ENV_RING_PORT_BASE, contract.PORT_RING_BASE),
+        master=read.port(contract.ENV_MASTER_PORT, contract.PORT_MASTER),
+        tf_base=read.port(contract.ENV_TF_PORT_BASE, contract.PORT_TF_BASE),
+    )
+    for name, base in ((contract.ENV_RING_PORT_BASE, ports.ring_base), (contract.ENV_TF_PORT_BASE, ports.tf_base)):
+        if base + slots > 65536:
+            raise ConfigurationError(f"{name}={base}: {slots} ports from it on go beyond 65535")
+    return ports

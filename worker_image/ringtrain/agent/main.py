@@ -1,0 +1,169 @@
+"""`ringtrain agent`: join, start the ranks, watch them and the launcher, ship everything, leave."""
+
+import logging
+import os
+import queue
+import signal
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from ringtrain import contract
+from ringtrain.agent.collector import Collector
+from ringtrain.agent.config import AgentConfig
+from ringtrain.agent.lifecycle import Event, Lifecycle, SignalReceived
+from ringtrain.agent.processes import become_subreaper
+from ringtrain.agent.rank_env import rank_environment, usable_cores
+from ringtrain.agent.ranks import Ranks
+from ringtrain.agent.service import AgentService
+from ringtrain.agent.session import AgentState, Session
+from ringtrain.agent.shipper import Shipper, ShipperEvents
+from ringtrain.agent.spool import Spool
+from ringtrain.control.model import ENDED, RankState, Registration, World
+from ringtrain.control.ports import HeldPorts
+from ringtrain.control.rpc import Peer, dial, serve
+from ringtrain.control.termination import termination_message, write_termination_message
+from ringtrain.gen import agent_pb2_grpc, coordinator_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+
+def run_agent(config: AgentConfig, command: Sequence[str]) -> int:
+    """Run `command` as the ranks of one worker to the end of the attempt; returns the agent's exit code."""
+    become_subreaper()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        stack.enter_context(_signals_as_events(events))
+        pod = _Pod(config, command, events, stack)
+        ending = Lifecycle(config, pod, events).run()
+        message = termination_message(ending.verdict, config.job.attempt, config.workers * config.slots)
+        write_termination_message(config.termination, message)
+    return ending.exit_code
+
+
+class _Pod:
+    """Everything that an agent holds open: ranks, spool, threads, channel, its own service."""
+
+    def __init__(
+        self, config: AgentConfig, command: Sequence[str], events: "queue.SimpleQueue[Event]", stack: ExitStack
+    ) -> None:
+        self._config = config
+        self._command = command
+        self._instance = uuid.uuid4().hex
+        self._collector: Collector | None = None
+        self._spool = Spool()
+        self.ranks = Ranks(config.first_rank, config.slots)
+        self.leaving = ""
+        self._held = HeldPorts()
+        stack.callback(self._held.release)
+        ports = config.ports
+        self._ring_ports = self._held.take(ports.ring_base, config.slots)
+        self._tf_ports = self._held.take(ports.tf_base, config.slots)
+        self._master_port = self._held.take(ports.master, 1)[0] if config.index == 0 else 0
+        self._agent_port = self._serve(stack)
+        channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.job.uid))
+        stack.callback(channel.close)
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        self.session = Session(stub, config, self._instance, self._registration, self.state, events.put)
+        header = {"attempt": config.job.attempt, "worker_index": config.index}
+        heard = ShipperEvents(on_contact=self.session.heard, on_empty=self.session.changed)
+        self._shipper = Shipper(stub, self._spool, header, config.call_s, heard)
+        stack.callback(self._shipper.close)
+        stack.callback(self.session.close)
+        self._shipper.start()
+        self.session.start()
+
+    def start_ranks(self, world: World) -> None:
+        """Start all ranks in `world`."""
+        cores = usable_cores()
+        self._held.release()
+        processes = self.ranks.start(
+            self._command,
+            lambda local: rank_environment(self._config, world, local, os.environ, cores),
+        )
+        self._collector = Collector(self._spool, processes, lambda _: self.session.changed())
+        self._collector.start()
+        self.session.changed()
+
+    def reap(self) -> None:
+        """Take note of ended processes; when no rank is left, leave nothing else behind either."""
+        for rank in self.ranks.reap():
+            if self._collector is not None:
+                self._collector.rank_ended(rank)
+        if self.ranks.all_ended:
+            self.ranks.sweep()
+        self.session.changed()
+
+    def drained(self) -> bool:
+        """Whether no rank runs and all that ranks wrote is in the launcher's files."""
+        return (
+            self.ranks.all_ended
+            and self._spool.empty
+            and all(state.phase in ENDED or not self.ranks.started for state in self._states())
+        )
+
+    def state(self) -> AgentState:
+        """What the launcher is told at every heartbeat."""
+        drained = self.drained()  # first: what it covers is in the states that follow
+        return AgentState(self._states() if self.ranks.started else (), drained, self.leaving)
+
+    def _states(self) -> tuple[RankState, ...]:
+        collector = self._collector
+        if collector is None:
+            return self.ranks.states(lambda _: False, lambda _: ())
+        return self.ranks.states(collector.complete, collector.tail)
+
+    def _registration(self) -> Registration:
+        config = self._config
+        return Registration(
+            uid=config.job.uid,
+            attempt=config.job.attempt,
+            worker_index=config.index,
+            slots=config.slots,
+            instance=self._instance,
+            pod=config.pod,
+            node=config.node,
+            address=config.pod_ip or own_address(config.launcher_address),
+            agent_port=self._agent_port,
+            ring_ports=self._ring_ports,
+            tf_ports=self._tf_ports,
+            master_port=self._master_port,
+            ranks=self.state().ranks,
+        )
+
+    def _serve(self, stack: ExitStack) -> int:
+        service = AgentService(self._config, self.state)
+        add: Callable[..., None] = agent_pb2_grpc.add_AgentServicer_to_server
+        server, port = serve(
+            self._config.ports.agent,
+            self._config.secrets,
+            Peer(contract.ROLE_LAUNCHER, self._config.job.uid),
+            threads=4,
+            register=lambda server: add(service, server),
+        )
+        stack.callback(lambda: server.stop(0.5).wait(1.0))
+        return port
+
+
+def own_address(launcher_address: str) -> str:
+    """The address of this host on the way to the launcher. Nothing is sent. OSError: the name does not resolve."""
+    host, _, port = launcher_address.rpartition(":")
+    family, kind, proto, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+@contextmanager
+def _signals_as_events(events: "queue.SimpleQueue[Event]") -> Iterator[None]:
+    def deliver(number: int, _: object) -> None:
+        events.put(SignalReceived(number))  # SimpleQueue.put may be interrupted by itself
+
+    numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, deliver) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,158 @@
+"""The ranks of this pod: started once, watched, stopped as whole process groups."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ringtrain.agent.processes import RankProcess, kill_descendants, reap, signal_group, start_rank
+from ringtrain.control.model import ENDED, RankPhase, RankState
+
+_SWEEP_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Life:
+    state: RankState
+    process: RankProcess | None = None
+    exited_at: float = 0.0
+
+
+class Ranks:
+    """Ranks `first` … `first + count - 1`. The main thread changes them; any thread may ask for `states`."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self._lock = threading.Lock()
+        self._lives = {rank: _Life(RankState(rank, RankPhase.WAITING)) for rank in range(first, first + count)}
+        self._exits = 0
+        self._sent: set[int] = set()
+
+    def start(self, command: Sequence[str], environment: Callable[[int], Mapping[str, str]]) -> list[RankProcess]:
+        """Start every rank; `environment(local_rank)` is its environment. One that cannot be executed has failed
+        with the code that a shell gives: 127 not found, 126 not executable."""
+        started = []
+        for local_rank, rank in enumerate(self._lives):
+            try:
+                process = start_rank(rank, command, environment(local_rank))
+            except OSError as exc:
+                self._fail_to_start(rank, command[0], exc)
+                continue
+            with self._lock:
+                self._lives[rank] = _Life(RankState(rank, RankPhase.RUNNING), process)
+            started.append(process)
+        return started
+
+    def reap(self) -> list[int]:
+        """Take note of processes that ended; returns the ranks among them."""
+        by_pid = {life.process.pid: rank for rank, life in self._lives.items() if life.process}
+        ended = []
+        for pid, status in reap():
+            rank = by_pid.get(pid)
+            if rank is not None:
+                self._note_exit(rank, os.waitstatus_to_exitcode(status))
+                ended.append(rank)
+        return ended
+
+    def stop(self, number: int) -> None:
+        """Send signal `number` to the process groups of the ranks that still run."""
+        self._sent.add(number)
+        for process in self._running():
+            signal_group(process.pid, number)
+            # A stopped process gets its signal when it goes on, and not before.
+            signal_group(process.pid, signal.SIGCONT)
+
+    def sweep(self) -> None:
+        """Kill what ended ranks have left behind, whatever group it is in; returns when nothing is left."""
+        for life in self._lives.values():
+            if life.process is not None:
+                signal_group(life.process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _SWEEP_S
+        while kill_descendants() and time.monotonic() < deadline:
+            reap()
+            time.sleep(0.01)
+        reap()
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        with self._lock:
+            return any(life.state.phase is not RankPhase.WAITING for life in self._lives.values())
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no rank runs (any more)."""
+        return not self._running()
+
+    def first_failure(self) -> RankState | None:
+        """The rank of this pod that failed first."""
+        with self._lock:
+            failed = [life.state for life in self._lives.values() if life.state.phase is RankPhase.FAILED]
+        return min(failed, key=lambda state: state.exit_order, default=None)
+
+    def states(
+        self, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]
+    ) -> tuple[RankState, ...]:
+        """All ranks. One that ended is still shown as running until its output is `complete`, so that its log's
+        `tail` can go with its failure."""
+        now = time.monotonic()
+        with self._lock:
+            return tuple(self._shown(life, now, complete, tail) for life in self._lives.values())
+
+    @staticmethod
+    def _shown(
+        life: _Life, now: float, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]
+    ) -> RankState:
+        state = life.state
+        if state.phase not in ENDED:
+            return state
+        if not complete(state.rank):
+            return RankState(state.rank, RankPhase.RUNNING)
+        lines = state.log_tail
+        if state.phase is RankPhase.FAILED and not lines:
+            lines = tail(state.rank)
+        return replace(state, exited_ago_s=now - life.exited_at, log_tail=lines)
+
+    def _running(self) -> list[RankProcess]:
+        with self._lock:
+            lives = list(self._lives.values())
+        return [life.process for life in lives if life.process and life.state.phase is RankPhase.RUNNING]
+
+    def _note_exit(self, rank: int, code: int) -> None:
+        self._exits += 1
+        name = signal.Signals(-code).name if code < 0 else ""
+        state = RankState(
+            rank=rank,
+            phase=exit_phase(code, self._sent),
+            exit_code=128 - code if code < 0 else code,
+            signal=name,
+            exit_order=self._exits,
+        )
+        with self._lock:
+            self._lives[rank] = replace(self._lives[rank], state=state, exited_at=time.monotonic())
+
+    def _fail_to_start(self, rank: int, program: str, exc: OSError) -> None:
+        self._exits += 1
+        state = RankState(
+            rank=rank,
+            phase=RankPhase.FAILED,
+            exit_code=127 if isinstance(exc, FileNotFoundError) else 126,
+            exit_order=self._exits,
+            log_tail=(f"ringtrain: {program} cannot be executed: {exc.strerror}",),
+        )
+        with self._lock:
+            self._lives[rank] = _Life(state, None, time.monotonic())
+
+
+def exit_phase(code: int, sent: set[int]) -> RankPhase:
+    """What an exit means. `code`: as `os.waitstatus_to_exitcode` gives it; `sent`: signals that asked it to stop.
+
+    After it was asked to stop, anything but 0 counts as stopped, except a death by a signal that was not sent.
+    """
+    if code == 0:
+        return RankPhase.SUCCEEDED
+    if not sent:
+        return RankPhase.FAILED
+    stopped_by_us = code > 0 or -code in sent or -code == signal.SIGTERM
+    return RankPhase.STOPPED if stopped_by_us else RankPhase.FAILED

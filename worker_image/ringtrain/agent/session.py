@@ -1,0 +1,210 @@
+"""The agent's side of the Coordinator service: registered once, and again after the launcher was restarted.
+
+Two threads: one registers and then follows the launcher's orders, one sends the ranks' state, at every change and
+as a heartbeat. Both go on through a launcher that is away; the agent's main loop decides how long.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ringtrain.agent.config import AgentConfig
+from ringtrain.control.model import RankState, Registration, Verdict, World
+from ringtrain.control.wire import rank_to_wire, registration_to_wire, verdict_from_wire, world_from_wire
+from ringtrain.gen import coordinator_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+_DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+
+
+@dataclass(frozen=True)
+class StartRanks:
+    """The gang is complete."""
+
+    world: World
+
+
+@dataclass(frozen=True)
+class StopRanks:
+    """The attempt is over."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Released:
+    """The launcher wants nothing more."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The launcher does not take this agent."""
+
+    reason: str
+    misconfigured: bool
+
+
+@dataclass(frozen=True)
+class LeaveNoted:
+    """The launcher knows that this agent leaves, and has all its lines."""
+
+
+Message = StartRanks | StopRanks | Released | Refused | LeaveNoted
+
+
+@dataclass(frozen=True)
+class AgentState:
+    """What the launcher is told at every heartbeat."""
+
+    ranks: tuple[RankState, ...]
+    drained: bool
+    leaving: str
+
+
+class Session:
+    """Keeps one agent registered. `deliver` gets the launcher's messages; heartbeats carry what `state` gives."""
+
+    def __init__(
+        self,
+        stub: Any,
+        config: AgentConfig,
+        instance: str,
+        registration: Callable[[], Registration],
+        state: Callable[[], AgentState],
+        deliver: Callable[[Message], None],
+    ) -> None:
+        self._stub = stub
+        self._config = config
+        self._registration = registration
+        self._state = state
+        self._deliver = deliver
+        self._instance = instance
+        self._closed = threading.Event()
+        self._changed = threading.Event()
+        self._registered = threading.Event()
+        self._orders: Any = None
+        self._heard = time.monotonic()
+        self.last_problem = ""
+        self._threads = [
+            threading.Thread(target=self._follow_orders, name="ringtrain-orders", daemon=True),
+            threading.Thread(target=self._send_state, name="ringtrain-heartbeat", daemon=True),
+        ]
+
+    @property
+    def registered(self) -> bool:
+        """Whether the launcher has ever taken this agent in."""
+        return self._registered.is_set()
+
+    def start(self) -> None:
+        """Begin to dial."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Leave: the launcher sees the order stream end."""
+        self._closed.set()
+        self._changed.set()
+        if self._orders is not None:
+            self._orders.cancel()
+        for thread in self._threads:
+            thread.join(self._config.call_s)
+
+    def changed(self) -> None:
+        """The state is another than was sent: send it now."""
+        self._changed.set()
+
+    def heard(self) -> None:
+        """The launcher has answered a call."""
+        self._heard = time.monotonic()
+
+    def silent_s(self) -> float:
+        """How long the launcher has not answered any call."""
+        return time.monotonic() - self._heard
+
+    def _follow_orders(self) -> None:
+        while not self._closed.is_set():
+            try:
+                if self._register():
+                    self._read_orders()
+            except grpc.RpcError as error:
+                self._note_problem(error)
+            except OSError as error:  # the launcher's name does not resolve yet
+                self.last_problem = str(error)
+            self._closed.wait(_RETRY_S)
+
+    def _register(self) -> bool:
+        request = registration_to_wire(self._registration())
+        reply = self._stub.Register(request, timeout=self._config.call_s, wait_for_ready=True)
+        self.heard()
+        if not reply.accepted:
+            self._deliver(Refused(reply.reason, reply.misconfigured))
+            self._closed.set()
+            return False
+        self._registered.set()
+        self._changed.set()
+        return True
+
+    def _read_orders(self) -> None:
+        request = pb.OrdersRequest(worker_index=self._config.index, instance=self._instance)
+        self._orders = self._stub.Orders(request)
+        if self._closed.is_set():
+            self._orders.cancel()
+        for order in self._orders:
+            self.heard()
+            self._deliver(_message(order))
+
+    def _send_state(self) -> None:
+        while not self._closed.is_set():
+            self._changed.wait(self._config.heartbeat_s)
+            self._changed.clear()
+            if self._closed.is_set() or not self._registered.is_set():
+                continue
+            state = self._state()
+            try:
+                reply = self._stub.Sync(self._sync_request(state), timeout=self._config.call_s)
+            except grpc.RpcError as error:
+                self._note_problem(error)
+                self._closed.wait(_RETRY_S)
+                self._changed.set()
+                continue
+            self.heard()
+            if state.leaving and state.drained:
+                self._deliver(LeaveNoted())
+            if not reply.known and self._orders is not None:
+                self._orders.cancel()  # makes the other thread register again
+
+    def _sync_request(self, state: AgentState) -> Any:
+        return pb.SyncRequest(
+            worker_index=self._config.index,
+            instance=self._instance,
+            ranks=[rank_to_wire(rank) for rank in state.ranks],
+            drained=state.drained,
+            leaving=state.leaving,
+        )
+
+    def _note_problem(self, error: grpc.RpcError) -> None:
+        if self._closed.is_set():
+            return
+        code, details = error.code(), error.details()
+        self.last_problem = f"{code.name}: {details}"
+        if code in _DENIED:
+            self._deliver(Refused(f"the launcher does not trust this agent: {details}", misconfigured=True))
+            self._closed.set()
+
+
+def _message(order: Any) -> Message:
+    kind = order.WhichOneof("order")
+    if kind == "start":
+        return StartRanks(world_from_wire(order.start))
+    if kind == "stop":
+        return StopRanks(verdict_from_wire(order.stop))
+    return Released(verdict_from_wire(order.release))

@@ -1,0 +1,29 @@
+"""`ringtrain agent -- CMD…`: PID 1 of a worker pod."""
+
+import os
+import sys
+
+import click
+
+from ringtrain.cli.failures import exit_code_of
+from ringtrain.cli.main import log_to_stderr
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def agent(command: tuple[str, ...]) -> None:
+    """Join the job's launcher, run COMMAND as this worker's ranks, and ship what they write.
+
+    Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
+    """
+    # Ranks are forked from a process in which gRPC runs; its fork handlers would wait for threads of ours.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    log_to_stderr("agent")
+
+    def body() -> int:
+        from ringtrain.agent.config import AgentConfig
+        from ringtrain.agent.main import run_agent
+
+        return run_agent(AgentConfig.from_env(os.environ), command)
+
+    sys.exit(exit_code_of(body))

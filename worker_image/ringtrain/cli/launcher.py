@@ -1,0 +1,28 @@
+"""`ringtrain launcher [-- CMD…]`: the job's coordinator."""
+
+import os
+import sys
+
+import click
+
+from ringtrain.cli.failures import exit_code_of
+from ringtrain.cli.main import log_to_stderr
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def launcher(command: tuple[str, ...]) -> None:
+    """Bring the job's workers together, keep their logs, and end with the job's exit code.
+
+    A ring job's workers run the training command; COMMAND is for backends whose launcher runs one.
+    Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
+    """
+    log_to_stderr("launcher")
+
+    def body() -> int:
+        from ringtrain.launcher.config import LauncherConfig
+        from ringtrain.launcher.main import run_launcher
+
+        return run_launcher(LauncherConfig.from_env(os.environ))
+
+    sys.exit(exit_code_of(body))

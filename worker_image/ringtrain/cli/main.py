@@ -1,0 +1,39 @@
+"""`ringtrain`: one command, one subcommand a file. A new one is a click command added to `_COMMANDS`."""
+
+import importlib
+import logging
+import sys
+
+import click
+
+# Loaded when used, so that `ringtrain agent` does not pay for what it does not run.
+_COMMANDS = {
+    "agent": "ringtrain.cli.agent:agent",
+    "launcher": "ringtrain.cli.launcher:launcher",
+    "run": "ringtrain.cli.run:run",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name].split(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.command(cls=_LazyGroup)
+@click.version_option(package_name="ringtrain")
+def main() -> None:
+    """Data-parallel training: workers, launcher, and jobs on one machine."""
+
+
+def log_to_stderr(role: str) -> None:
+    """Send this process's own messages to stderr, marked with its `role`."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s ringtrain {role}: %(message)s", force=True
+    )

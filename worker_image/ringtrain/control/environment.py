@@ -1,0 +1,64 @@
+"""Reading settings from the environment, with errors that name variable, value and what was expected."""
+
+from collections.abc import Mapping
+
+from ringtrain.errors import ConfigurationError
+
+
+class Environment:
+    """Typed reads of `env`. An empty variable counts as absent."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+
+    def optional(self, name: str) -> str | None:
+        """The variable's value, or None."""
+        return self._env.get(name) or None
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """The variable's value, else `default`; ConfigurationError when there is neither."""
+        value = self.optional(name) or default
+        if value is None:
+            raise ConfigurationError(f"{name} is not set; the operator and `dtj local` set it on every pod")
+        return value
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+        """The variable's value, which must be one of `allowed`."""
+        value = self.text(name, default)
+        if value not in allowed:
+            raise ConfigurationError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
+        return value
+
+    def integer(self, name: str, default: int | None = None, *, low: int, high: int) -> int:
+        """The variable as an integer in `low`..`high`."""
+        value = self.text(name, None if default is None else str(default))
+        try:
+            number = int(value)
+        except ValueError as exc:
+            raise ConfigurationError(f"{name}={value!r}: expected an integer from {low} to {high}") from exc
+        if not low <= number <= high:
+            raise ConfigurationError(f"{name}={value!r}: expected an integer from {low} to {high}")
+        return number
+
+    def port(self, name: str, default: int) -> int:
+        """The variable as a TCP port; 0 stands for any free port."""
+        return self.integer(name, default, low=0, high=65535)
+
+    def seconds(self, name: str, default: float) -> float:
+        """The variable as a positive number of seconds, at most a week."""
+        value = self.text(name, str(default))
+        try:
+            number = float(value)
+        except ValueError as exc:
+            raise ConfigurationError(f"{name}={value!r}: expected a number of seconds") from exc
+        if not 0 < number <= 604800:
+            raise ConfigurationError(f"{name}={value!r}: expected seconds above 0 and at most 604800 (a week)")
+        return number
+
+    def address(self, name: str) -> str:
+        """The variable as `host:port` (`[host]:port` for IPv6)."""
+        value = self.text(name)
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+            raise ConfigurationError(f"{name}={value!r}: expected host:port, for example 10.0.0.7:7350")
+        return value

@@ -1,0 +1,123 @@
+"""Values that travel between agent and launcher."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RankPhase(StrEnum):
+    """Where a rank is in its life; the words of `/status`."""
+
+    WAITING = "Waiting"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+ENDED = frozenset({RankPhase.SUCCEEDED, RankPhase.FAILED, RankPhase.STOPPED})
+
+
+class Outcome(StrEnum):
+    """How an attempt ended; the words of the termination message."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+class Reason(StrEnum):
+    """Why an attempt failed; the words of the termination message."""
+
+    RANK_FAILED = "RankFailed"
+    AGENT_LOST = "AgentLost"
+    NOT_ASSEMBLED = "NotAssembled"
+    WORLD_INCOMPLETE = "WorldIncomplete"
+    BAD_CONFIGURATION = "BadConfiguration"
+    LAUNCHER_FAILED = "LauncherFailed"
+    INTERNAL_ERROR = "InternalError"
+
+
+@dataclass(frozen=True)
+class JobIdentity:
+    """Which attempt of which job a pod belongs to."""
+
+    name: str
+    namespace: str
+    uid: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank as its agent sees it.
+
+    `exit_code`: 0–255, 128 + n when signal n ended the rank. `exit_order`: position among the exits that this
+    agent saw, from 1. `exited_ago_s`: age of the exit when the state was sent. `log_tail`: for failed ranks.
+    """
+
+    rank: int
+    phase: RankPhase
+    exit_code: int | None = None
+    signal: str = ""
+    exit_order: int = 0
+    exited_ago_s: float = 0.0
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What an agent brings to the barrier. `ranks` is empty unless the agent has started them already."""
+
+    uid: str
+    attempt: int
+    worker_index: int
+    slots: int
+    instance: str
+    pod: str
+    node: str
+    address: str
+    agent_port: int
+    ring_ports: tuple[int, ...]
+    tf_ports: tuple[int, ...]
+    master_port: int
+    ranks: tuple[RankState, ...] = ()
+
+
+@dataclass(frozen=True)
+class World:
+    """What every rank must know of all the others; addresses are `host:port` by rank."""
+
+    attempt: int
+    ring_addresses: tuple[str, ...]
+    tf_addresses: tuple[str, ...]
+    master_address: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first cause of a failed attempt. `rank` and `exit_code` are None where no rank is to be named."""
+
+    reason: Reason
+    message: str
+    rank: int | None = None
+    pod: str = ""
+    node: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the attempt ended, and the exit code of the launcher that goes with it."""
+
+    outcome: Outcome
+    exit_code: int
+    ranks_succeeded: int = 0
+    failure: Failure | None = None
+
+
+def host_port(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

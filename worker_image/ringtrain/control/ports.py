@@ -1,0 +1,70 @@
+"""Ports for other processes, held until those are there to take them."""
+
+import random
+import socket
+from pathlib import Path
+
+from ringtrain.errors import RingtrainError
+
+_LOWEST = 15_000
+_TRIES = 2000
+
+
+class PortTaken(RingtrainError):
+    """A port that was to be listened on is in use on this host."""
+
+
+class HeldPorts:
+    """Ports bound by this process. `release` them right before the rank that gets them starts.
+
+    Free ports are looked for below the range from which the kernel takes the local ports of connections, so that
+    nothing takes them by accident in the moment between release and the rank's own bind.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self._ceiling = _ephemeral_start()
+
+    def take(self, base: int, count: int) -> tuple[int, ...]:
+        """`count` ports from `base` on, or anywhere when `base` is 0; PortTaken names one that is in use."""
+        if base == 0:
+            return tuple(self._take_any() for _ in range(count))
+        for port in range(base, base + count):
+            if not self._hold(port):
+                last = base + count - 1
+                raise PortTaken(f"port {port} is in use on this host; ports {base}..{last} were to be listened on")
+        return tuple(range(base, base + count))
+
+    def release(self) -> None:
+        """Give all ports up."""
+        for held in self._sockets:
+            held.close()
+        self._sockets.clear()
+
+    def _take_any(self) -> int:
+        for _ in range(_TRIES):
+            port = random.randrange(_LOWEST, self._ceiling)
+            if self._hold(port):
+                return port
+        raise PortTaken(f"no free port found in {_LOWEST}..{self._ceiling - 1} in {_TRIES} tries")
+
+    def _hold(self, port: int) -> bool:
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        held = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if family == socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            held.bind(("", port))
+        except OSError:
+            held.close()
+            return False
+        self._sockets.append(held)
+        return True
+
+
+def _ephemeral_start() -> int:
+    try:
+        start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        start = 32_768
+    return start if start > _LOWEST + 1000 else 65_536

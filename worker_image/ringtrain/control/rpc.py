@@ -1,0 +1,145 @@
+"""Control channels and servers: TLS where there are certificates, else loopback; always the token."""
+
+import hmac
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ringtrain.control.ports import PortTaken
+from ringtrain.control.secrets import Secrets, channel_credentials, dns_name, server_credentials
+
+log = logging.getLogger(__name__)
+
+TOKEN_KEY = "ringtrain-token"
+# A batch of lines is at most 1 MiB (agent/shipper.py) and one rank's read may exceed it by a record.
+MAX_MESSAGE = 16 << 20
+_COMMON = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_CLIENT = (
+    *_COMMON,
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # The launcher's name may appear in DNS after its workers have started: ask again every second, not every 30.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+)
+_SERVER = (*_COMMON, ("grpc.so_reuseport", 0), ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000))
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who is at the other end: the role its certificate must carry, in the job `uid`."""
+
+    role: str
+    uid: str
+
+
+def dial(address: str, secrets: Secrets, peer: Peer) -> grpc.Channel:
+    """A channel to `address` that accepts only a server with the role and uid of `peer`, and sends the token."""
+    if secrets.tls is None:
+        channel = grpc.insecure_channel(address, options=_CLIENT)
+    else:
+        # Names in the certificate are of role and uid: what the server is called in DNS proves nothing.
+        options = (*_CLIENT, ("grpc.ssl_target_name_override", dns_name(peer.role, peer.uid)))
+        channel = grpc.secure_channel(address, channel_credentials(secrets.tls), options=options)
+    return grpc.intercept_channel(channel, _SendToken(secrets.token)) if secrets.token else channel
+
+
+def serve(
+    port: int, secrets: Secrets, peer: Peer, *, threads: int, register: Callable[[grpc.Server], None]
+) -> tuple[grpc.Server, int]:
+    """Start a server for clients with the role and uid of `peer`; returns it and its port.
+
+    Without certificates it listens on loopback only. Raises PortTaken when the port is in use.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
+    server = grpc.server(pool, options=_SERVER, interceptors=[_CheckPeer(secrets, peer)])
+    register(server)
+    try:
+        if secrets.tls is None:
+            bound = server.add_insecure_port(f"127.0.0.1:{port}")
+        else:
+            bound = _bind_everywhere(server, port, server_credentials(secrets.tls))
+    except RuntimeError as exc:
+        raise PortTaken(f"port {port} cannot be listened on: is another process using it? ({exc})") from exc
+    server.start()
+    return server, bound
+
+
+def _bind_everywhere(server: grpc.Server, port: int, credentials: grpc.ServerCredentials) -> int:
+    try:
+        return int(server.add_secure_port(f"[::]:{port}", credentials))
+    except RuntimeError:  # no IPv6 here
+        return int(server.add_secure_port(f"0.0.0.0:{port}", credentials))
+
+
+class _SendToken(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+):
+    """Adds the job's token to every call."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def _with_token(self, details: Any) -> Any:
+        metadata = [*(details.metadata or ()), (TOKEN_KEY, self._token)]
+        return details._replace(metadata=metadata)
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_token(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_token(client_call_details), request)
+
+
+class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses, and logs, calls without the job's token or from a certificate of another role or job."""
+
+    def __init__(self, secrets: Secrets, peer: Peer) -> None:
+        self._secrets = secrets
+        self._peer = peer
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        token = dict(handler_call_details.invocation_metadata).get(TOKEN_KEY, "")
+        if handler.unary_unary:
+            wrapped = self._guard(handler.unary_unary, token)
+            return handler._replace(unary_unary=wrapped)
+        if handler.unary_stream:
+            return handler._replace(unary_stream=self._guard(handler.unary_stream, token))
+        return handler._replace(stream_stream=self._guard(handler.stream_stream, token))
+
+    def _guard(self, behaviour: Any, token: str | bytes) -> Any:
+        def guarded(request: Any, context: Any) -> Any:
+            problem = self._problem(token, context)
+            if problem:
+                log.warning("refused a call from %s: %s", context.peer(), problem)
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+            return behaviour(request, context)
+
+        return guarded
+
+    def _problem(self, token: str | bytes, context: Any) -> str:
+        given = token if isinstance(token, bytes) else token.encode()
+        if self._secrets.token and not hmac.compare_digest(given, self._secrets.token.encode()):
+            return "the job's token is missing or wrong"
+        if self._secrets.tls is None:
+            return ""
+        wanted = dns_name(self._peer.role, self._peer.uid)
+        names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]
+        if wanted in names:
+            return ""
+        return f"the certificate is for {', '.join(names) or 'no name'}, expected {wanted}"

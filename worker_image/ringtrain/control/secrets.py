@@ -1,0 +1,78 @@
+"""The job's certificates and token, as files in RINGTRAIN_SECRET_DIR; and the gRPC credentials made of them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from ringtrain import contract
+from ringtrain.control.environment import Environment
+from ringtrain.errors import ConfigurationError
+
+CERTIFICATE_FILES = ("ca.crt", "tls.crt", "tls.key")
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """One role's certificate and key, and the job's CA, in PEM."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What a pod proves itself with. No `tls`: control stays on loopback. Empty `token`: none is asked for."""
+
+    tls: TlsFiles | None = None
+    token: str = field(default="", repr=False)
+    token_file: Path | None = None
+
+
+def dns_name(role: str, uid: str) -> str:
+    """The name that a certificate of `role` carries in the job `uid`."""
+    return f"{role}.{uid}.ringtrain"
+
+
+def load_secrets(env: Environment) -> Secrets:
+    """The secrets in RINGTRAIN_SECRET_DIR, or none when it is unset and the default directory is absent.
+
+    A directory with the token alone is accepted (control stays on loopback). Raises ConfigurationError when the
+    directory was named but is absent, holds neither, or holds only some of the certificate files.
+    """
+    named = env.optional(contract.ENV_SECRET_DIR)
+    directory = Path(named or contract.SECRET_DIR)
+    if not directory.is_dir():
+        if named:
+            raise ConfigurationError(f"{contract.ENV_SECRET_DIR}={named!r}: no such directory")
+        return Secrets()
+    present = [name for name in CERTIFICATE_FILES if (directory / name).is_file()]
+    missing = sorted(set(CERTIFICATE_FILES) - set(present))
+    token_file = directory / "token"
+    if (present and missing) or not (present or token_file.is_file()):
+        lacking = ", ".join(missing)
+        raise ConfigurationError(f"{contract.ENV_SECRET_DIR}={str(directory)!r}: expected {lacking} in it")
+    return _read(directory, token_file, with_tls=bool(present))
+
+
+def _read(directory: Path, token_file: Path, *, with_tls: bool) -> Secrets:
+    try:
+        tls = TlsFiles(*((directory / name).read_bytes() for name in CERTIFICATE_FILES)) if with_tls else None
+        if not token_file.is_file():
+            return Secrets(tls)
+        return Secrets(tls, token_file.read_text().strip(), token_file)
+    except OSError as exc:
+        raise ConfigurationError(f"{contract.ENV_SECRET_DIR}={str(directory)!r}: {exc}") from exc
+
+
+def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials of a server that asks every client for a certificate of the job's CA."""
+    return grpc.ssl_server_credentials(
+        [(tls.key, tls.certificate)], root_certificates=tls.ca, require_client_auth=True
+    )
+
+
+def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
+    """Credentials of a client that trusts the job's CA and shows its own certificate."""
+    return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)

@@ -1,0 +1,1 @@
+"""The job's coordinator: barrier, verdict, log store, `/status` and `/metrics`."""

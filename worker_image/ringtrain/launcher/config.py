@@ -1,0 +1,70 @@
+"""The launcher's settings, read from its environment in one place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringtrain import contract
+from ringtrain.control.environment import Environment
+from ringtrain.control.model import JobIdentity
+from ringtrain.control.secrets import Secrets, load_secrets
+from ringtrain.control.settings import read_job, read_termination
+from ringtrain.control.termination import TerminationPath
+
+
+@dataclass(frozen=True)
+class LauncherConfig:
+    """What a launcher is told. `timeout_s` is the knob from which the inner deadlines below derive."""
+
+    job: JobIdentity
+    workers: int
+    slots: int
+    port: int
+    status_port: int
+    log_root: Path
+    pod: str
+    node: str
+    timeout_s: float
+    start_timeout_s: float
+    secrets: Secrets
+    termination: TerminationPath
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole gang."""
+        return self.workers * self.slots
+
+    @property
+    def lost_after_s(self) -> float:
+        """Silence after which an agent counts as lost: sooner than ranks give up on a peer (timeout_s)."""
+        return self.timeout_s / 4
+
+    @property
+    def settle_s(self) -> float:
+        """How long after the first failed exit to wait for others that may be its cause."""
+        return min(2.0, self.timeout_s / 10)
+
+    @property
+    def drain_s(self) -> float:
+        """How long agents may take to stop their ranks and hand over the last lines."""
+        return self.timeout_s
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "LauncherConfig":
+        """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
+        read = Environment(env)
+        read.choice(contract.ENV_BACKEND, ("ring",), "ring")
+        return cls(
+            job=read_job(read),
+            workers=read.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000),
+            slots=read.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024),
+            port=read.port(contract.ENV_LAUNCHER_PORT, contract.PORT_LAUNCHER),
+            status_port=read.port(contract.ENV_STATUS_PORT, contract.PORT_STATUS),
+            log_root=Path(read.text(contract.ENV_LOG_DIR, contract.LOG_DIR)),
+            pod=read.text(contract.ENV_POD_NAME, "launcher"),
+            node=read.optional(contract.ENV_NODE_NAME) or "",
+            timeout_s=read.seconds(contract.ENV_TIMEOUT, 60),
+            start_timeout_s=read.seconds(contract.ENV_START_TIMEOUT, 600),
+            secrets=load_secrets(read),
+            termination=read_termination(read),
+        )

@@ -1,0 +1,245 @@
+"""What the launcher knows of its agents, and what it wants of them: one lock, one condition, no I/O."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ringtrain.control.model import ENDED, RankPhase, RankState, Registration, Verdict, World, host_port
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.verdict import Exit, GangView, WorkerView
+
+
+@dataclass(frozen=True)
+class Start:
+    """Order: start the ranks."""
+
+    world: World
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Order: stop the ranks, send the last lines, wait for the release."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Release:
+    """Order: exit."""
+
+    verdict: Verdict
+
+
+Order = Start | Stop | Release
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an agent may not join. `misconfigured`: trying again cannot help."""
+
+    reason: str
+    misconfigured: bool = False
+
+
+@dataclass
+class Member:
+    """One registered agent. `streams`: how many order streams it has open; `heard`: when it last called."""
+
+    registration: Registration
+    heard: float
+    streams: int = 0
+    drained: bool = False
+    leaving: str = ""
+    leaving_since: float = 0.0
+    states: dict[int, RankState] = field(default_factory=dict)
+    exits: dict[int, Exit] = field(default_factory=dict)
+
+
+class Gang:
+    """All agents of the attempt. Safe to call from many threads; `clock` is monotonic, in seconds."""
+
+    def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._members: dict[int, Member] = {}
+        self._order: Order | None = None
+
+    def register(self, registration: Registration) -> Refusal | None:
+        """Take an agent in, or say why not. The same instance may register as often as it likes."""
+        with self._changed:
+            refusal = self._mismatch(registration) or self._duplicate(registration)
+            if refusal is not None:
+                return refusal
+            index = registration.worker_index
+            member = self._members.get(index)
+            if member is None or member.registration.instance != registration.instance:
+                member = self._members[index] = Member(registration, self._clock())
+            self._note(member, registration.ranks)
+            self._changed.notify_all()
+            return None
+
+    def knows(self, index: int, instance: str) -> bool:
+        """Whether this agent is registered here."""
+        with self._changed:
+            return self._member(index, instance) is not None
+
+    def sync(self, index: int, instance: str, ranks: tuple[RankState, ...], drained: bool, leaving: str) -> bool:
+        """Take over an agent's state; False when it is not registered here."""
+        with self._changed:
+            member = self._member(index, instance)
+            if member is None:
+                return False
+            self._note(member, ranks)
+            member.drained = drained
+            if leaving and not member.leaving:
+                member.leaving, member.leaving_since = leaving, self._clock()
+            self._changed.notify_all()
+            return True
+
+    def attach(self, index: int, instance: str) -> bool:
+        """An agent opened its order stream; False when it is not registered here."""
+        return self._count_stream(index, instance, 1)
+
+    def detach(self, index: int, instance: str) -> None:
+        """An agent's order stream ended."""
+        self._count_stream(index, instance, -1)
+
+    def give(self, order: Order) -> None:
+        """Make `order` what every agent is to do."""
+        with self._changed:
+            self._order = order
+            self._changed.notify_all()
+
+    def wait_order(self, seen: Order | None, timeout_s: float) -> Order | None:
+        """The current order once it is another than `seen`; None when that takes longer than `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._order is not seen, timeout_s)
+            return None if self._order is seen else self._order
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something changes, at most `timeout_s`."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def registrations(self) -> dict[int, Registration]:
+        """Who is registered, by worker index."""
+        with self._changed:
+            return {index: member.registration for index, member in sorted(self._members.items())}
+
+    def any_rank_started(self) -> bool:
+        """Whether an agent has started ranks: before a world was given, that is one from an earlier launcher."""
+        with self._changed:
+            return any(member.states for member in self._members.values())
+
+    def fresh_workers(self) -> list[int]:
+        """Registered workers that have not started any rank."""
+        with self._changed:
+            return sorted(index for index, member in self._members.items() if not member.states)
+
+    def all_drained(self) -> bool:
+        """Whether every agent that is not lost has handed over everything."""
+        with self._changed:
+            alive_since = self._clock() - self._config.lost_after_s
+            return all(member.drained for member in self._members.values() if member.heard >= alive_since)
+
+    def all_detached(self) -> bool:
+        """Whether no agent is attached any more."""
+        with self._changed:
+            return not any(member.streams for member in self._members.values())
+
+    def view(self) -> GangView:
+        """The gang as it is now."""
+        with self._changed:
+            now = self._clock()
+            workers = [self._worker_view(index, now) for index in range(self._config.workers)]
+            ranks, exits = [], []
+            for rank in range(self._config.world_size):
+                member = self._members.get(rank // self._config.slots)
+                state = member.states.get(rank) if member else None
+                ranks.append(state or RankState(rank, RankPhase.WAITING))
+                if member and rank in member.exits:
+                    exits.append(member.exits[rank])
+            return GangView(self._config.slots, workers, ranks, exits)
+
+    def _member(self, index: int, instance: str) -> Member | None:
+        member = self._members.get(index)
+        if member is None or member.registration.instance != instance:
+            return None
+        member.heard = self._clock()
+        return member
+
+    def _count_stream(self, index: int, instance: str, change: int) -> bool:
+        with self._changed:
+            member = self._member(index, instance)
+            if member is None:
+                return False
+            member.streams += change
+            self._changed.notify_all()
+            return True
+
+    def _note(self, member: Member, ranks: tuple[RankState, ...]) -> None:
+        now = self._clock()
+        member.heard = now
+        for state in ranks:
+            member.states[state.rank] = state
+            if state.phase in ENDED and state.rank not in member.exits:
+                member.exits[state.rank] = Exit(state, now - state.exited_ago_s)
+
+    def _worker_view(self, index: int, now: float) -> WorkerView:
+        member = self._members.get(index)
+        if member is None:
+            return WorkerView(index, f"{self._config.job.name}-worker-{index}")
+        # An open stream proves little when the other host is gone without a word: then the heartbeats end.
+        quiet = not member.streams or now - member.heard >= self._config.lost_after_s
+        return WorkerView(
+            index=index,
+            pod=member.registration.pod,
+            node=member.registration.node,
+            silent_since=member.heard if quiet else None,
+            leaving=member.leaving,
+            leaving_since=member.leaving_since,
+        )
+
+    def _mismatch(self, registration: Registration) -> Refusal | None:
+        config = self._config
+        told = (
+            ("job uid", registration.uid, config.job.uid),
+            ("attempt", registration.attempt, config.job.attempt),
+            ("slots per worker", registration.slots, config.slots),
+        )
+        for what, theirs, ours in told:
+            if theirs != ours:
+                return Refusal(f"{what} is {theirs} at the worker and {ours} at the launcher", misconfigured=True)
+        if not 0 <= registration.worker_index < config.workers:
+            reason = (
+                f"worker index {registration.worker_index} is not one of the {config.workers} workers (from 0)"
+            )
+            return Refusal(reason, misconfigured=True)
+        return None
+
+    def _duplicate(self, registration: Registration) -> Refusal | None:
+        index = registration.worker_index
+        member = self._members.get(index)
+        if member is None or member.registration.instance == registration.instance:
+            return None
+        if self._order is None and not member.streams and not member.states:
+            return None  # its pod was restarted while the gang still assembles: the newer one takes the place
+        return Refusal(
+            f"worker {index} is already registered in attempt {registration.attempt} from pod "
+            f"{member.registration.pod} at {member.registration.address}; a worker that was restarted joins the "
+            "next attempt"
+        )
+
+
+def make_world(registrations: dict[int, Registration]) -> World:
+    """The world of a complete gang."""
+    members = [registrations[index] for index in sorted(registrations)]
+    first = members[0]
+    return World(
+        attempt=first.attempt,
+        ring_addresses=tuple(host_port(m.address, port) for m in members for port in m.ring_ports),
+        tf_addresses=tuple(host_port(m.address, port) for m in members for port in m.tf_ports),
+        master_address=first.address,
+        master_port=first.master_port,
+    )

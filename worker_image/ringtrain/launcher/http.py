@@ -1,0 +1,123 @@
+"""The launcher's HTTP port: `/status`, `/metrics`, `/healthz`."""
+
+import json
+import math
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from ringtrain.control.model import RankPhase
+from ringtrain.control.ports import PortTaken
+
+
+class StatusCollector(Collector):
+    """The figures of `/status` as Prometheus metrics, computed when they are asked for."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics of this launcher."""
+        status = self._status()
+        progress = status["progress"] or {}
+        yield _gauge("ringtrain_world_size", "Ranks of the gang.", status["worldSize"])
+        yield _gauge("ringtrain_attempt", "Attempt that this launcher runs.", status["attempt"])
+        registered = sum(worker["registered"] for worker in status["workers"])
+        yield _gauge("ringtrain_workers_registered", "Agents that have registered.", registered)
+        ranks = GaugeMetricFamily("ringtrain_ranks", "Ranks by state.", labels=["state"])
+        for phase in RankPhase:
+            count = sum(rank["state"] == phase.value for rank in status["ranks"])
+            ranks.add_metric([phase.value], count)
+        yield ranks
+        logs = status["logs"]
+        yield CounterMetricFamily("ringtrain_log_lines", "Log lines in the files.", value=logs["lines"])
+        yield CounterMetricFamily(
+            "ringtrain_log_lines_dropped", "Log lines agents dropped.", value=logs["dropped"]
+        )
+        yield _gauge("ringtrain_step", "Lowest step of any rank.", progress.get("step"))
+        yield _gauge("ringtrain_total_steps", "Steps of the whole training.", progress.get("totalSteps"))
+        yield _gauge("ringtrain_samples_per_second", "Speed of the gang.", progress.get("samplesPerSecond"))
+        yield _gauge("ringtrain_loss", "Mean loss of the ranks.", progress.get("loss"))
+        yield _gauge("ringtrain_last_progress_timestamp_seconds", "Last report.", status["lastProgressTime"])
+
+
+def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=math.nan if value is None else value)
+
+
+class StatusServer:
+    """Serves HTTP in threads until it is closed. `healthy` decides what `/healthz` says."""
+
+    def __init__(
+        self, host: str, port: int, status: Callable[[], dict[str, Any]], healthy: Callable[[], bool]
+    ) -> None:
+        registry = CollectorRegistry()
+        registry.register(StatusCollector(status))
+
+        def answer(path: str) -> tuple[int, str, bytes]:
+            if path == "/status":
+                return 200, "application/json", json.dumps(_finite(status())).encode()
+            if path == "/metrics":
+                return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+            if path == "/healthz":
+                return (200, "text/plain", b"ok\n") if healthy() else (503, "text/plain", b"stalled\n")
+            return 404, "text/plain", b"/status, /metrics and /healthz are here\n"
+
+        self._server = _open_server(host, port, _handler(answer))
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _open_server(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
+    try:
+        return Server((host, port), handler)
+    except OSError as exc:
+        raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
+
+
+def _handler(answer: Callable[[str], tuple[int, str, bytes]]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        # A client that connects and says nothing must not hold its thread for ever.
+        timeout = 10
+
+        def do_GET(self) -> None:
+            code, content_type, body = answer(self.path.partition("?")[0])
+            self.send_response(code)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Probes are not worth a line each."""
+
+    return Handler

@@ -1,0 +1,243 @@
+"""`ringtrain launcher`: barrier, watch, verdict, farewell."""
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from ringtrain import contract
+from ringtrain.control.model import Failure, Outcome, Reason, Verdict
+from ringtrain.control.rpc import Peer, serve
+from ringtrain.control.termination import termination_message, write_termination_message
+from ringtrain.gen import coordinator_pb2_grpc
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.console import Console
+from ringtrain.launcher.gang import Gang, Release, Start, Stop, make_world
+from ringtrain.launcher.http import StatusServer
+from ringtrain.launcher.service import CoordinatorService
+from ringtrain.launcher.status import Reports, Snapshot
+from ringtrain.launcher.throughput import step_line, total_line
+from ringtrain.launcher.verdict import GangView, Patience, decide
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.store import LogStore
+
+log = logging.getLogger(__name__)
+
+# How often the main loop looks at the clock and at signals when nothing else wakes it.
+_TICK_S = 0.2
+_STEP_LINE_EVERY_S = 1.0
+
+
+def run_launcher(config: LauncherConfig) -> int:
+    """Bring the gang of one attempt together, watch it to its end, and return the launcher's exit code."""
+    files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
+    store = LogStore(files, config.job.uid, config.job.attempt)
+    if store.resumed and files.outcome.exists():
+        return _repeat_outcome(config, files)
+    gang = Gang(config, time.monotonic)
+    snapshot = Snapshot(config, gang, store, Reports(config.world_size))
+    launcher = _Launcher(config, gang, snapshot)
+    with ExitStack() as stack:
+        stack.callback(store.close)
+        console = Console(sys.stdout.fileno())
+        stack.callback(console.close, 5.0)
+        _follow_reports(snapshot, console)
+        stop = stack.enter_context(_stop_signals())
+        _open_ports(config, gang, snapshot, launcher, stack)
+        verdict = launcher.supervise(stop)
+        launcher.farewell(verdict, stop)
+        _say_total(snapshot, console)
+        message = termination_message(verdict, config.job.attempt, config.world_size)
+        _write_outcome(files, verdict, message)
+        write_termination_message(config.termination, message)
+        launcher.release(verdict)
+    return verdict.exit_code
+
+
+class _Launcher:
+    """The main loop. Everything it decides is decided by `launcher/verdict.py`."""
+
+    def __init__(self, config: LauncherConfig, gang: Gang, snapshot: Snapshot) -> None:
+        self._config = config
+        self._gang = gang
+        self._snapshot = snapshot
+        self._ticked = time.monotonic()
+
+    def healthy(self) -> bool:
+        """Whether the main loop still turns."""
+        return time.monotonic() - self._ticked < self._config.timeout_s
+
+    def supervise(self, stop: "StopFlag") -> Verdict:
+        """Wait for all agents, start the gang, and watch it until the attempt is decided."""
+        verdict = self._assemble(stop)
+        if verdict is None:
+            registrations = self._gang.registrations()
+            self._gang.give(Start(make_world(registrations)))
+            self._snapshot.started = True
+            log.info("all %d workers are here: %d ranks", self._config.workers, self._config.world_size)
+            verdict = self._watch(stop)
+        self._snapshot.verdict = verdict
+        _say_verdict(verdict)
+        return verdict
+
+    def farewell(self, verdict: Verdict, stop: "StopFlag") -> None:
+        """Have every agent stop its ranks and hand over its last lines, for at most `drain_s`."""
+        self._gang.give(Stop(verdict))
+        deadline = time.monotonic() + self._config.drain_s
+        while not self._gang.all_drained() and time.monotonic() < deadline and stop.count < 2:
+            self._tick()
+
+    def release(self, verdict: Verdict) -> None:
+        """Let the agents go."""
+        self._gang.give(Release(verdict))
+        deadline = time.monotonic() + self._config.settle_s
+        while not self._gang.all_detached() and time.monotonic() < deadline:
+            self._tick()
+
+    def _assemble(self, stop: "StopFlag") -> Verdict | None:
+        started = time.monotonic()
+        while len(self._gang.registrations()) < self._config.workers:
+            # Agents whose ranks run already come back at once after a launcher was restarted, or never.
+            patience = self._config.timeout_s if self._gang.any_rank_started() else self._config.start_timeout_s
+            if stop.count:
+                return _stopped(self._gang.view())
+            if time.monotonic() - started >= min(patience, self._config.start_timeout_s):
+                return _not_assembled(self._config, self._gang)
+            self._tick()
+        fresh = self._gang.fresh_workers()
+        if self._gang.any_rank_started() and fresh:
+            return _restarted_inside(self._gang.view(), fresh[0])
+        return None
+
+    def _watch(self, stop: "StopFlag") -> Verdict:
+        patience = Patience(self._config.lost_after_s, self._config.settle_s)
+        while True:
+            view = self._gang.view()
+            verdict = decide(view, time.monotonic(), patience)
+            if verdict is not None:
+                return verdict
+            if stop.count:
+                return _stopped(view)
+            self._tick()
+
+    def _tick(self) -> None:
+        self._ticked = time.monotonic()
+        self._gang.wait(_TICK_S)
+
+
+class StopFlag:
+    """Counts how often this process was asked to stop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+
+
+@contextmanager
+def _stop_signals() -> Iterator[StopFlag]:
+    flag = StopFlag()
+    before = {number: signal.signal(number, flag) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _open_ports(
+    config: LauncherConfig, gang: Gang, snapshot: Snapshot, launcher: _Launcher, stack: ExitStack
+) -> None:
+    host = "127.0.0.1" if config.secrets.tls is None else "0.0.0.0"
+    http = StatusServer(host, config.status_port, snapshot.status, launcher.healthy)
+    stack.callback(http.close)
+    service = CoordinatorService(gang, snapshot.store, config.job.attempt)
+    add: Callable[..., None] = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
+    server, port = serve(
+        config.port,
+        config.secrets,
+        Peer(contract.ROLE_WORKER, config.job.uid),
+        threads=config.workers + 16,  # one held by every agent's order stream
+        register=lambda server: add(service, server),
+    )
+    stack.callback(lambda: server.stop(1.0).wait(2.0))
+    log.info("waiting for %d workers on port %d, status on port %d", config.workers, port, http.port)
+
+
+def _follow_reports(snapshot: Snapshot, console: Console) -> None:
+    """Feed report lines into the throughput, and print progress at most once a second of report time."""
+    printed_at = -_STEP_LINE_EVERY_S
+
+    def on_report(rank: int, report: dict[str, object]) -> None:
+        nonlocal printed_at
+        with snapshot.reports as reports:
+            closed = reports.add(rank, report)
+            progress, last = reports.progress(), reports.last_report_time or 0.0
+            due = last - printed_at >= _STEP_LINE_EVERY_S or (progress and progress.step == progress.total_steps)
+            if not (closed and progress and due):
+                return
+            printed_at = last
+            console.show(step_line(progress, reports.speed()).encode() + b"\n")
+
+    with snapshot.reports as reports:
+        for row in snapshot.store.rows():
+            reports.add(int(str(row["rank"])), row)
+    snapshot.store.on_merged = console.show
+    snapshot.store.on_report = on_report
+
+
+def _say_total(snapshot: Snapshot, console: Console) -> None:
+    with snapshot.reports as reports:
+        progress, total = reports.progress(), reports.total()
+    if progress and total and progress.samples_per_s:
+        console.show(total_line(progress.unit, total).encode() + b"\n")
+
+
+def _say_verdict(verdict: Verdict) -> None:
+    if verdict.failure is None:
+        log.info("the attempt ended: %s", verdict.outcome.value)
+    else:
+        log.error("the attempt failed: %s", verdict.failure.message)
+
+
+def _stopped(view: GangView) -> Verdict:
+    return Verdict(Outcome.STOPPED, 128 + signal.SIGTERM, view.succeeded)
+
+
+def _not_assembled(config: LauncherConfig, gang: Gang) -> Verdict:
+    here = gang.registrations()
+    missing = [f"{config.job.name}-worker-{index}" for index in range(config.workers) if index not in here]
+    message = (
+        f"{len(missing)} of {config.workers} workers did not register within {config.start_timeout_s:g} s: "
+        f"{', '.join(missing)}"
+    )
+    failure = Failure(Reason.NOT_ASSEMBLED, message)
+    return Verdict(Outcome.FAILED, contract.EXIT_NOT_ASSEMBLED, failure=failure)
+
+
+def _restarted_inside(view: GangView, worker: int) -> Verdict:
+    lost = view.workers[worker]
+    message = f"worker {worker} (pod {lost.pod}) was restarted while the others' ranks were running"
+    failure = Failure(Reason.AGENT_LOST, message, worker * view.slots, lost.pod, lost.node)
+    return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)
+
+
+def _write_outcome(files: AttemptFiles, verdict: Verdict, message: bytes) -> None:
+    """Leave the outcome for a launcher that is started again after this attempt is over."""
+    document = {"exitCode": verdict.exit_code, "message": json.loads(message)}
+    draft = files.outcome.with_suffix(".tmp")
+    draft.write_text(json.dumps(document))
+    os.replace(draft, files.outcome)
+
+
+def _repeat_outcome(config: LauncherConfig, files: AttemptFiles) -> int:
+    document = json.loads(files.outcome.read_text())
+    message = json.dumps(document["message"], separators=(",", ":"), ensure_ascii=False).encode()
+    write_termination_message(config.termination, message)
+    log.info("attempt %d is over already: %s", config.job.attempt, document["message"]["outcome"])
+    return int(document["exitCode"])

@@ -1,0 +1,75 @@
+"""The Coordinator service: protobuf in, calls on the gang and the log store, protobuf out."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from ringtrain.control.wire import rank_from_wire, registration_from_wire, verdict_to_wire, world_to_wire
+from ringtrain.gen import coordinator_pb2 as pb
+from ringtrain.launcher.gang import Gang, Order, Start, Stop
+from ringtrain.logs.journal import Stream
+from ringtrain.logs.store import Chunk, LogStore
+
+log = logging.getLogger(__name__)
+
+# How often an order stream looks whether its agent is still there.
+_LOOK_S = 1.0
+
+
+class CoordinatorService:
+    """What agents call. Names are those of the service in proto/ringtrain/v1/coordinator.proto."""
+
+    def __init__(self, gang: Gang, store: LogStore, attempt: int) -> None:
+        self._gang = gang
+        self._store = store
+        self._attempt = attempt
+
+    def Register(self, request: Any, context: Any) -> Any:
+        registration = registration_from_wire(request)
+        refusal = self._gang.register(registration)
+        who = f"worker {registration.worker_index} ({registration.pod}, {context.peer()})"
+        if refusal is not None:
+            log.warning("refused %s: %s", who, refusal.reason)
+            return pb.RegisterReply(reason=refusal.reason, misconfigured=refusal.misconfigured)
+        log.info("registered %s%s", who, ", its ranks run already" if registration.ranks else "")
+        return pb.RegisterReply(accepted=True)
+
+    def Orders(self, request: Any, context: Any) -> Iterator[Any]:
+        index, instance = request.worker_index, request.instance
+        if not self._gang.attach(index, instance):
+            return
+        try:
+            seen: Order | None = None
+            while context.is_active():
+                order = self._gang.wait_order(seen, _LOOK_S)
+                if order is not None:
+                    seen = order
+                    yield _order_to_wire(order)
+        finally:
+            self._gang.detach(index, instance)
+
+    def Sync(self, request: Any, context: Any) -> Any:
+        ranks = tuple(rank_from_wire(state) for state in request.ranks)
+        known = self._gang.sync(request.worker_index, request.instance, ranks, request.drained, request.leaving)
+        return pb.SyncReply(known=known)
+
+    def Append(self, request: Any, context: Any) -> Any:
+        reply = pb.AppendReply()
+        if request.attempt != self._attempt:
+            log.warning("refused log lines of attempt %d in attempt %d", request.attempt, self._attempt)
+            return reply
+        for dropped in request.dropped:
+            self._store.note_dropped(dropped.rank, dropped.lines)
+        for chunk in request.chunks:
+            stream = Stream(chunk.kind)
+            last = self._store.append(Chunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
+            reply.durable.append(pb.Durable(kind=chunk.kind, rank=chunk.rank, last=last))
+        return reply
+
+
+def _order_to_wire(order: Order) -> Any:
+    if isinstance(order, Start):
+        return pb.Order(start=world_to_wire(order.world))
+    if isinstance(order, Stop):
+        return pb.Order(stop=verdict_to_wire(order.verdict))
+    return pb.Order(release=verdict_to_wire(order.verdict))

@@ -1,0 +1,106 @@
+"""`/status`: one snapshot of everything the launcher knows, as the contract words it."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtrain import contract
+from ringtrain.control.model import Outcome, Verdict
+from ringtrain.control.termination import failure_json
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.gang import Gang
+from ringtrain.launcher.throughput import Progress, Throughput
+from ringtrain.launcher.verdict import WorkerView
+from ringtrain.logs.store import LogStore
+
+
+class Reports:
+    """Report lines as they arrive, shared by the threads that write logs and those that answer `/status`."""
+
+    def __init__(self, world_size: int) -> None:
+        self._lock = threading.Lock()
+        self._throughput = Throughput(world_size)
+
+    def __enter__(self) -> Throughput:
+        self._lock.acquire()
+        return self._throughput
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@dataclass
+class Snapshot:
+    """Where `/status`, `/metrics` and `/healthz` take everything from."""
+
+    config: LauncherConfig
+    gang: Gang
+    store: LogStore
+    reports: Reports
+    start_time: float = field(default_factory=time.time)
+    started: bool = False
+    verdict: Verdict | None = None
+
+    @property
+    def phase(self) -> str:
+        """`Waiting` for agents, `Running`, `Succeeded` or `Failed`."""
+        if self.verdict is not None:
+            return "Succeeded" if self.verdict.outcome is Outcome.SUCCEEDED else "Failed"
+        return "Running" if self.started else "Waiting"
+
+    def status(self) -> dict[str, Any]:
+        """The document that `/status` answers with."""
+        job, view = self.config.job, self.gang.view()
+        registrations = self.gang.registrations()
+        with self.reports as reports:
+            progress, last = reports.progress(), reports.last_report_time
+            steps = [reports.step_of(rank) for rank in range(self.config.world_size)]
+        failure = self.verdict.failure if self.verdict else None
+        return {
+            "version": contract.STATUS_VERSION,
+            "job": job.name,
+            "namespace": job.namespace,
+            "attempt": job.attempt,
+            "phase": self.phase,
+            "worldSize": self.config.world_size,
+            "workers": [
+                _worker_json(worker, registrations[worker.index].address if worker.index in registrations else "")
+                for worker in view.workers
+            ],
+            "ranks": [
+                {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step}
+                for state, step in zip(view.ranks, steps, strict=True)
+            ],
+            "progress": _progress_json(progress) if progress else None,
+            "lastProgressTime": last,
+            "startTime": self.start_time,
+            "failure": failure_json(failure) if failure else None,
+            "logs": {
+                "directory": str(self.store.files.directory),
+                "lines": self.store.lines,
+                "dropped": self.store.dropped,
+            },
+        }
+
+
+def _worker_json(worker: WorkerView, address: str) -> dict[str, Any]:
+    return {
+        "index": worker.index,
+        "pod": worker.pod,
+        "node": worker.node,
+        "address": address,
+        "registered": bool(address),
+    }
+
+
+def _progress_json(progress: Progress) -> dict[str, Any]:
+    return {
+        "step": progress.step,
+        "totalSteps": progress.total_steps,
+        "epoch": progress.epoch,
+        "samplesPerSecond": progress.samples_per_s,
+        "unit": progress.unit,
+        "loss": progress.loss,
+        "metrics": progress.metrics,
+    }

@@ -1,0 +1,168 @@
+"""Progress and speed of the gang, from the report lines of its ranks.
+
+A step of the gang takes from the moment its last rank reported the step before to the moment its last rank
+reported this one; its speed is the samples of all ranks in it over that time. As the TensorFlow benchmarks define
+them:
+
+* *mean*: samples of all timed steps over the sum of their times;
+* *uncertainty* (the `+/-`): standard error of the steps' speeds, their standard deviation / √steps;
+* *jitter*: 1.4826 × the median absolute deviation of the steps' speeds from their median, which for normally
+  distributed speeds estimates the standard deviation without being moved by a few slow steps;
+* *total*, at the end: samples of all timed steps over the time from the first report to the last.
+
+The first step has no step before it and is not timed.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
+WINDOW = 10_000
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Samples per second: mean, standard error and robust spread of the steps so far."""
+
+    mean: float
+    uncertainty: float
+    jitter: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the gang is: `step` is the lowest of any rank that has reported."""
+
+    step: int
+    total_steps: int | None
+    epoch: int | None
+    samples_per_s: float | None
+    unit: str
+    loss: float | None
+    metrics: dict[str, float]
+
+
+@dataclass
+class _Step:
+    samples: float = 0.0
+    ended: float = -math.inf
+
+
+class Throughput:
+    """Takes in report lines, rank by rank, and says how fast the gang is. Not thread-safe.
+
+    Only ranks that report count: a script may report from rank 0 alone. As the reports of different workers arrive
+    at different times, steps are held open until every rank has reported once, or for ten seconds of report time.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._open: dict[int, _Step] = {}
+        self._steps: dict[int, int] = {}
+        self._latest: dict[int, Mapping[str, Any]] = {}
+        self._first_report: float | None = None
+        self._first_end: float | None = None
+        self._last_end: float | None = None
+        self._timed_samples = 0.0
+        self._speeds: deque[float] = deque(maxlen=WINDOW)
+        self._closed = -1
+        self.last_report_time: float | None = None
+
+    def add(self, rank: int, report: Mapping[str, Any]) -> list[int]:
+        """Take in one report; returns the steps that are complete on all reporting ranks by it."""
+        step, time = int(report["step"]), float(report["time"])
+        self._steps[rank] = max(step, self._steps.get(rank, step))
+        self._latest[rank] = report
+        self._first_report = time if self._first_report is None else self._first_report
+        self.last_report_time = max(time, self.last_report_time or time)
+        if step > self._closed:
+            entry = self._open.setdefault(step, _Step())
+            entry.samples += float(report.get("samples") or 0)
+            entry.ended = max(entry.ended, time)
+        return self._close_steps()
+
+    def _close_steps(self) -> list[int]:
+        waited = (self.last_report_time or 0.0) - (self._first_report or 0.0)
+        if len(self._steps) < self._world_size and waited < _PATIENCE_S and len(self._open) < WINDOW:
+            return []
+        reached = min(self._steps.values())
+        ready = sorted(step for step in self._open if step <= reached)
+        for step in ready:
+            self._complete(self._open.pop(step))
+        while len(self._open) > WINDOW:  # a rank that has stopped reporting holds every step open
+            self._open.pop(min(self._open))
+        self._closed = max([self._closed, *ready])
+        return ready
+
+    def _complete(self, entry: _Step) -> None:
+        if self._last_end is None:
+            self._first_end = self._last_end = entry.ended
+            return
+        seconds = entry.ended - self._last_end
+        if seconds > 0:
+            self._speeds.append(entry.samples / seconds)
+            self._timed_samples += entry.samples
+            self._last_end = entry.ended
+
+    def speed(self) -> Speed | None:
+        """Speed of the steps so far; None before two steps are complete or without samples."""
+        if self._timed_samples <= 0:
+            return None
+        speeds = list(self._speeds)
+        error = statistics.pstdev(speeds) / math.sqrt(len(speeds))
+        middle = statistics.median(speeds)
+        jitter = 1.4826 * statistics.median(abs(speed - middle) for speed in speeds)
+        return Speed(self.total() or 0.0, error, jitter)
+
+    def total(self) -> float | None:
+        """Samples per second from the first complete step to the last."""
+        if self._first_end is None or self._last_end is None or self._last_end <= self._first_end:
+            return None
+        return self._timed_samples / (self._last_end - self._first_end)
+
+    def progress(self) -> Progress | None:
+        """Where the gang is; None before the first report."""
+        if not self._steps:
+            return None
+        slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
+        report = self._latest[slowest]
+        losses = [loss for entry in self._latest.values() if (loss := _number(entry.get("loss"))) is not None]
+        speed = self.speed()
+        return Progress(
+            step=self._steps[slowest],
+            total_steps=report.get("totalSteps"),
+            epoch=report.get("epoch"),
+            samples_per_s=speed.mean if speed else None,
+            unit=str(report.get("unit") or "samples"),
+            loss=statistics.fmean(losses) if losses else None,
+            metrics=dict(report.get("metrics") or {}),
+        )
+
+    def step_of(self, rank: int) -> int | None:
+        """The newest step that `rank` has reported."""
+        return self._steps.get(rank)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def step_line(progress: Progress, speed: Speed | None) -> str:
+    """One line of progress: `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
+    parts = [f"Step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
+    if speed is not None:
+        numbers = f"{speed.mean:.1f} +/- {speed.uncertainty:.1f} (jitter = {speed.jitter:.1f})"
+        parts.append(f"{progress.unit}/sec: {numbers}")
+    if progress.loss is not None:
+        parts.append(f"loss: {progress.loss:.3f}")
+    return "  ".join(parts)
+
+
+def total_line(unit: str, total: float) -> str:
+    """The last line of a benchmark: `total images/sec: 5123.88`."""
+    return f"total {unit}/sec: {total:.2f}"

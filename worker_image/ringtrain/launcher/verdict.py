@@ -1,0 +1,223 @@
+"""Naming the first cause: which rank, or which agent, made the gang fail.
+
+When one rank dies the others notice within milliseconds (their connection breaks) or at their deadline (it hangs),
+raise PeerLost and exit with 1. Whoever reports first is therefore not always the cause. The rules, in this order:
+
+1. A rank killed by a signal that nobody sends as a consequence (SIGKILL, SIGSEGV, …) within the settle window.
+2. An agent that fell silent, or was asked to stop, by then: its ranks are gone, whatever the others say.
+3. Of the ranks that failed for a reason of their own, the one that ended first.
+4. If all that failed only lost a peer: the rank that they call lost, which may still be running (it hangs).
+5. Else the one that ended first.
+"""
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringtrain import contract
+from ringtrain.control.model import ENDED, Failure, Outcome, RankPhase, RankState, Reason, Verdict
+
+# Signals that a process brings on itself or on others because a peer went away, or that stop it in an orderly way.
+_SOFT_SIGNALS = frozenset({"SIGABRT", "SIGPIPE", "SIGTERM", "SIGINT", "SIGHUP"})
+_PEER_LOST = re.compile(r"\bPeerLost\b(.*)")
+_RANK = re.compile(r"\brank (\d+)\b")
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A rank that ended. `at`: when, on the launcher's monotonic clock."""
+
+    state: RankState
+    at: float
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """One worker as the launcher sees it.
+
+    `silent_since`: when its agent was last heard, if it is not attached now. `leaving`: signal that asked it to
+    stop. `pod`, `node`: empty before it registered.
+    """
+
+    index: int
+    pod: str
+    node: str = ""
+    silent_since: float | None = None
+    leaving: str = ""
+    leaving_since: float = 0.0
+
+
+@dataclass(frozen=True)
+class GangView:
+    """The gang at one moment. `ranks`: state by rank, all of the world; `exits`: of those that ended."""
+
+    slots: int
+    workers: Sequence[WorkerView]
+    ranks: Sequence[RankState]
+    exits: Sequence[Exit]
+
+    def worker_of(self, rank: int) -> WorkerView:
+        """The worker that runs `rank`."""
+        return self.workers[rank // self.slots]
+
+    def ranks_of(self, worker: WorkerView) -> range:
+        """The ranks of `worker`."""
+        return range(worker.index * self.slots, (worker.index + 1) * self.slots)
+
+    @property
+    def succeeded(self) -> int:
+        """Ranks that exited 0."""
+        return sum(state.phase is RankPhase.SUCCEEDED for state in self.ranks)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait before naming. `lost_after_s`: for an agent; `settle_s`: after the first failed exit."""
+
+    lost_after_s: float
+    settle_s: float
+
+
+def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
+    """The rank that the last PeerLost in a log's `tail` names, other than the rank itself; None without one."""
+    for line in reversed(tail):
+        found = _PEER_LOST.search(line)
+        if found:
+            named = [int(rank) for rank in _RANK.findall(found.group(1))]
+            return next((rank for rank in named if rank != own_rank), None)
+    return None
+
+
+def decide(view: GangView, now: float, patience: Patience) -> Verdict | None:
+    """How the attempt ended, or None while that is open."""
+    if view.succeeded == len(view.ranks):
+        return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
+    failed = sorted((exit for exit in view.exits if _failed(exit.state)), key=_exit_time)
+    gone = _gone(view, failed, now, patience)
+    if failed and not gone and not _settled(view, failed, now, patience):
+        return None
+    failure = _first_cause(view, failed, gone)
+    if failure is None:
+        if not all(state.phase in ENDED for state in view.ranks):
+            return None
+        failure = _incomplete(view)
+    code = contract.EXIT_GANG_STOPPED if failure.exit_code is None else failure.exit_code
+    return Verdict(Outcome.FAILED, code, view.succeeded, failure)
+
+
+def _failed(state: RankState) -> bool:
+    return state.phase is RankPhase.FAILED
+
+
+def _exit_time(exit: Exit) -> tuple[float, int]:
+    # Rounded to 10 ms: within it the order that the agent saw says more than clocks and the network do.
+    return (round(exit.at, 2), exit.state.exit_order)
+
+
+def _hard(exit: Exit) -> bool:
+    return bool(exit.state.signal) and exit.state.signal not in _SOFT_SIGNALS
+
+
+def _settled(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> bool:
+    if any(_hard(exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
+        return True
+    return now - failed[0].at >= patience.settle_s
+
+
+def _gone(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> list[WorkerView]:
+    """Workers whose agent is lost or leaving. After a failure has settled, silence need not last as long."""
+    settled = bool(failed) and now - failed[0].at >= patience.settle_s
+    limit = min(patience.settle_s, patience.lost_after_s) if settled else patience.lost_after_s
+    return [
+        worker
+        for worker in view.workers
+        if worker.leaving or (worker.silent_since is not None and now - worker.silent_since >= limit)
+    ]
+
+
+def _first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerView]) -> Failure | None:
+    for exit in failed:
+        if _hard(exit):
+            return _rank_failure(view, exit)
+    if gone:
+        return _agent_failure(view, min(gone, key=lambda worker: (_gone_since(worker), worker.index)))
+    lost = {exit.state.rank: lost_peer(exit.state.log_tail, exit.state.rank) for exit in failed}
+    for exit in failed:
+        if lost[exit.state.rank] is None:
+            return _rank_failure(view, exit)
+    if failed:
+        return _blamed(view, failed, [rank for rank in lost.values() if rank is not None])
+    return None
+
+
+def _gone_since(worker: WorkerView) -> float:
+    return worker.leaving_since if worker.silent_since is None else worker.silent_since
+
+
+def _blamed(view: GangView, failed: Sequence[Exit], accused: Sequence[int]) -> Failure:
+    """All that failed lost a peer: blame the rank most of them name, unless it is itself one of them."""
+    witnesses = {exit.state.rank for exit in failed}
+    votes = Counter(rank for rank in accused if rank not in witnesses and rank < len(view.ranks))
+    if not votes:
+        return _rank_failure(view, failed[0])
+    rank = min(votes, key=lambda candidate: (-votes[candidate], candidate))
+    worker = view.worker_of(rank)
+    names = ", ".join(str(witness) for witness in sorted(witnesses))
+    return Failure(
+        reason=Reason.RANK_FAILED,
+        message=f"rank {rank} stopped answering and was lost by rank(s) {names}",
+        rank=rank,
+        pod=worker.pod,
+        node=worker.node,
+        exit_code=failed[0].state.exit_code,
+        log_tail=failed[0].state.log_tail,
+    )
+
+
+def _rank_failure(view: GangView, exit: Exit) -> Failure:
+    state, worker = exit.state, view.worker_of(exit.state.rank)
+    how = f"was killed by {state.signal}" if state.signal else f"exited with {state.exit_code}"
+    return Failure(
+        reason=Reason.RANK_FAILED,
+        message=f"rank {state.rank} {how}",
+        rank=state.rank,
+        pod=worker.pod,
+        node=worker.node,
+        exit_code=state.exit_code,
+        signal=state.signal,
+        log_tail=state.log_tail,
+    )
+
+
+def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
+    ranks = ", ".join(str(rank) for rank in view.ranks_of(worker))
+    where = f" on node {worker.node}" if worker.node else ""
+    if worker.leaving:
+        message = f"worker {worker.index} (pod {worker.pod}{where}) was asked to stop by {worker.leaving}"
+        exit_code = 128 + signal.Signals[worker.leaving]
+    else:
+        message = f"worker {worker.index} (pod {worker.pod}{where}) is no longer heard of"
+        exit_code = None
+    return Failure(
+        reason=Reason.AGENT_LOST,
+        message=f"{message}; its rank(s) {ranks} are lost",
+        rank=view.ranks_of(worker)[0],
+        pod=worker.pod,
+        node=worker.node,
+        exit_code=exit_code,
+        signal=worker.leaving,
+    )
+
+
+def _incomplete(view: GangView) -> Failure:
+    missing = [state.rank for state in view.ranks if state.phase is not RankPhase.SUCCEEDED]
+    names = ", ".join(str(rank) for rank in missing)
+    return Failure(
+        reason=Reason.WORLD_INCOMPLETE,
+        message=f"only {view.succeeded} of {len(view.ranks)} ranks finished; rank(s) {names} did not",
+        rank=missing[0],
+        pod=view.worker_of(missing[0]).pod,
+        node=view.worker_of(missing[0]).node,
+    )

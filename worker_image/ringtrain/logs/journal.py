@@ -1,0 +1,91 @@
+"""The journal: after every write to the log files, one record that says how far they are good.
+
+A launcher that is killed between two writes leaves bytes in a file that the journal does not know. Its successor
+cuts every file back to its last journaled size and tells the agents which sequence is durable; what was cut was
+never acknowledged, so its agent still has it. The journal is written to the operating system, not to the disk: it
+survives the death of the process, not of the machine.
+"""
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+_RECORD = struct.Struct("<BIQQQ")
+_CHECKSUM = struct.Struct("<I")
+RECORD_SIZE = _RECORD.size + _CHECKSUM.size
+
+
+class Stream(IntEnum):
+    """The two things a rank writes; the numbers of `Chunk.Kind` on the wire."""
+
+    LOG = 0
+    REPORT = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """State after one write: `last` sequence of the stream, sizes of its own file and of `job.log`."""
+
+    stream: Stream
+    rank: int
+    last: int
+    own_size: int
+    job_size: int
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a journal says: the newest entry of each stream, the files' sizes and the journal's own good part.
+
+    `uid` is None when the journal does not even hold its header.
+    """
+
+    uid: str | None
+    entries: dict[tuple[Stream, int], Entry] = field(default_factory=dict)
+    job_size: int = 0
+    metrics_size: int = 0
+    good_bytes: int = 0
+
+
+def header(uid: str) -> bytes:
+    """The first line of a journal: whose it is."""
+    return json.dumps({"version": 1, "uid": uid}).encode() + b"\n"
+
+
+def encode(entry: Entry) -> bytes:
+    """One record, with its checksum."""
+    body = _RECORD.pack(entry.stream, entry.rank, entry.last, entry.own_size, entry.job_size)
+    return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+def recover(data: bytes) -> Recovered:
+    """Read a journal up to its first record that is torn or damaged."""
+    line, newline, _ = data.partition(b"\n")
+    if not newline:
+        return Recovered(None)
+    try:
+        uid = str(json.loads(line)["uid"])
+    except (ValueError, KeyError, TypeError):
+        return Recovered(None)
+    entries: dict[tuple[Stream, int], Entry] = {}
+    job_size = metrics_size = 0
+    position = len(line) + 1
+    while (entry := _decode(data[position : position + RECORD_SIZE])) is not None:
+        entries[entry.stream, entry.rank] = entry
+        job_size = entry.job_size
+        if entry.stream is Stream.REPORT:
+            metrics_size = entry.own_size
+        position += RECORD_SIZE
+    return Recovered(uid, entries, job_size, metrics_size, position)
+
+
+def _decode(record: bytes) -> Entry | None:
+    if len(record) < RECORD_SIZE:
+        return None
+    body, (checksum,) = record[: _RECORD.size], _CHECKSUM.unpack(record[_RECORD.size :])
+    if zlib.crc32(body) != checksum:
+        return None
+    stream, rank, last, own_size, job_size = _RECORD.unpack(body)
+    return Entry(Stream(stream), rank, last, own_size, job_size)

@@ -1,0 +1,75 @@
+"""What a rank writes, cut into records: the unit that is counted, shipped, dropped and prefixed.
+
+A record is a line with its line break, which is `\\n`, `\\r\\n`, or a `\\r` alone (a progress bar redraws itself
+with it). A line without an end becomes a record when it is 64 KiB long, when its writer has been silent for a
+while, and when the output ends. Bytes are never changed: the records of a rank, joined, are what it wrote.
+"""
+
+import re
+
+MAX_RECORD = 64 << 10
+
+_RECORD = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r|\Z)")
+_BREAK = re.compile(rb"\r\n|\r")
+
+
+def count_breaks(data: bytes) -> int:
+    """How many line breaks `data` holds."""
+    newlines = data.count(b"\n")
+    if b"\r" not in data:
+        return newlines
+    return newlines + data.count(b"\r") - data.count(b"\r\n")
+
+
+def count_records(data: bytes) -> int:
+    """How many records `data` holds; an unfinished line at its end is one."""
+    if not data:
+        return 0
+    return count_breaks(data) + (not data.endswith((b"\n", b"\r")))
+
+
+def skip_records(data: bytes, count: int) -> bytes:
+    """`data` without its first `count` records."""
+    position = 0
+    for _ in range(count):
+        match = _RECORD.match(data, position)
+        if match is None or match.end() == position:
+            return b""
+        position = match.end()
+    return data[position:]
+
+
+def prefixed(rank: int, data: bytes) -> bytes:
+    """Every record of `data` as a line of the merged log: `[rank] ` before it, a newline after it."""
+    if b"\r" in data:
+        data = _BREAK.sub(b"\n", data)
+    mark = b"[%d] " % rank
+    body = data[:-1] if data.endswith(b"\n") else data
+    return mark + body.replace(b"\n", b"\n" + mark) + b"\n"
+
+
+class RecordSplitter:
+    """Cuts one rank's output, as it is read, into runs of whole records."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    @property
+    def pending(self) -> bool:
+        """Whether an unfinished line is held back."""
+        return bool(self._rest)
+
+    def feed(self, data: bytes) -> bytes:
+        """The records that are whole now that `data` was read; the unfinished rest is kept for later."""
+        data = self._rest + data
+        # A `\r` at the very end may be the first half of `\r\n`: wait for the byte after it.
+        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+        if len(data) - end >= MAX_RECORD:
+            end = len(data)
+        self._rest = data[end:]
+        return data[:end]
+
+    def flush(self) -> bytes:
+        """The unfinished line, given up as a record."""
+        rest, self._rest = self._rest, b""
+        return rest

@@ -1,0 +1,201 @@
+"""The log store: chunks of records in, files out, every record once and in order."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from ringtrain.logs import journal
+from ringtrain.logs.journal import Entry, Stream
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.records import prefixed, skip_records
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive records of one rank. `first`: sequence of the first one, from 1."""
+
+    stream: Stream
+    rank: int
+    first: int
+    lines: int
+    data: bytes
+
+
+class LogStore:
+    """The files of one attempt, open for appending. Safe to call from many threads.
+
+    `on_merged` is called with what was added to `job.log`, `on_report` with (rank, report) for every report row
+    that was added: in order, after the write.
+    """
+
+    def __init__(self, files: AttemptFiles, uid: str, attempt: int) -> None:
+        self.files = files
+        self._attempt = attempt
+        self._lock = threading.Lock()
+        self._last: dict[tuple[Stream, int], int] = {}
+        self._open: dict[Path, BinaryIO] = {}
+        self._dropped: dict[int, int] = {}
+        self.on_merged: Callable[[bytes], None] = lambda _: None
+        self.on_report: Callable[[int, dict[str, object]], None] = lambda *_: None
+        self.resumed = self._recover(uid)
+        self._journal: BinaryIO = files.journal.open("ab", buffering=0)
+        self._journal.seek(0, 2)
+        if not self.resumed:
+            self._journal.write(journal.header(uid))
+
+    @property
+    def lines(self) -> int:
+        """Log records in the files."""
+        with self._lock:
+            return sum(last for (stream, _), last in self._last.items() if stream is Stream.LOG)
+
+    @property
+    def dropped(self) -> int:
+        """Log records that agents had to drop."""
+        with self._lock:
+            return sum(self._dropped.values())
+
+    def note_dropped(self, rank: int, lines: int) -> None:
+        """Remember how many records of `rank` its agent has dropped in all."""
+        with self._lock:
+            self._dropped[rank] = max(lines, self._dropped.get(rank, 0))
+
+    def append(self, chunk: Chunk) -> int:
+        """Write what is new in `chunk`; returns the last sequence of its stream that is in the files.
+
+        A repeated chunk changes nothing. A chunk from beyond the next sequence is not written: the answer tells
+        the agent where to go on.
+        """
+        with self._lock:
+            key = (chunk.stream, chunk.rank)
+            last = self._last.get(key, 0)
+            known = last + 1 - chunk.first
+            if known < 0 or known >= chunk.lines:
+                return last
+            data = skip_records(chunk.data, known) if known else chunk.data
+            newest = chunk.first + chunk.lines - 1
+            if chunk.stream is Stream.LOG:
+                self._append_log(chunk.rank, newest, data)
+            else:
+                self._append_reports(chunk.rank, newest, data)
+            self._last[key] = newest
+            return newest
+
+    def rows(self) -> list[dict[str, object]]:
+        """The report rows written so far."""
+        if not self.files.metrics.exists():
+            return []
+        with self.files.metrics.open("rb") as rows:
+            return [json.loads(row) for row in rows]
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._lock:
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+            self._journal.close()
+
+    def _append_log(self, rank: int, newest: int, data: bytes) -> None:
+        own = self._file(self.files.rank_log(rank))
+        job_log = self._file(self.files.job_log)
+        merged = prefixed(rank, data)
+        entry = Entry(Stream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
+        _write_together((own, data), (job_log, merged), (self._journal, journal.encode(entry)))
+        self.on_merged(merged)
+
+    def _append_reports(self, rank: int, newest: int, data: bytes) -> None:
+        metrics = self._file(self.files.metrics)
+        reports = [report for row in data.splitlines() if (report := _parse_report(rank, row)) is not None]
+        rows = ({**report, "rank": rank, "attempt": self._attempt} for report in reports)
+        text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        job_size = self._file(self.files.job_log).tell()
+        entry = Entry(Stream.REPORT, rank, newest, metrics.tell() + len(text), job_size)
+        _write_together((metrics, text), (self._journal, journal.encode(entry)))
+        for report in reports:
+            self.on_report(rank, report)
+
+    def _file(self, path: Path) -> BinaryIO:
+        file = self._open.get(path)
+        if file is None:
+            file = self._open[path] = path.open("ab", buffering=0)
+            file.seek(0, 2)
+        return file
+
+    def _recover(self, uid: str) -> bool:
+        """Go on where an earlier launcher of this attempt stopped; False when there was none."""
+        directory = self.files.directory
+        state = _read_journal(self.files.journal)
+        if state.uid != uid:
+            _move_aside(directory, state.uid)
+            directory.mkdir(parents=True, exist_ok=True)
+            return False
+        for (stream, rank), entry in state.entries.items():
+            self._last[stream, rank] = entry.last
+            if stream is Stream.LOG:
+                _cut(self.files.rank_log(rank), entry.own_size)
+        for path in directory.glob("rank-*.log"):
+            if (Stream.LOG, int(path.stem.removeprefix("rank-"))) not in state.entries:
+                _cut(path, 0)
+        _cut(self.files.job_log, state.job_size)
+        _cut(self.files.metrics, state.metrics_size)
+        _cut(self.files.journal, state.good_bytes)
+        return True
+
+
+def _read_journal(path: Path) -> journal.Recovered:
+    return journal.recover(path.read_bytes()) if path.exists() else journal.Recovered(None)
+
+
+def _move_aside(directory: Path, uid: str | None) -> None:
+    """Keep what another job of the same name (another uid) left here."""
+    if not directory.exists() or not any(directory.iterdir()):
+        return
+    number = 1
+    while (aside := directory.with_name(f"{directory.name}.earlier-{number}")).exists():
+        number += 1
+    log.warning("%s holds the logs of another job (uid %s): they are now in %s", directory, uid, aside.name)
+    directory.rename(aside)
+
+
+def _cut(path: Path, size: int) -> None:
+    if not path.exists():
+        return
+    length = path.stat().st_size
+    if length > size:
+        with path.open("r+b") as file:
+            file.truncate(size)
+    elif length < size:
+        log.warning("%s is %d bytes shorter than was acknowledged: its disk lost them", path, size - length)
+
+
+def _write_together(*parts: tuple[BinaryIO, bytes]) -> None:
+    """Append to several files; when one refuses (a full disk), none of them keeps anything."""
+    sizes = [file.tell() for file, _ in parts]
+    try:
+        for file, data in parts:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+    except OSError:
+        for (file, _), size in zip(parts, sizes, strict=True):
+            file.truncate(size)
+            file.seek(size)
+        raise
+
+
+def _parse_report(rank: int, row: bytes) -> dict[str, object] | None:
+    try:
+        report = json.loads(row)
+    except ValueError:
+        report = None
+    if isinstance(report, dict) and "step" in report and "time" in report:
+        return report
+    log.warning("rank %d wrote a report line that is no JSON object with step and time: %.120r", rank, row)
+    return None

@@ -1,0 +1,125 @@
+"""Telling the launcher how training goes: `ringtrain.report(step, …)`."""
+
+import json
+import math
+import os
+import select
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from typing import SupportsFloat
+
+from ringtrain import contract
+from ringtrain.errors import ConfigurationError
+
+_lock = threading.Lock()
+_dropped = 0
+
+
+def report(
+    step: int,
+    *,
+    total_steps: int | None = None,
+    epoch: int | None = None,
+    samples: float | None = None,
+    loss: SupportsFloat | None = None,
+    unit: str = "samples",
+    metrics: Mapping[str, SupportsFloat] | None = None,
+) -> None:
+    """Report that this rank has finished `step`; shown as progress and throughput, kept in `metrics.jsonl`.
+
+    `samples`: how many this rank has processed since its last report; `unit`: what they are ("images"). `loss` and
+    the values of `metrics` may be anything that `float` takes; what is not finite is reported as null.
+
+    Never blocks and never fails because of whoever reads: a report that finds the pipe full is dropped, and the next
+    one says how many were (`dropped`). Does nothing outside a job. Raises ConfigurationError for a wrong argument.
+    """
+    line = _encode(_document(step, total_steps, epoch, samples, loss, unit, metrics))
+    fd = _report_fd()
+    if fd is not None:
+        _write(fd, line)
+
+
+def _document(
+    step: int,
+    total_steps: int | None,
+    epoch: int | None,
+    samples: float | None,
+    loss: SupportsFloat | None,
+    unit: str,
+    metrics: Mapping[str, SupportsFloat] | None,
+) -> dict[str, object]:
+    if not isinstance(unit, str) or not unit:
+        raise ConfigurationError(f"report: unit={unit!r}: expected a word such as 'images'")
+    document: dict[str, object] = {
+        "step": _count("step", step, 0),
+        "totalSteps": None if total_steps is None else _count("total_steps", total_steps, 1),
+        "epoch": None if epoch is None else _count("epoch", epoch, 0),
+        "samples": None if samples is None else _samples(samples),
+        "loss": None if loss is None else _finite("loss", loss),
+        "unit": unit,
+        "metrics": {str(name): _finite(str(name), value) for name, value in metrics.items()} if metrics else None,
+        "time": time.time(),
+    }
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def _count(name: str, value: int, low: int) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(f"report: {name}={value!r}: expected an integer from {low} on") from exc
+    if number != value or number < low:
+        raise ConfigurationError(f"report: {name}={value!r}: expected an integer from {low} on")
+    return number
+
+
+def _samples(value: float) -> float:
+    number = _finite("samples", value)
+    if number is None or number < 0:
+        raise ConfigurationError(f"report: samples={value!r}: expected a number from 0 on")
+    return number
+
+
+def _finite(name: str, value: SupportsFloat) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(f"report: {name}={value!r}: expected a number") from exc
+    return number if math.isfinite(number) else None
+
+
+def _encode(document: dict[str, object]) -> bytes:
+    if _dropped:
+        document["dropped"] = _dropped
+    line = json.dumps(document).encode() + b"\n"
+    # A pipe takes lines up to this size whole or not at all.
+    if len(line) > select.PIPE_BUF:
+        raise ConfigurationError(f"report: {len(line)} bytes as JSON; expected at most {select.PIPE_BUF}: fewer metrics")
+    return line
+
+
+def _report_fd() -> int | None:
+    """The descriptor that the agent gave to this rank; None outside a job, and in a child that did not inherit it."""
+    named = os.environ.get(contract.ENV_REPORT_FD, "")
+    if not named.isdecimal():
+        return None
+    fd = int(named)
+    try:
+        return fd if stat.S_ISFIFO(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
+
+
+def _write(fd: int, line: bytes) -> None:
+    global _dropped
+    with _lock:
+        try:
+            os.set_blocking(fd, False)
+            os.write(fd, line)
+            _dropped = 0
+        except BlockingIOError:
+            _dropped += 1
+        except BrokenPipeError:  # the agent is going away, and this rank with it
+            _dropped += 1
