@@ -32,8 +32,9 @@ def report(
     `samples`: how many this rank has processed since its last report; `unit`: what they are ("images"). `loss` and
     the values of `metrics` may be anything that `float` takes; what is not finite is reported as null.
 
-    Never blocks and never fails because of whoever reads: a report that finds the pipe full is dropped, and the next
-    one says how many were (`dropped`). Does nothing outside a job. Raises ConfigurationError for a wrong argument.
+    Never blocks and never fails because of whoever reads: a report that finds the pipe full is dropped, and the
+    next one says how many were (`dropped`). Does nothing outside a job. Raises ConfigurationError for a wrong
+    argument.
     """
     line = _encode(_document(step, total_steps, epoch, samples, loss, unit, metrics))
     fd = _report_fd()
@@ -96,12 +97,14 @@ def _encode(document: dict[str, object]) -> bytes:
     line = json.dumps(document).encode() + b"\n"
     # A pipe takes lines up to this size whole or not at all.
     if len(line) > select.PIPE_BUF:
-        raise ConfigurationError(f"report: {len(line)} bytes as JSON; expected at most {select.PIPE_BUF}: fewer metrics")
+        raise ConfigurationError(
+            f"report: {len(line)} bytes as JSON; expected at most {select.PIPE_BUF}: fewer metrics"
+        )
     return line
 
 
 def _report_fd() -> int | None:
-    """The descriptor that the agent gave to this rank; None outside a job, and in a child that did not inherit it."""
+    """The descriptor that the agent gave to this rank; None outside a job and in a child that has it not."""
     named = os.environ.get(contract.ENV_REPORT_FD, "")
     if not named.isdecimal():
         return None

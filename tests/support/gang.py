@@ -1,0 +1,186 @@
+"""Launcher and agents as the operator starts them: real processes, told everything by their environment."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from ringtrain.control.ports import HeldPorts
+
+T = TypeVar("T")
+
+# Generous: a deadline is for a machine that is busy with something else, and only a test that fails waits for it.
+DEADLINE_S = 60.0
+
+
+def until(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
+    """The first true value of `look`; AssertionError naming `what` when there is none in time."""
+    end = time.monotonic() + deadline_s
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}"
+        time.sleep(0.02)
+
+
+class PodProcess:
+    """A pod's main container as a process."""
+
+    def __init__(self, name: str, words: list[str], environment: Mapping[str, str], directory: Path) -> None:
+        self.name = name
+        self.message_path = Path(environment["RINGTRAIN_TERMINATION_MESSAGE_PATH"])
+        self.out_path = directory / f"{name}.out"
+        self.err_path = directory / f"{name}.err"
+        with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ringtrain", *words],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def wait(self, deadline_s: float = DEADLINE_S) -> int:
+        """Exit code, 128 + n for signal n."""
+        code = self.process.wait(deadline_s)
+        return 128 - code if code < 0 else code
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+    def message(self) -> Any:
+        """The termination message."""
+        return json.loads(self.message_path.read_bytes())
+
+    def err(self) -> str:
+        return self.err_path.read_text()
+
+    def out(self) -> str:
+        return self.out_path.read_text()
+
+
+class GangProcesses:
+    """One attempt of a job: start its pods, look at what they say, and leave nothing behind."""
+
+    def __init__(self, directory: Path, workers: int, slots: int, **settings: str) -> None:
+        self.directory = directory
+        self.workers = workers
+        self.slots = slots
+        self.settings = settings
+        with_ports = HeldPorts()
+        self.control_port, self.status_port = with_ports.take(0, 2)
+        with_ports.release()
+        self.pods: list[PodProcess] = []
+        self.logs = directory / "logs" / "default" / "job" / "1"
+
+    def environment(self, role: str, name: str, index: int = 0) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "TMPDIR": str(self.directory),
+            "RINGTRAIN_ROLE": role,
+            "RINGTRAIN_JOB_NAME": "job",
+            "RINGTRAIN_JOB_NAMESPACE": "default",
+            "RINGTRAIN_JOB_UID": "uid-1",
+            "RINGTRAIN_ATTEMPT": "1",
+            "RINGTRAIN_BACKEND": "ring",
+            "RINGTRAIN_NUM_WORKERS": str(self.workers),
+            "RINGTRAIN_SLOTS_PER_WORKER": str(self.slots),
+            "RINGTRAIN_WORKER_INDEX": str(index),
+            "RINGTRAIN_LAUNCHER_ADDRESS": f"127.0.0.1:{self.control_port}",
+            "RINGTRAIN_LAUNCHER_PORT": str(self.control_port),
+            "RINGTRAIN_STATUS_PORT": str(self.status_port),
+            "RINGTRAIN_AGENT_PORT": "0",
+            "RINGTRAIN_RING_PORT_BASE": "0",
+            "RINGTRAIN_MASTER_PORT": "0",
+            "RINGTRAIN_TF_PORT_BASE": "0",
+            "RINGTRAIN_POD_NAME": name,
+            "RINGTRAIN_NODE_NAME": f"node-{index}",
+            "RINGTRAIN_LOG_DIR": str(self.directory / "logs"),
+            "RINGTRAIN_TERMINATION_MESSAGE_PATH": str(self.directory / f"{name}.message"),
+            **self.settings,
+        }
+
+    def launcher(self, **settings: str) -> PodProcess:
+        environment = {**self.environment("launcher", "job-launcher"), **settings}
+        return self._start(PodProcess("job-launcher", ["launcher"], environment, self.directory))
+
+    def agent(self, index: int, *command: str, name: str | None = None, **settings: str) -> PodProcess:
+        name = name or f"job-worker-{index}"
+        environment = {**self.environment("worker", name, index), **settings}
+        return self._start(PodProcess(name, ["agent", "--", *command], environment, self.directory))
+
+    def agents(self, *command: str) -> list[PodProcess]:
+        return [self.agent(index, *command) for index in range(self.workers)]
+
+    def python(self, script: str) -> tuple[str, ...]:
+        """The command that runs `script` in Python."""
+        return (sys.executable, "-c", script)
+
+    def get(self, path: str) -> str:
+        url = f"http://127.0.0.1:{self.status_port}{path}"
+        with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
+            body: bytes = answer.read()
+        return body.decode()
+
+    def status(self) -> Any:
+        """`/status`, or an empty dict while there is no launcher."""
+        try:
+            return json.loads(self.get("/status"))
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return {}
+
+    def until_running(self) -> None:
+        """Wait until every rank of the gang runs."""
+        until(
+            "all ranks running",
+            lambda: (status := self.status()) and all(rank["state"] == "Running" for rank in status["ranks"]),
+        )
+
+    def rank_log(self, rank: int) -> bytes:
+        path = self.logs / f"rank-{rank:04d}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    def job_log(self) -> list[bytes]:
+        return (self.logs / "job.log").read_bytes().splitlines()
+
+    def descendants(self) -> list[psutil.Process]:
+        """Processes below the agents and the launcher."""
+        found = []
+        for pod in self.pods:
+            if pod.process.poll() is None:
+                found += psutil.Process(pod.pid).children(recursive=True)
+        return found
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        left = self.descendants()
+        for pod in self.pods:
+            if pod.process.poll() is None:
+                pod.send(signal.SIGKILL)
+                pod.process.wait(DEADLINE_S)
+        for process in left:
+            if process.is_running():
+                process.kill()
+
+    def _start(self, pod: PodProcess) -> PodProcess:
+        self.pods.append(pod)
+        return pod
