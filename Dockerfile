@@ -24,6 +24,8 @@ COPY operator /src/operator
 RUN /opt/venv/bin/pip install --no-cache-dir /src/operator && /opt/venv/bin/pip uninstall --yes --quiet pip
 
 FROM build AS worker-build
+# The compiler stays here: only what it built goes on.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
 RUN /opt/venv/bin/pip install --no-cache-dir '/src/worker_image[examples]' && /opt/venv/bin/pip uninstall --yes --quiet pip
 

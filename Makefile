@@ -10,7 +10,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/.installed: requirements-dev.txt operator/pyproject.toml worker_image/pyproject.toml
+$(VENV)/.installed: requirements-dev.txt operator/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -e operator -e 'worker_image[examples]' -r requirements-dev.txt

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.group import Flat, Group, world_group
 from ringtrain.optim.inbox import Inbox, InboxRules
-from ringtrain.optim.kernels import NumpyKernels
 from ringtrain.optim.layout import ParamSpec, plan_layout
 from ringtrain.optim.pipeline import Abandoned, Machine, Update, UpdateOrder
 from ringtrain.optim.rules import Rule
@@ -82,7 +82,7 @@ class HostOptimizer:
         specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
         layout = plan_layout(specs, bucket_bytes, group.size)
         arenas = Arenas(layout, rule.state_names, group.rank if sharded else None)
-        self._machine = Machine(group, layout, arenas, rule, NumpyKernels(), sharded)
+        self._machine = Machine(group, layout, arenas, rule, best_kernels(), sharded)
         self._settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
         self._inbox = Inbox(layout, arenas, InboxRules(group.rank, accumulate, check_finite))
         self._updates = 0

@@ -1,0 +1,37 @@
+/* Element-wise folding of contributions: what numpy's ufuncs do in collectives/fold.py, to the bit. */
+#ifndef RINGTRAIN_FOLD_H
+#define RINGTRAIN_FOLD_H
+
+#include <stddef.h>
+
+/* The codes of wire/dtypes.py. */
+enum dtype { F16 = 1, BF16, F32, F64, I32, I64, U8, BOOL };
+enum op { SUM = 0, MIN, MAX, PRODUCT };
+
+/* One clone for each width of vector registers, chosen when the library is loaded. No clone may fuse a
+   multiplication and an addition: results would then depend on the machine. */
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define WIDE
+#endif
+#define EXPORT __attribute__((visibility("default")))
+
+/* Bytes that a fold keeps in the first-level cache. */
+#define BLOCK_BYTES 16384
+
+size_t element_bytes(int dtype);
+
+/* Half types are folded in float32. */
+int accumulator(int dtype);
+
+/* accumulator[i] = source[i], widened. */
+void widen(int dtype, void *into, const void *source, size_t count);
+
+/* into[i] = source[i] rounded to nearest even; `divisor` > 0 divides first, in the accumulator's type. */
+void narrow(int dtype, void *into, void *accumulated, size_t count, int divisor);
+
+/* into[i] = a[i] op b[i] in an accumulator's type. `into` may be `a` or `b`. */
+void combine(int dtype, int op, void *into, const void *a, const void *b, size_t count);
+
+#endif

@@ -1,0 +1,61 @@
+/* Collectives of ranks that map one segment of memory. The layout is mirrored in shm/engine.py. */
+#ifndef RINGTRAIN_SHM_H
+#define RINGTRAIN_SHM_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define LINE 128 /* bytes: neighbouring cache lines are fetched in pairs */
+#define SIGNATURE_BYTES 32768
+#define PARITIES 2
+
+/* How many rounds a rank has done, and how many ranks sleep until it changes. */
+typedef struct {
+    _Alignas(LINE) _Atomic uint32_t value;
+    _Atomic uint32_t sleepers;
+} progress;
+
+/* What a rank means to do: compared before anybody uses its data. */
+typedef struct {
+    uint32_t length;
+    uint8_t bytes[SIGNATURE_BYTES - 4];
+} signature;
+
+/* A rank's part of the segment's head. */
+typedef struct {
+    progress staged;    /* contributions of round r lie in its slots when this is above r */
+    progress reduced;   /* its chunk of round r lies in its result when this is above r; its slots may be reused */
+    progress collected; /* it has read all results of round r when this is above r */
+    signature what[PARITIES];
+} rank_head;
+
+/* One rank's end of the segment. */
+typedef struct {
+    char *base;
+    int32_t rank, size;
+    uint64_t chunk_bytes;
+    uint32_t round, collective; /* counted alike on all ranks, modulo 2^32 */
+    int32_t spins;
+    const _Atomic uint32_t *stop; /* set by this process when it no longer wants to wait */
+} channel;
+
+/* One collective. Buffers that it does not need are NULL. */
+typedef struct {
+    const uint8_t *what;
+    uint64_t what_bytes;
+    int32_t dtype, op, divisor, reduces;
+    const int64_t *bounds; /* size + 1 elements: chunk of rank r is bounds[r] to bounds[r + 1] */
+    const char *source;    /* whole buffer: this rank's contribution, or (not reducing) its chunk in place */
+    const char *before;    /* accumulator's type, own chunk: folded before rank 0 */
+    char *partial;         /* accumulator's type, own chunk: gets the fold, neither divided nor rounded */
+    char *own;             /* own chunk: gets the result */
+    char *gathered;        /* whole buffer: gets everybody's chunk */
+    double timeout_s;      /* without any progress of the rank that is waited for */
+    uint32_t started, next, phase;
+    int32_t blamed; /* out: the rank that was waited for, or whose signature differs */
+} job;
+
+enum outcome { DONE = 0, AGAIN, TIMEOUT, STOPPED, MISMATCH };
+
+#endif

@@ -1,0 +1,93 @@
+"""The update rules' arithmetic in compiled code: the same bits as `NumpyKernels`, in one pass."""
+
+import ctypes
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.kernels.library import native_library
+from ringtrain.optim.kernels import AdamTerms, Floats, Kernels, NumpyKernels, Part, SgdTerms
+
+_MEAN: Final = "mean"
+_SQUARE: Final = "square"
+_CODES: Final = {np.dtype(np.float32): 3, np.dtype(np.float64): 4}  # native/fold.h
+
+
+def best_kernels() -> Kernels:
+    """Return the compiled kernels where they were built, else numpy's. Both give the same bits."""
+    library = native_library()
+    return NumpyKernels() if library is None else NativeKernels(library)
+
+
+class _SgdTerms(ctypes.Structure):
+    _fields_ = [
+        ("scale", ctypes.c_double),
+        ("rate", ctypes.c_double),
+        ("momentum", ctypes.c_double),
+        ("decay", ctypes.c_double),
+        ("nesterov", ctypes.c_int),
+    ]
+
+
+class _AdamTerms(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_double)
+        for name in (
+            "scale", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "root_correction", "epsilon",
+            "coupled_decay", "decoupled_decay", "keep", "step",
+        )
+    ]  # fmt: skip
+
+
+class NativeKernels:
+    """`Kernels` in C (`native/optimizer.c`). Calls release the interpreter."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._numpy = NumpyKernels()
+
+    def sgd(self, part: Part, terms: SgdTerms) -> None:
+        given = _SgdTerms(terms.scale, terms.rate, terms.momentum, terms.decay, int(terms.nesterov))
+        velocity = _pointer(part.state["momentum"]) if terms.momentum else None
+        self._library.ringtrain_sgd(
+            _code(part.weights), _pointer(part.weights), _pointer(part.gradients), velocity,
+            ctypes.c_size_t(part.weights.size), ctypes.byref(given),
+        )  # fmt: skip
+
+    def adam(self, part: Part, terms: AdamTerms) -> None:
+        given = _adam_terms(terms, step=terms.rate / terms.correction1)
+        self._library.ringtrain_adam(*_adam_arrays(part), ctypes.byref(given))
+
+    def lamb_direction(self, part: Part, terms: AdamTerms) -> None:
+        given = _adam_terms(terms, step=1.0 / terms.correction1)
+        self._library.ringtrain_adam_direction(*_adam_arrays(part), ctypes.byref(given))
+
+    def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
+        self._library.ringtrain_descend(
+            _code(weights), _pointer(weights), _pointer(direction), ctypes.c_size_t(weights.size),
+            ctypes.c_double(rate),
+        )  # fmt: skip
+
+    def square_sums(self, values: Floats, starts: NDArray[np.intp]) -> NDArray[np.float64]:
+        return self._numpy.square_sums(values, starts)  # numpy's order of summation is numpy's own
+
+
+def _adam_terms(terms: AdamTerms, step: float) -> _AdamTerms:
+    return _AdamTerms(
+        terms.scale, terms.beta1, 1.0 - terms.beta1, terms.beta2, 1.0 - terms.beta2, terms.correction2**-0.5,
+        terms.epsilon, terms.coupled_decay, terms.decoupled_decay, 1.0 - terms.rate * terms.decoupled_decay, step,
+    )  # fmt: skip
+
+
+def _adam_arrays(part: Part) -> tuple[object, ...]:
+    arrays = (part.weights, part.gradients, part.state[_MEAN], part.state[_SQUARE])
+    return _code(part.weights), *map(_pointer, arrays), ctypes.c_size_t(part.weights.size)
+
+
+def _code(values: Floats) -> int:
+    return _CODES[values.dtype]
+
+
+def _pointer(values: Floats) -> ctypes.c_void_p:
+    return ctypes.c_void_p(values.ctypes.data)
