@@ -1,0 +1,1 @@
+"""Collectives: over memory and gRPC, in threads and in real processes."""

@@ -1,0 +1,71 @@
+"""Worlds inside the test's process: ranks are threads, over memory or over gRPC on loopback."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from support.ports import free_addresses
+
+from ringtrain.collectives.exchange import SEGMENT_BYTES
+from ringtrain.collectives.session import Session
+from ringtrain.config import WorkerConfig
+from ringtrain.transport.base import Transport
+from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
+from ringtrain.transport.rpc import RpcTransport
+
+T = TypeVar("T")
+TRANSPORTS = ["memory", "grpc"]
+DEADLINE_S = 120.0
+
+
+class World:
+    """`size` ranks that run functions side by side."""
+
+    def __init__(self, sessions: list[Session], pool: ThreadPoolExecutor) -> None:
+        self.sessions = sessions
+        self._pool = pool
+
+    def run(self, function: Callable[[int], T]) -> list[T]:
+        """Return `function(rank)` of every rank, each in a thread of its own."""
+        return [future.result(DEADLINE_S) for future in self._start(function)]
+
+    def errors(self, function: Callable[[int], Any]) -> list[BaseException | None]:
+        """What `function(rank)` raised on every rank."""
+        return [future.exception(DEADLINE_S) for future in self._start(function)]
+
+    def _start(self, function: Callable[[int], Any]) -> list[Any]:
+        def entered(rank: int) -> Any:
+            with self.sessions[rank].entered():
+                return function(rank)
+
+        return [self._pool.submit(entered, rank) for rank in range(len(self.sessions))]
+
+
+@contextlib.contextmanager
+def world_of(
+    size: int, transport: str = "memory", *, segment_bytes: int = SEGMENT_BYTES, timeout_s: float = 60.0
+) -> Iterator[World]:
+    """A world of `size` ranks over `transport`; all of it is gone after the block."""
+    addresses = tuple(free_addresses(size))
+    network = MemoryNetwork()
+
+    def join(rank: int) -> Session:
+        config = WorkerConfig(rank=rank, size=size, addresses=addresses, timeout_s=timeout_s)
+        made: Transport = (
+            MemoryTransport(network, rank) if transport == "memory" else RpcTransport(rank, addresses, timeout_s)
+        )
+        return Session(config, made, segment_bytes)
+
+    with ThreadPoolExecutor(size) as pool:
+        sessions = list(pool.map(join, range(size)))
+        try:
+            yield World(sessions, pool)
+        finally:
+            list(pool.map(Session.close, sessions))
+
+
+def ring_threads() -> list[str]:
+    """Names of the runtime's threads that are alive in this process."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ringtrain-")]

@@ -1,0 +1,162 @@
+"""One collective as one rank lives through it: offer, read, finish; or fail like all others."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from ringtrain.collectives.fold import Flat
+from ringtrain.errors import RingtrainError
+from ringtrain.transport.base import Broken, Caller, FrameStream, How
+from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.frame import FrameHeader, Step, decode_frame, encode_frame
+from ringtrain.wire.signature import Signature
+from ringtrain.world.board import Offer
+from ringtrain.world.membership import Membership
+from ringtrain.world.monitor import Closed, Doing, Stalled
+
+# A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.
+_SLOWEST_BYTES_PER_S: Final = 10e6
+
+FramesFor = Callable[[int, Caller], Iterator[bytes]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which collective of which process set."""
+
+    process_set: int
+    sequence: int
+    peers: tuple[int, ...]  # world ranks
+
+
+class Call:
+    """Offers this rank's frames and reads those of its peers.
+
+    A context: entering publishes the offer and opens a stream from each peer. Leaving it normally waits until
+    this rank has taken everything and all peers have too, so that buffers may be reused and the process may end;
+    leaving it with an error makes every rank fail.
+    """
+
+    def __init__(
+        self, member: Membership, place: Place, what: Signature, frames_for: FramesFor, total_bytes: int
+    ) -> None:
+        self._member = member
+        self._place = place
+        self._what = what
+        self._offer = Offer(what, frames_for, set(place.peers))
+        self._timeout_s = member.place.pull_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
+        self._started = 0.0
+        self._streams: dict[int, FrameStream] = {}
+        names = what.label.removeprefix(what.kind)
+        self._doing = Doing(f"{what.kind} #{place.sequence}{names}", place.process_set, place.sequence)
+
+    def __enter__(self) -> "Call":
+        self._member.verdict.check()
+        self._started = time.monotonic()
+        self._member.board.publish((self._place.process_set, self._place.sequence), self._offer)
+        encoded = self._what.encode()
+        try:
+            for peer in self._place.peers:
+                request = self._member.pull_request(peer, self._place.process_set, self._place.sequence, encoded)
+                self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)
+        except Broken as broken:
+            self._fail(peer, broken)
+        finally:
+            # Even for a verdict that was reached in the meantime: it calls back at once.
+            self._member.verdict.on_reached(self._cancel)
+        return self
+
+    def read(self, peer: int, step: Step, segment: int, like: Flat) -> Flat:
+        """Return the next frame of `peer`'s stream, which must be this one. `like`: what it will be stored in."""
+        header = FrameHeader(
+            self._member.place.generation, self._place.sequence, step, segment, like.dtype.name, like.nbytes
+        )
+        return decode_frame(self._next(peer), header)
+
+    def frame(self, step: Step, segment: int, payload: Flat) -> bytes:
+        """Return `payload` as a frame of this collective."""
+        header = FrameHeader(
+            self._member.place.generation, self._place.sequence, step, segment, payload.dtype.name, payload.nbytes
+        )
+        return encode_frame(header, payload)
+
+    def offer_changed(self) -> None:
+        """Wake up the streams that wait for a frame of this rank."""
+        self._member.board.changed()
+
+    def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
+        self._member.board.wait_until(ready, caller)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+            elif self._member.verdict.failure is None:
+                self._give_up(error)
+        finally:
+            self._member.verdict.forget(self._cancel)
+            self._member.board.withdraw((self._place.process_set, self._place.sequence))
+            if self._member.verdict.failure is not None:
+                self._cancel()
+
+    def _next(self, peer: int) -> bytes:
+        try:
+            return next(self._streams[peer])
+        except StopIteration:
+            message = f"rank {peer} ended its part of {self._doing.label} too early"
+            raise RingtrainError(message) from None
+        except (Broken, Refused) as error:
+            self._fail(peer, error)
+            raise AssertionError("unreachable") from error
+
+    def _finish(self) -> None:
+        for peer, stream in self._streams.items():
+            try:
+                surplus = next(stream, None)
+            except (Broken, Refused) as error:
+                self._fail(peer, error)
+            if surplus is not None:
+                self._give_up(RingtrainError(f"rank {peer} sent too much in {self._doing.label}"))
+        left = self._timeout_s - (time.monotonic() - self._started)
+        if not self._member.board.all_taken(self._offer, left):
+            self._stalled(tuple(sorted(self._offer.waiting_for)))
+
+    def _fail(self, peer: int, error: Broken | Refused) -> None:
+        """Report what happened to the stream from `peer`, and raise what the world decides."""
+        if isinstance(error, Refused):
+            self._member.monitor.report(error.failure)
+        elif error.how is How.TIMEOUT:
+            self._stalled((peer, *(p for p in self._place.peers if p != peer)))
+        elif error.how is How.CLOSED:
+            self._member.monitor.report(Closed(peer, error.detail, self._doing))
+        self._raise_verdict()
+
+    def _stalled(self, peers: tuple[int, ...]) -> None:
+        self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._doing))
+        self._raise_verdict()
+
+    def _give_up(self, error: BaseException) -> None:
+        """This rank leaves in the middle, because of a signal or a defect: nobody may wait for it."""
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        rank = self._member.place.rank
+        self._member.monitor.report(
+            Failure("lost", f"rank {rank} left {self._doing.label} because of {reason}", rank)
+        )
+        self._await_verdict()
+
+    def _raise_verdict(self) -> None:
+        self._await_verdict()
+        self._member.verdict.check()
+        raise RingtrainError(f"{self._doing.label} failed, and no reason was found in time")
+
+    def _await_verdict(self) -> None:
+        self._member.verdict.wait(self._member.place.timeout_s / 5)
+        self._member.monitor.await_announced(self._member.place.timeout_s / 10)
+
+    def _cancel(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.cancel()

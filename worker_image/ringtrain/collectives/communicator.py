@@ -1,0 +1,47 @@
+"""The seam beneath the public collectives: what a way of exchanging tensors has to offer."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ringtrain.collectives.fold import Flat
+from ringtrain.collectives.layout import Bounds
+from ringtrain.collectives.ops import Op
+from ringtrain.wire.signature import Signature
+
+
+class Communicator(Protocol):
+    """Collectives over flat buffers for one process set.
+
+    All ranks of the set call the same methods in the same order. `what` is compared between ranks; ranks that mean
+    different things raise MismatchError on all of them. Every method raises PeerLost, on all ranks, instead of
+    returning something partial. Buffers are 1-d, contiguous and belong to the caller again on return.
+    """
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """World ranks of the set, in the order of their positions."""
+
+    @property
+    def position(self) -> int:
+        """Of this rank in `ranks`."""
+
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+        """Fold `source` of all ranks into `target`, which may be `source`."""
+
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
+        """Fold this rank's chunk into `target` (as long as the chunk; may be the chunk itself)."""
+
+    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        """Fill `buffer` in place with every rank's chunk."""
+
+    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+        """Return the part of every rank, by position; lengths may differ."""
+
+    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+        """Fill `buffer` in place with that of the rank at position `root`."""
+
+    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+        """Send `parts[p]` to position p; return what each position sent here."""
+
+    def barrier(self, what: Signature) -> None:
+        """Return when every rank has called it."""

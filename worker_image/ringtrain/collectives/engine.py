@@ -1,0 +1,107 @@
+"""Runs collectives one after the other, in the order in which they were submitted."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from ringtrain.errors import NotInitializedError
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """A collective under way. `poll` it, or `synchronize` to get its result or its error."""
+
+    def __init__(self, future: "Future[T]") -> None:
+        self._future = future
+
+    def poll(self) -> bool:
+        """Whether `synchronize` would return, or raise, at once."""
+        return self._future.done()
+
+    def synchronize(self) -> T:
+        """Wait for the result. Raises what the collective raised, on every rank; bounded like the collective."""
+        return self._future.result()
+
+
+def poll(handle: Handle[Any]) -> bool:
+    """Whether the collective behind `handle` has ended."""
+    return handle.poll()
+
+
+def synchronize(handle: Handle[T]) -> T:
+    """Wait for the collective behind `handle`; return its result or raise its error."""
+    return handle.synchronize()
+
+
+class Engine:
+    """One collective at a time, first come first served: that is the order peers must meet in.
+
+    What is submitted runs on the engine's thread. What is called runs in the calling thread if nothing is pending:
+    a hop to another thread and back costs as much as a small collective.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._pending = 0
+        self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def call(self, work: Callable[[], T]) -> T:
+        with self._lock:
+            inline = self._pending == 0 and not self._stopped
+            if inline:
+                self._pending += 1
+                self._turn.acquire()
+        if not inline:
+            return self.submit(work).synchronize()
+        try:
+            return work()
+        finally:
+            self._end_turn()
+
+    def submit(self, work: Callable[[], T]) -> Handle[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            if self._stopped:
+                raise NotInitializedError("ringtrain has been shut down; call ringtrain.init() first")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ringtrain-engine", daemon=True)
+                self._thread.start()
+            self._pending += 1
+            self._queue.put((work, future))
+        return Handle(future)
+
+    def stop(self) -> None:
+        """Fail what has not begun, and wait for what has. The world must have been left, so that it ends."""
+        with self._lock:
+            self._stopped = True
+            self._queue.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, future = item
+            with self._turn:
+                self._run_one(work, future)
+            with self._lock:
+                self._pending -= 1
+
+    def _run_one(self, work: Callable[[], Any], future: "Future[Any]") -> None:
+        if self._stopped:
+            future.set_exception(NotInitializedError("ringtrain was shut down before this collective began"))
+            return
+        try:
+            future.set_result(work())
+        except BaseException as error:  # whoever synchronizes gets it
+            future.set_exception(error)
+
+    def _end_turn(self) -> None:
+        self._turn.release()
+        with self._lock:
+            self._pending -= 1

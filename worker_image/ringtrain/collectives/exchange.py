@@ -1,0 +1,231 @@
+"""Collectives by direct exchange between all pairs of ranks: the shifts of a ring.
+
+In step s of a reduce-scatter rank r sends its contribution to chunk (r + s) % N to rank (r + s) % N, which owns
+that chunk and folds all contributions in rank order; in the all-gather each rank reads every chunk from its
+owner. That is 2(N - 1) steps in which each rank sends 2(N - 1)/N of the payload, as in the neighbour ring of
+Patarasuk & Yuan 2009, but no rounded partial sum travels and the order of the fold does not depend on the chunk.
+See docs/decisions/0001-ring-shift-exchange.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from ringtrain.collectives.call import Call, FramesFor, Place
+from ringtrain.collectives.fold import Flat, Folder
+from ringtrain.collectives.layout import Bounds, even_bounds, offsets, segments
+from ringtrain.collectives.ops import Op
+from ringtrain.transport.base import Caller
+from ringtrain.wire.frame import Step
+from ringtrain.wire.signature import Signature
+from ringtrain.world.membership import Membership
+
+SEGMENT_BYTES: Final = 2 << 20
+# A result is offered one segment behind the contributions: the owner needs the last of these before it has the
+# first result, and the time between is filled with the next contribution.
+_LAG: Final = 1
+# Below this a broadcast goes from the root to all at once: one hop less counts for more than the root's bandwidth.
+_DIRECT_BROADCAST_BYTES: Final = 64 << 10
+
+
+class ExchangeCommunicator:
+    """A `Communicator` over the streams of a Membership."""
+
+    def __init__(
+        self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self._member = member
+        self._process_set = process_set
+        self._segment_bytes = segment_bytes
+        self._sequence = 0
+        self.ranks = ranks
+        self.position = ranks.index(member.place.rank)
+        self._others = tuple(p for p in range(len(ranks)) if p != self.position)
+
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+        """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
+        cuts = self._cut(even_bounds(len(source), len(self.ranks)), source)
+        own = cuts[self.position]
+        results: list[bytes] = []
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+            theirs = cuts[self.ranks.index(rank)]
+            for slot in range(max(len(theirs), len(own) + _LAG)):
+                if slot < len(theirs):
+                    yield call.frame(Step.CONTRIBUTION, slot, source[theirs[slot]])
+                if 0 <= slot - _LAG < len(own):
+                    yield from self._when_ready(call, results, slot - _LAG, caller)
+
+        call = self._call(self._laid_out(what, ()), frames_for, source.nbytes)
+        folder = Folder(op, source.dtype, len(self.ranks), self.position)
+        with call:
+            for slot in range(max(len(cut) for cut in cuts) + _LAG):
+                if slot < len(own):
+                    out = target[own[slot]]
+                    folder.fold(self._contributions(call, slot, source[own[slot]]), out)
+                    self._offer(call, results, call.frame(Step.RESULT, slot, out) if self._others else b"")
+                if slot >= _LAG:
+                    self._read_results(call, cuts, slot - _LAG, target)
+
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
+        cuts = self._cut(bounds, source)
+        start = bounds[self.position]
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+            for index, cut in enumerate(cuts[self.ranks.index(rank)]):
+                yield call.frame(Step.CONTRIBUTION, index, source[cut])
+
+        call = self._call(self._laid_out(what, bounds), frames_for, source.nbytes)
+        folder = Folder(op, source.dtype, len(self.ranks), self.position)
+        with call:
+            for index, cut in enumerate(cuts[self.position]):
+                out = target[cut.start - start : cut.stop - start]
+                folder.fold(self._contributions(call, index, source[cut]), out)
+
+    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        cuts = self._cut(bounds, buffer)
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+            yield from self._results(call, results, len(cuts[self.position]), caller)
+
+        call = self._call(self._laid_out(what, bounds), frames_for, buffer.nbytes)
+        results: list[bytes] = []
+        with call:
+            for index in range(max(len(cut) for cut in cuts)):
+                if index < len(cuts[self.position]) and self._others:
+                    self._offer(call, results, call.frame(Step.RESULT, index, buffer[cuts[self.position][index]]))
+                self._read_results(call, cuts, index, buffer)
+
+    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+        return self._exchange_parts(what, [part] * len(self.ranks))
+
+    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+        return self._exchange_parts(what, parts)
+
+    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+        """The root deals the buffer out, and those who get a chunk pass it on while it comes."""
+        direct = buffer.nbytes <= _DIRECT_BROADCAST_BYTES
+        relays = [p for p in range(len(self.ranks)) if p != root]
+        if direct or not relays:
+            bounds = offsets([len(buffer) if p == root else 0 for p in range(len(self.ranks))])
+        else:
+            dealt = even_bounds(len(buffer), len(relays))
+            lengths = {p: dealt[i + 1] - dealt[i] for i, p in enumerate(relays)}
+            bounds = offsets([lengths.get(p, 0) for p in range(len(self.ranks))])
+        cuts = self._cut(bounds, buffer)
+        if self.position == root:
+            self._deal(what, buffer, cuts, root, direct)
+        else:
+            self._relay(what, buffer, cuts, root, direct)
+
+    def barrier(self, what: Signature) -> None:
+        with self._call(self._laid_out(what, ()), lambda rank, caller: iter(()), 0):
+            pass
+
+    def _deal(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
+        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+            for index, cut in enumerate(cuts[root if direct else self.ranks.index(rank)]):
+                yield call.frame(Step.RESULT, index, buffer[cut])
+
+        call = self._call(self._laid_out(what, ()), frames_for, buffer.nbytes)
+        nothing = buffer[:0]
+        with call:
+            for position in self._others:
+                call.read(self.ranks[position], Step.DONE, 0, nothing)
+
+    def _relay(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
+        own = cuts[root if direct else self.position]
+        passed_on: list[bytes] = []
+        complete: list[bytes] = []
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+            if rank == self.ranks[root]:
+                yield from self._when_ready(call, complete, 0, caller)
+            elif not direct:
+                yield from self._results(call, passed_on, len(own), caller)
+
+        call = self._call(self._laid_out(what, ()), frames_for, buffer.nbytes)
+        relays = [p for p in self._others if p != root]
+        with call:
+            for index in range(max(len(cut) for cut in cuts) + _LAG):
+                if index < len(own):
+                    received = call.read(self.ranks[root], Step.RESULT, index, buffer[own[index]])
+                    buffer[own[index]] = received
+                    self._offer(call, passed_on, call.frame(Step.RESULT, index, received) if relays else b"")
+                if index >= _LAG and not direct:
+                    self._read_results(call, cuts, index - _LAG, buffer, relays)
+            self._offer(call, complete, call.frame(Step.DONE, 0, buffer[:0]))
+
+    def _exchange_parts(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+        """Every position gets its part from every other; how much that is, it learns from the first frame."""
+        own = parts[self.position]
+        step = self._segment_length(own)
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+            part = parts[self.ranks.index(rank)]
+            yield call.frame(Step.SIZES, 0, np.array([len(part)], np.int64))
+            for index, cut in enumerate(segments(0, len(part), step)):
+                yield call.frame(Step.RESULT, index, part[cut])
+
+        call = self._call(self._laid_out(what, ()), frames_for, sum(part.nbytes for part in parts))
+        size = np.empty(1, np.int64)
+        with call:
+            received = [own.copy()] * len(self.ranks)
+            for position in self._others:
+                length = int(call.read(self.ranks[position], Step.SIZES, 0, size)[0])
+                received[position] = np.empty(length, own.dtype)
+            cuts = [segments(0, len(part), step) for part in received]
+            for index in range(max((len(cuts[p]) for p in self._others), default=0)):
+                for position in self._others:
+                    if index < len(cuts[position]):
+                        out = received[position][cuts[position][index]]
+                        out[...] = call.read(self.ranks[position], Step.RESULT, index, out)
+        return received
+
+    def _call(self, what: Signature, frames_for: FramesFor, total_bytes: int) -> Call:
+        self._sequence += 1
+        peers = tuple(self.ranks[position] for position in self._others)
+        return Call(self._member, Place(self._process_set, self._sequence, peers), what, frames_for, total_bytes)
+
+    def _laid_out(self, what: Signature, bounds: Bounds) -> Signature:
+        return replace(what, layout=(self._segment_bytes, *what.layout, *bounds))
+
+    def _segment_length(self, like: Flat) -> int:
+        return max(1, self._segment_bytes // like.itemsize)
+
+    def _cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
+        step = self._segment_length(like)
+        return [segments(start, end, step) for start, end in pairwise(bounds)]
+
+    def _contributions(self, call: Call, segment: int, own: Flat) -> Iterator[Flat]:
+        """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for."""
+        for position, rank in enumerate(self.ranks):
+            yield own if position == self.position else call.read(rank, Step.CONTRIBUTION, segment, own)
+
+    def _read_results(
+        self,
+        call: Call,
+        cuts: list[list[slice]],
+        segment: int,
+        buffer: Flat,
+        positions: Sequence[int] | None = None,
+    ) -> None:
+        for position in self._others if positions is None else positions:
+            if segment < len(cuts[position]):
+                out = buffer[cuts[position][segment]]
+                out[...] = call.read(self.ranks[position], Step.RESULT, segment, out)
+
+    def _offer(self, call: Call, frames: list[bytes], frame: bytes) -> None:
+        frames.append(frame)
+        call.offer_changed()
+
+    def _results(self, call: Call, frames: list[bytes], count: int, caller: Caller) -> Iterator[bytes]:
+        for index in range(count):
+            yield from self._when_ready(call, frames, index, caller)
+
+    def _when_ready(self, call: Call, frames: list[bytes], index: int, caller: Caller) -> Iterator[bytes]:
+        call.wait_until(lambda: index < len(frames), caller)
+        yield frames[index]

@@ -1,0 +1,101 @@
+"""Collectives in place on flat arenas cut at `bounds`: what the host optimizer runs on.
+
+`buffer`: 1-d, contiguous and writable. `bounds`: size + 1 offsets from 0 to its length that never decrease; rank
+r's chunk is `buffer[bounds[r]:bounds[r + 1]]`. Errors as in `ringtrain.collectives.api`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.engine import Handle
+from ringtrain.collectives.fold import Flat
+from ringtrain.collectives.layout import Bounds
+from ringtrain.collectives.ops import Op, Sum, check_op
+from ringtrain.collectives.process_sets import ProcessSet
+from ringtrain.collectives.submit import Work, call, submit
+from ringtrain.collectives.tensors import check_writable, tensor_of
+from ringtrain.errors import ConfigurationError
+from ringtrain.wire.signature import Signature
+
+Set = ProcessSet | None
+
+
+def all_reduce(buffer: Flat, op: Op = Sum, name: str | None = None, process_set: Set = None) -> None:
+    """Fold `buffer` of all ranks in place."""
+    call(_all_reduce(buffer, op, name), process_set)
+
+
+def all_reduce_async(buffer: Flat, op: Op = Sum, name: str | None = None, process_set: Set = None) -> Handle[None]:
+    """Begin `all_reduce`."""
+    return submit(_all_reduce(buffer, op, name), process_set)
+
+
+def reduce_scatter(
+    buffer: Flat, bounds: Sequence[int], op: Op = Sum, name: str | None = None, process_set: Set = None
+) -> None:
+    """Fold this rank's chunk in place. What the rest of `buffer` holds after that is not defined."""
+    call(_reduce_scatter(buffer, bounds, op, name), process_set)
+
+
+def reduce_scatter_async(
+    buffer: Flat, bounds: Sequence[int], op: Op = Sum, name: str | None = None, process_set: Set = None
+) -> Handle[None]:
+    """Begin `reduce_scatter`."""
+    return submit(_reduce_scatter(buffer, bounds, op, name), process_set)
+
+
+def all_gather(buffer: Flat, bounds: Sequence[int], name: str | None = None, process_set: Set = None) -> None:
+    """Fill `buffer` in place with every rank's chunk."""
+    call(_all_gather(buffer, bounds, name), process_set)
+
+
+def all_gather_async(
+    buffer: Flat, bounds: Sequence[int], name: str | None = None, process_set: Set = None
+) -> Handle[None]:
+    """Begin `all_gather`."""
+    return submit(_all_gather(buffer, bounds, name), process_set)
+
+
+def _all_reduce(buffer: Flat, op: Op, name: str | None) -> Work[None]:
+    what = _signature("all_reduce", buffer, name, op)
+    return lambda communicator: communicator.all_reduce(what, buffer, buffer, op)
+
+
+def _reduce_scatter(buffer: Flat, bounds: Sequence[int], op: Op, name: str | None) -> Work[None]:
+    what = _signature("reduce_scatter", buffer, name, op)
+
+    def work(communicator: Communicator) -> None:
+        cuts = _checked(bounds, buffer, len(communicator.ranks))
+        chunk = buffer[cuts[communicator.position] : cuts[communicator.position + 1]]
+        communicator.reduce_scatter(what, buffer, cuts, chunk, op)
+
+    return work
+
+
+def _all_gather(buffer: Flat, bounds: Sequence[int], name: str | None) -> Work[None]:
+    what = _signature("all_gather", buffer, name, None)
+    return lambda communicator: communicator.all_gather(
+        what, buffer, _checked(bounds, buffer, len(communicator.ranks))
+    )
+
+
+def _signature(kind: str, buffer: Any, name: str | None, op: Op | None) -> Signature:
+    array = check_writable(buffer, kind)
+    if array.ndim != 1 or not array.flags.c_contiguous or not array.dtype.isnative:
+        raise ConfigurationError(
+            f"{kind} needs a 1-d contiguous array in native byte order; "
+            f"got shape {array.shape}, strides {array.strides}, dtype {array.dtype.str}"
+        )
+    if op is not None:
+        check_op(op, array.dtype.name)
+    return Signature(kind, (tensor_of(array, name),), op.value if op is not None else None)
+
+
+def _checked(bounds: Sequence[int], buffer: Flat, size: int) -> Bounds:
+    cuts = tuple(int(bound) for bound in bounds)
+    if len(cuts) != size + 1 or cuts[0] != 0 or cuts[-1] != len(buffer) or list(cuts) != sorted(cuts):
+        raise ConfigurationError(
+            f"bounds are {list(cuts)}; expected {size + 1} offsets from 0 to {len(buffer)} that never decrease"
+        )
+    return cuts

@@ -1,0 +1,24 @@
+"""How a flat buffer is cut: into one chunk a rank, and each chunk into segments."""
+
+from collections.abc import Sequence
+
+Bounds = tuple[int, ...]  # chunk of position p: bounds[p] to bounds[p + 1]
+
+
+def even_bounds(length: int, parts: int) -> Bounds:
+    """Cut `length` into `parts` as even as can be; the first ones get one more."""
+    base, more = divmod(length, parts)
+    return tuple(position * base + min(position, more) for position in range(parts + 1))
+
+
+def segments(start: int, end: int, step: int) -> list[slice]:
+    """Cut `start` to `end` into slices of at most `step`; none if it is empty."""
+    return [slice(at, min(at + step, end)) for at in range(start, end, step)]
+
+
+def offsets(lengths: Sequence[int]) -> Bounds:
+    """Bounds of chunks of these lengths."""
+    bounds = [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    return tuple(bounds)

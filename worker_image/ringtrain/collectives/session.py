@@ -1,0 +1,160 @@
+"""This process's one world: made by `init`, gone with `shutdown`."""
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import replace
+
+from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.engine import Engine
+from ringtrain.collectives.exchange import SEGMENT_BYTES, ExchangeCommunicator
+from ringtrain.config import WorkerConfig
+from ringtrain.errors import ConfigurationError, NotInitializedError
+from ringtrain.transport.base import Transport
+from ringtrain.world.membership import Membership
+from ringtrain.world.place import Place
+
+WORLD = 0  # the process set of all ranks
+
+
+class Session:
+    """A rank in its world: place, communicators by process set, and the engine that runs collectives in order."""
+
+    def __init__(
+        self, config: WorkerConfig, transport: Transport | None, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self.config = config
+        self.engine = Engine()
+        self._segment_bytes = segment_bytes
+        place = Place(
+            config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s
+        )
+        self._member = Membership.join(place, transport or _transport(place))
+        self._communicators: dict[int, Communicator] = {}
+        self._next_process_set = WORLD
+        self.add_process_set(tuple(range(config.size)))
+
+    def communicator(self, process_set: int = WORLD) -> Communicator:
+        found = self._communicators.get(process_set)
+        if found is None:
+            raise ConfigurationError(
+                f"rank {self.config.rank} is not part of process set {process_set}, or the set has been removed"
+            )
+        return found
+
+    def add_process_set(self, ranks: tuple[int, ...]) -> int:
+        """Return the id of a new set; all ranks must add the same sets in the same order."""
+        number = self._next_process_set
+        self._next_process_set += 1
+        if self.config.rank in ranks:
+            self._communicators[number] = ExchangeCommunicator(self._member, number, ranks, self._segment_bytes)
+        return number
+
+    def remove_process_set(self, number: int) -> None:
+        self._communicators.pop(number, None)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator["Session"]:
+        """Make this the current session of the calling thread: so that one process can hold several ranks."""
+        token = _entered.set(self)
+        try:
+            yield self
+        finally:
+            _entered.reset(token)
+
+    def close(self) -> None:
+        self._member.leave()
+        self.engine.stop()
+
+
+_lock = threading.Lock()
+_session: Session | None = None
+_entered: ContextVar[Session | None] = ContextVar("ringtrain_session", default=None)
+
+
+def init(
+    timeout: float | None = None, *, config: WorkerConfig | None = None, segment_bytes: int = SEGMENT_BYTES
+) -> None:
+    """Join the world that the environment describes; return when every rank has joined.
+
+    `timeout`: seconds within which a peer must answer, instead of `RINGTRAIN_TIMEOUT`. `config`: instead of what
+    the environment says. `segment_bytes`: what collectives are cut into; the same on all ranks, and without
+    effect on results. Calling it again does nothing. Raises ConfigurationError and PeerLost.
+    """
+    global _session
+    with _lock:
+        if _session is not None:
+            return
+        found = config or WorkerConfig.from_env(os.environ)
+        if timeout is not None:
+            if not timeout > 0:
+                raise ConfigurationError(f"timeout is {timeout}; expected seconds, more than 0")
+            found = replace(found, timeout_s=float(timeout))
+        _session = Session(found, None, segment_bytes)
+        atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Leave the world. Peers that still wait for this rank raise PeerLost. Without a world it does nothing."""
+    global _session
+    with _lock:
+        session, _session = _session, None
+    if session is not None:
+        atexit.unregister(shutdown)
+        session.close()
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a world."""
+    return _session is not None
+
+
+def current() -> Session:
+    """Return this process's session. Raises NotInitializedError."""
+    session = _entered.get() or _session
+    if session is None:
+        raise NotInitializedError("ringtrain is not initialized; call ringtrain.init() first")
+    return session
+
+
+def rank() -> int:
+    """This process's place among all ranks, from 0."""
+    return current().config.rank
+
+
+def size() -> int:
+    """How many ranks there are."""
+    return current().config.size
+
+
+def local_rank() -> int:
+    """This process's place among the ranks of its host or pod, from 0."""
+    return current().config.local_rank
+
+
+def local_size() -> int:
+    """How many ranks there are on this host or in this pod."""
+    return current().config.local_size
+
+
+def cross_rank() -> int:
+    """The place of this host or pod among those that have a rank with this local rank, from 0."""
+    return current().config.cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts or pods have a rank with this local rank."""
+    return current().config.cross_size
+
+
+def _transport(place: Place) -> Transport:
+    if place.size == 1:
+        from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
+
+        return MemoryTransport(MemoryNetwork(), place.rank)
+    from ringtrain.transport.rpc import RpcTransport
+
+    return RpcTransport(place.rank, place.addresses, place.timeout_s)

@@ -1,0 +1,57 @@
+"""From arrays of any shape and layout to the flat buffers that communicators take, and back."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringtrain.collectives.fold import Flat
+from ringtrain.errors import ConfigurationError
+from ringtrain.wire.dtypes import dtype_name
+from ringtrain.wire.signature import ANY_ROWS, Tensor
+
+Array = NDArray[Any]
+
+
+def as_array(x: ArrayLike) -> Array:
+    """Return `x` as a contiguous array in native byte order, copying only if it is not one already."""
+    array = np.asarray(x)
+    dtype_name(array.dtype)  # raises for a type that can't travel
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+
+
+def as_rows(x: ArrayLike) -> Array:
+    """Like `as_array`, with at least one dimension: a scalar is one row."""
+    array = as_array(x)
+    return array.reshape(1) if array.ndim == 0 else array
+
+
+def flat(array: Array) -> Flat:
+    """Return contiguous `array` as a 1-d view."""
+    return array.reshape(-1)
+
+
+def to_bytes(array: Array) -> NDArray[np.uint8]:
+    """Return contiguous `array` as a 1-d view of bytes."""
+    return flat(array).view(np.uint8)
+
+
+def tensor_of(array: Array, name: str | None) -> Tensor:
+    return Tensor(name, array.dtype.name, array.shape)
+
+
+def rows_of(array: Array, name: str | None) -> Tensor:
+    """The tensor with a number of rows that may differ between ranks."""
+    return Tensor(name, array.dtype.name, (ANY_ROWS, *array.shape[1:]))
+
+
+def check_writable(x: object, function: str) -> Array:
+    """Return `x` if a collective can change it in place. Raises ConfigurationError."""
+    if not isinstance(x, np.ndarray):
+        raise ConfigurationError(
+            f"{function} changes its argument and needs a numpy array; got {type(x).__name__}"
+        )
+    if not x.flags.writeable:
+        raise ConfigurationError(f"{function} changes its argument, and this array is read-only; pass a copy")
+    dtype_name(x.dtype)
+    return x

@@ -1,0 +1,227 @@
+"""What each collective does with a communicator.
+
+Arguments are checked when the work is made, before it is queued.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.layout import even_bounds, offsets
+from ringtrain.collectives.ops import Op, check_op
+from ringtrain.collectives.submit import Work
+from ringtrain.collectives.tensors import (
+    Array,
+    as_array,
+    as_rows,
+    check_writable,
+    flat,
+    rows_of,
+    tensor_of,
+    to_bytes,
+)
+from ringtrain.errors import ConfigurationError
+from ringtrain.wire.signature import Signature
+
+_COUNT_BYTES = 8  # of a number of rows, as int64
+
+
+def allreduce(x: ArrayLike, op: Op, name: str | None) -> Work[Array]:
+    source = as_array(x)
+    what = _reduction("allreduce", [source], op, name)
+
+    def work(communicator: Communicator) -> Array:
+        result = np.empty_like(source)
+        communicator.all_reduce(what, flat(source), flat(result), op)
+        return result
+
+    return work
+
+
+def allreduce_in_place(x: Array, op: Op, name: str | None) -> Work[Array]:
+    target = check_writable(x, "allreduce_")
+    what = _reduction("allreduce", [target], op, name)
+
+    def work(communicator: Communicator) -> Array:
+        buffer = as_array(target)
+        communicator.all_reduce(what, flat(buffer), flat(buffer), op)
+        _store(buffer, target)
+        return target
+
+    return work
+
+
+def grouped_allreduce(xs: Sequence[ArrayLike], op: Op, name: str | None) -> Work[list[Array]]:
+    sources = [as_array(x) for x in xs]
+    what = _reduction("allreduce", sources, op, name)
+
+    def work(communicator: Communicator) -> list[Array]:
+        results: list[Array] = [np.empty(0)] * len(sources)
+        for indices in _by_dtype(sources):
+            buffer = np.concatenate([flat(sources[i]) for i in indices])
+            communicator.all_reduce(_part(what, indices), buffer, buffer, op)
+            bounds = offsets([sources[i].size for i in indices])
+            for place, i in enumerate(indices):
+                results[i] = buffer[bounds[place] : bounds[place + 1]].reshape(sources[i].shape)
+        return results
+
+    return work
+
+
+def grouped_reducescatter(xs: Sequence[ArrayLike], op: Op, name: str | None) -> Work[list[Array]]:
+    sources = [as_rows(x) for x in xs]
+    what = _reduction("reducescatter", sources, op, name)
+
+    def work(communicator: Communicator) -> list[Array]:
+        size, position = len(communicator.ranks), communicator.position
+        results: list[Array] = [np.empty(0)] * len(sources)
+        for indices in _by_dtype(sources):
+            cuts = {i: even_bounds(len(sources[i]), size) for i in indices}
+            # By rank, then by tensor: what a rank gets of all tensors is one chunk.
+            pieces = [[sources[i][cuts[i][p] : cuts[i][p + 1]] for i in indices] for p in range(size)]
+            bounds = offsets([sum(piece.size for piece in row) for row in pieces])
+            buffer = flat(sources[indices[0]]) if len(indices) == 1 else _packed(pieces)
+            chunk = np.empty(bounds[position + 1] - bounds[position], buffer.dtype)
+            communicator.reduce_scatter(_part(what, indices), buffer, bounds, chunk, op)
+            own = offsets([piece.size for piece in pieces[position]])
+            for place, i in enumerate(indices):
+                results[i] = chunk[own[place] : own[place + 1]].reshape(pieces[position][place].shape)
+        return results
+
+    return work
+
+
+def grouped_allgather(xs: Sequence[ArrayLike], name: str | None) -> Work[list[Array]]:
+    sources = [as_rows(x) for x in xs]
+    what = Signature("allgather", tuple(rows_of(a, _named(name, i, len(xs))) for i, a in enumerate(sources)))
+    # The numbers of rows travel in front: of a tensor with an empty dimension the length does not tell them.
+    counts = np.array([len(source) for source in sources], np.int64)
+    packed = np.concatenate([to_bytes(counts), *(to_bytes(source) for source in sources)])
+
+    def work(communicator: Communicator) -> list[Array]:
+        parts = communicator.all_gather_parts(what, packed)
+        unpacked = [_unpack(part, sources) for part in parts]
+        return [np.concatenate(tensors) for tensors in zip(*unpacked, strict=True)]
+
+    return work
+
+
+def broadcast(x: ArrayLike, root_rank: int, name: str | None) -> Work[Array]:
+    source = as_array(x)
+    what = Signature("broadcast", (tensor_of(source, name),), root=root_rank)
+
+    def work(communicator: Communicator) -> Array:
+        root = _position_of(root_rank, communicator)
+        result = source.copy() if communicator.position == root else np.empty_like(source)
+        communicator.broadcast(what, flat(result), root)
+        return result
+
+    return work
+
+
+def broadcast_in_place(x: Array, root_rank: int, name: str | None) -> Work[Array]:
+    target = check_writable(x, "broadcast_")
+
+    def work(communicator: Communicator) -> Array:
+        buffer = as_array(target)
+        what = Signature("broadcast", (tensor_of(buffer, name),), root=root_rank)
+        communicator.broadcast(what, flat(buffer), _position_of(root_rank, communicator))
+        _store(buffer, target)
+        return target
+
+    return work
+
+
+def alltoall(x: ArrayLike, splits: ArrayLike | None, name: str | None) -> Work[tuple[Array, NDArray[np.int64]]]:
+    source = as_rows(x)
+    what = Signature("alltoall", (rows_of(source, name),))
+
+    def work(communicator: Communicator) -> tuple[Array, NDArray[np.int64]]:
+        counts = _splits(splits, len(source), len(communicator.ranks))
+        bounds = offsets([int(count) for count in counts])
+        parts = [
+            np.concatenate([to_bytes(counts[p : p + 1]), to_bytes(source[bounds[p] : bounds[p + 1]])])
+            for p in range(len(counts))
+        ]
+        received = [_unpack(part, [source])[0] for part in communicator.all_to_all(what, parts)]
+        return np.concatenate(received), np.array([len(rows) for rows in received], np.int64)
+
+    return work
+
+
+def barrier() -> Work[None]:
+    return lambda communicator: communicator.barrier(Signature("barrier"))
+
+
+def _reduction(kind: str, arrays: Sequence[Array], op: Op, name: str | None) -> Signature:
+    tensors = tuple(tensor_of(array, _named(name, i, len(arrays))) for i, array in enumerate(arrays))
+    for tensor in tensors:
+        check_op(op, tensor.dtype)
+    return Signature(kind, tensors, op.value)
+
+
+def _named(name: str | None, index: int, count: int) -> str | None:
+    return name if name is None or count == 1 else f"{name}.{index}"
+
+
+def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
+    """Indices of arrays that can share a buffer, in the order of their first."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, array in enumerate(arrays):
+        groups[array.dtype.name].append(index)
+    return list(groups.values())
+
+
+def _part(what: Signature, indices: list[int]) -> Signature:
+    """The signature of a group's exchange of one dtype: that of the whole group, and which part of it."""
+    return (
+        what
+        if len(indices) == len(what.tensors)
+        else Signature(what.kind, what.tensors, what.op, None, (indices[0],))
+    )
+
+
+def _packed(pieces: list[list[Array]]) -> Array:
+    return np.concatenate([flat(piece) for row in pieces for piece in row])
+
+
+def _unpack(part: Array, like: Sequence[Array]) -> list[Array]:
+    """Undo the packing of one rank: numbers of rows, then the rows of each tensor."""
+    counts = part[: _COUNT_BYTES * len(like)].view(np.int64)
+    at = _COUNT_BYTES * len(like)
+    tensors = []
+    for count, source in zip(counts, like, strict=True):
+        shape = (int(count), *source.shape[1:])
+        end = at + int(np.prod(shape, dtype=np.int64)) * source.itemsize
+        tensors.append(part[at:end].view(source.dtype).reshape(shape))
+        at = end
+    return tensors
+
+
+def _splits(splits: ArrayLike | None, rows: int, size: int) -> NDArray[np.int64]:
+    if splits is None:
+        if rows % size:
+            raise ConfigurationError(
+                f"alltoall of {rows} rows over {size} ranks without splits; pass rows for each rank"
+            )
+        return np.full(size, rows // size, np.int64)
+    counts = np.asarray(splits, np.int64)
+    if counts.shape != (size,) or (counts < 0).any() or counts.sum() != rows:
+        raise ConfigurationError(
+            f"alltoall splits are {counts.tolist()}; expected {size} numbers of rows that add up to {rows}"
+        )
+    return counts
+
+
+def _position_of(root_rank: int, communicator: Communicator) -> int:
+    if root_rank not in communicator.ranks:
+        raise ConfigurationError(f"root_rank is {root_rank}; expected one of the ranks {list(communicator.ranks)}")
+    return communicator.ranks.index(root_rank)
+
+
+def _store(buffer: Array, target: Array) -> None:
+    if not np.may_share_memory(buffer, target):  # it was not contiguous: the result is in a copy
+        target[...] = buffer

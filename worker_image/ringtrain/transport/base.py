@@ -1,0 +1,74 @@
+"""The seam between the world and what carries its bytes."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from enum import Enum
+from typing import Protocol
+
+
+class How(Enum):
+    """How a stream or question ended without its answer."""
+
+    CLOSED = "closed"  # the connection broke, or could not be made
+    TIMEOUT = "timeout"  # nothing within the deadline
+    CANCELLED = "cancelled"  # this side gave up
+
+
+class Broken(Exception):
+    """A peer did not answer. A peer that answers with a reason raises `Refused` instead."""
+
+    def __init__(self, how: How, detail: str) -> None:
+        super().__init__(detail)
+        self.how = how
+        self.detail = detail
+
+
+class FrameStream(Protocol):
+    """Frames from one peer, in order. `next` raises Broken or Refused."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def __next__(self) -> bytes: ...
+
+    def cancel(self) -> None:
+        """Make a blocked `next` raise, from any thread."""
+
+
+class Caller(Protocol):
+    """The other end of a request that is being served."""
+
+    def remaining_s(self) -> float:
+        """Seconds until the caller gives up."""
+
+    def is_active(self) -> bool: ...
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call back when the caller has given up or is gone."""
+
+
+class Service(Protocol):
+    """What a rank answers.
+
+    Both methods may block, and raise Refused, or Broken (CLOSED) if the rank is leaving.
+    """
+
+    def answer(self, method: str, request: bytes, caller: Caller) -> bytes: ...
+
+    def pull(self, request: bytes, caller: Caller) -> Iterator[bytes]: ...
+
+
+class Transport(Protocol):
+    """One rank's connections to all others."""
+
+    def serve(self, service: Service) -> None:
+        """Begin to answer. Raises ConfigurationError if the own address can't be used."""
+
+    def ask(
+        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
+    ) -> "Future[bytes]":
+        """Send one request. The future raises Broken or Refused. `patient`: wait for a peer that is not up yet."""
+
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream: ...
+
+    def close(self, grace_s: float) -> None:
+        """Let answers under way finish within `grace_s`, then close everything."""

@@ -1,0 +1,143 @@
+"""Ranks as threads of one process: for tests, and for looking at the protocol without a network."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+from ringtrain.transport.base import Broken, How, Service
+from ringtrain.wire.failure import Refused
+
+
+class MemoryCaller:
+    """A caller on the other side of a method call."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._end = time.monotonic() + timeout_s
+        self._active = True
+        self._callbacks: list[Callable[[], None]] = []
+
+    def remaining_s(self) -> float:
+        return self._end - time.monotonic()
+
+    def is_active(self) -> bool:
+        return self._active and self.remaining_s() > 0
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def leave(self) -> None:
+        self._active = False
+        for callback in self._callbacks:
+            callback()
+
+
+class MemoryNetwork:
+    """Where the ranks of one in-process world find each other."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._services: dict[int, Service] = {}
+        self._callers: dict[int, set[MemoryCaller]] = {}
+
+    def join(self, rank: int, service: Service) -> None:
+        with self._changed:
+            self._services[rank] = service
+            self._changed.notify_all()
+
+    def leave(self, rank: int) -> None:
+        """Take `rank` off the network, as if its process had died."""
+        with self._changed:
+            self._services.pop(rank, None)
+            callers = list(self._callers.pop(rank, ()))
+        for caller in callers:
+            caller.leave()
+
+    def find(self, rank: int, caller: MemoryCaller, patient: bool) -> Service:
+        with self._changed:
+            if patient:
+                self._changed.wait_for(lambda: rank in self._services, caller.remaining_s())
+            if rank not in self._services:
+                raise Broken(How.TIMEOUT if patient else How.CLOSED, "no such rank")
+            self._callers.setdefault(rank, set()).add(caller)
+            return self._services[rank]
+
+    def forget(self, rank: int, caller: MemoryCaller) -> None:
+        with self._changed:
+            self._callers.get(rank, set()).discard(caller)
+
+
+class MemoryStream:
+    """Runs the peer's generator in the thread that reads it."""
+
+    def __init__(self, frames: Iterator[bytes], caller: MemoryCaller, forget: Callable[[], None]) -> None:
+        self._frames = frames
+        self._caller = caller
+        self._forget = forget
+        self._cancelled = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            frame = next(self._frames)
+        except StopIteration:
+            self._forget()
+            if self._caller.is_active():
+                raise
+            raise self._broken() from None
+        if not self._caller.is_active():
+            raise self._broken()
+        return frame
+
+    def _broken(self) -> Broken:
+        if self._cancelled:
+            return Broken(How.CANCELLED, "cancelled by this rank")
+        if self._caller.remaining_s() <= 0:
+            return Broken(How.TIMEOUT, "nothing within the deadline")
+        return Broken(How.CLOSED, "the peer left")
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._caller.leave()
+
+
+class MemoryTransport:
+    """One rank's end of a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, rank: int) -> None:
+        self._network = network
+        self._rank = rank
+
+    def serve(self, service: Service) -> None:
+        self._network.join(self._rank, service)
+
+    def ask(
+        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
+    ) -> "Future[bytes]":
+        answer: Future[bytes] = Future()
+        caller = MemoryCaller(timeout_s)
+
+        def run() -> None:
+            try:
+                reply = self._network.find(peer, caller, patient).answer(method, request, caller)
+                if not caller.is_active():
+                    raise Broken(How.CLOSED, "the peer left")
+            except (Broken, Refused) as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(reply)
+            finally:
+                self._network.forget(peer, caller)
+
+        threading.Thread(target=run, name=f"ringtrain-ask-{method}", daemon=True).start()
+        return answer
+
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> MemoryStream:
+        caller = MemoryCaller(timeout_s)
+        frames = self._network.find(peer, caller, patient=False).pull(request, caller)
+        return MemoryStream(frames, caller, lambda: self._network.forget(peer, caller))
+
+    def close(self, grace_s: float) -> None:
+        self._network.leave(self._rank)

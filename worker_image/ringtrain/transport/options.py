@@ -1,0 +1,45 @@
+"""gRPC's channel and server options, all derived from the one timeout."""
+
+from grpc.experimental import ChannelOptions
+
+_UNLIMITED = -1
+
+Options = list[tuple[str, int]]
+
+
+def channel_options(timeout_s: float) -> Options:
+    """Options of the channel to one peer, which reads frames in the calling thread."""
+    return [
+        *_common(timeout_s),
+        ("grpc.use_local_subchannel_pool", 1),
+        # Ranks of one job come up within seconds of each other: gRPC's own backoff would add a second or more.
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 500),
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),  # a proxy meant for the internet must not see the ring
+        # The thread that reads a stream polls for it: a second thread would cost a hop for each segment.
+        (ChannelOptions.SingleThreadedUnaryStream, 1),
+    ]
+
+
+def server_options(timeout_s: float) -> Options:
+    return [
+        *_common(timeout_s),
+        ("grpc.so_reuseport", 0),  # otherwise a second task with the same address would share it silently
+        ("grpc.http2.min_ping_interval_without_data_ms", 1),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def _common(timeout_s: float) -> Options:
+    return [
+        ("grpc.max_send_message_length", _UNLIMITED),
+        ("grpc.max_receive_message_length", _UNLIMITED),
+        # A stopped process or a cut network is noticed after at most half of the timeout: pings are answered by
+        # gRPC's own threads, so that a rank that computes without releasing the interpreter is not taken for lost.
+        ("grpc.keepalive_time_ms", max(1, int(timeout_s * 1000 / 6))),
+        ("grpc.keepalive_timeout_ms", max(1, int(timeout_s * 1000 / 3))),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]

@@ -1,0 +1,163 @@
+"""Ranks over gRPC: the border where gRPC's errors become ours.
+
+Frames and control messages are raw bytes on generic handlers: no protobuf around a tensor.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.transport.address import listening_address
+from ringtrain.transport.base import Broken, How, Service
+from ringtrain.transport.options import channel_options, server_options
+from ringtrain.transport.threads import DaemonPool
+from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.messages import METHODS
+
+_SERVICE: Final = "ringtrain.Ring"
+_PULL: Final = "Pull"
+
+
+class RpcCaller:
+    """A caller on the other side of an RPC."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def remaining_s(self) -> float:
+        return float(self._context.time_remaining())
+
+    def is_active(self) -> bool:
+        return bool(self._context.is_active())
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        if not self._context.add_callback(callback):
+            callback()
+
+
+class RpcStream:
+    """Frames of one Pull. The reading thread itself polls the connection."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._call)  # type: ignore[no-any-return]
+        except grpc.RpcError as error:
+            raise _ours(error) from error
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class RpcTransport:
+    """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank."""
+
+    def __init__(self, rank: int, addresses: Sequence[str], timeout_s: float) -> None:
+        self._rank = rank
+        self._addresses = addresses
+        self._timeout_s = timeout_s
+        self._pool = DaemonPool("ringtrain-serve")
+        self._server: Any = None
+        self._channels: dict[int, Any] = {}
+        self._methods: dict[tuple[int, str], Any] = {}
+
+    def serve(self, service: Service) -> None:
+        self._server = grpc.server(
+            self._pool, handlers=[_handlers(service)], options=server_options(self._timeout_s)
+        )
+        address = self._addresses[self._rank]
+        try:
+            self._server.add_insecure_port(listening_address(address))
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"rank {self._rank} can't listen on {address}: another process, or a second task with index "
+                f"{self._rank}, listens there"
+            ) from error
+        self._server.start()
+
+    def ask(
+        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
+    ) -> "Future[bytes]":
+        answer: Future[bytes] = Future()
+
+        def done(call: Any) -> None:
+            error = Broken(How.CANCELLED, "cancelled by this rank") if call.cancelled() else call.exception()
+            if error is None:
+                answer.set_result(call.result())
+            else:
+                answer.set_exception(_ours(error) if isinstance(error, grpc.RpcError) else error)
+
+        self._method(peer, method).future(request, timeout=timeout_s, wait_for_ready=patient).add_done_callback(
+            done
+        )
+        return answer
+
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> RpcStream:
+        return RpcStream(self._method(peer, _PULL)(request, timeout=timeout_s))
+
+    def close(self, grace_s: float) -> None:
+        if self._server is not None:
+            self._server.stop(grace_s).wait()
+        for channel in self._channels.values():
+            channel.close()
+        self._pool.shutdown()
+
+    def _method(self, peer: int, method: str) -> Any:
+        made = self._methods.get((peer, method))
+        if made is None:
+            channel = self._channels.get(peer)
+            if channel is None:
+                options = channel_options(self._timeout_s)
+                channel = self._channels[peer] = grpc.insecure_channel(self._addresses[peer], options=options)
+            make = channel.unary_stream if method == _PULL else channel.unary_unary
+            made = self._methods[peer, method] = make(f"/{_SERVICE}/{method}")
+        return made
+
+
+def _handlers(service: Service) -> Any:
+    def pull(request: bytes, context: Any) -> Iterator[bytes]:
+        try:
+            yield from service.pull(request, RpcCaller(context))
+        except (Refused, Broken) as error:
+            _abort(context, error)
+
+    def answering(method: str) -> Callable[[bytes, Any], bytes]:
+        def answer(request: bytes, context: Any) -> bytes:
+            try:
+                return service.answer(method, request, RpcCaller(context))
+            except (Refused, Broken) as error:
+                return _abort(context, error)
+
+        return answer
+
+    handlers = {method: grpc.unary_unary_rpc_method_handler(answering(method)) for method in METHODS}
+    handlers[_PULL] = grpc.unary_stream_rpc_method_handler(pull)
+    return grpc.method_handlers_generic_handler(_SERVICE, handlers)
+
+
+def _abort(context: Any, error: Refused | Broken) -> NoReturn:
+    if isinstance(error, Refused):
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.failure.encode())
+    context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+    raise AssertionError("abort() raises")
+
+
+def _ours(error: Any) -> Exception:
+    code, detail = error.code(), error.details() or ""
+    if code is grpc.StatusCode.FAILED_PRECONDITION:
+        return Refused(Failure.decode(detail))
+    if code is grpc.StatusCode.UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it
+        return Refused(Failure("internal", f"a peer failed to answer: {detail}"))
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Broken(How.TIMEOUT, "nothing within the deadline")
+    if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in detail:
+        return Broken(How.CANCELLED, "cancelled by this rank")
+    return Broken(How.CLOSED, detail)

@@ -1,0 +1,40 @@
+"""The element types that the ring carries."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from ringtrain.errors import ConfigurationError
+
+CODES: Final = {
+    "float16": 1,
+    "bfloat16": 2,
+    "float32": 3,
+    "float64": 4,
+    "int32": 5,
+    "int64": 6,
+    "uint8": 7,
+    "bool": 8,
+}
+HALVES: Final = ("float16", "bfloat16")
+INTEGERS: Final = ("int32", "int64", "uint8", "bool")
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name under which `dtype` travels.
+
+    Raises ConfigurationError for a type the ring does not carry.
+    """
+    if dtype.name in CODES:
+        return dtype.name
+    raise ConfigurationError(f"dtype {dtype.name} can't be sent over the ring; it carries {', '.join(CODES)}")
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return the numpy dtype called `name`, one of `CODES`."""
+    if name == "bfloat16":
+        import ml_dtypes  # on first use: not every job has half precision, and import time counts
+
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
+    return np.dtype(name)

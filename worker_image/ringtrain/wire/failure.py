@@ -1,0 +1,49 @@
+"""A failure as it travels: every rank of a world raises the same error from it."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final, Literal
+
+from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError
+
+Kind = Literal["lost", "mismatch", "configuration", "internal"]
+# gRPC carries a refusal in a trailer, and trailers are limited to 8 KiB.
+_MESSAGE_LIMIT: Final = 3000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a world can't go on. `rank` is the culprit of a `lost`."""
+
+    kind: Kind
+    message: str
+    rank: int = -1
+
+    def error(self) -> RingtrainError:
+        """A new exception: one object raised twice would collect the tracebacks of both."""
+        if self.kind == "lost":
+            return PeerLost(self.rank, self.message)
+        if self.kind == "mismatch":
+            return MismatchError(self.message)
+        if self.kind == "configuration":
+            return ConfigurationError(self.message)
+        return RingtrainError(self.message)
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self) | {"message": self.message[:_MESSAGE_LIMIT]})
+
+    @staticmethod
+    def decode(text: str) -> "Failure":
+        try:
+            value = json.loads(text)
+            return Failure(value["kind"], str(value["message"]), int(value["rank"]))
+        except (ValueError, KeyError, TypeError):
+            return Failure("internal", text)
+
+
+class Refused(Exception):
+    """A service does not answer, and says why. Crosses the transport as it is."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure

@@ -1,0 +1,113 @@
+"""What this rank offers to its peers, collective by collective."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ringtrain.transport.base import Broken, Caller, How
+from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.signature import Signature
+from ringtrain.world.verdict import Verdict
+
+Key = tuple[int, int]  # process set, sequence number in it
+
+
+class CallerGone(Exception):
+    """The peer for which a frame was meant has given up or died."""
+
+
+@dataclass
+class Offer:
+    """This rank's part of one collective.
+
+    `frames_for(rank)` yields what that peer is to get, as it becomes ready.
+    """
+
+    signature: Signature
+    frames_for: Callable[[int, Caller], Iterator[bytes]]
+    waiting_for: set[int] = field(default_factory=set)  # peers that have not taken everything yet
+
+
+class Board:
+    """Offers by collective; peers' requests wait here until there is what they ask for."""
+
+    def __init__(self, rank: int, verdict: Verdict) -> None:
+        self._rank = rank
+        self._verdict = verdict
+        self._changed = threading.Condition()
+        self._offers: dict[Key, Offer] = {}
+        self._reached: dict[int, int] = {}
+        self._closing = False
+        verdict.on_reached(self.changed)
+
+    def reached(self) -> dict[int, int]:
+        """The newest sequence number of each process set that this rank has begun."""
+        with self._changed:
+            return dict(self._reached)
+
+    def changed(self) -> None:
+        """Wake up everyone who waits for something of this rank."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def publish(self, key: Key, offer: Offer) -> None:
+        with self._changed:
+            self._offers[key] = offer
+            self._reached[key[0]] = key[1]
+            self._changed.notify_all()
+
+    def withdraw(self, key: Key) -> None:
+        with self._changed:
+            self._offers.pop(key, None)
+
+    def offer(self, key: Key, caller: Caller) -> Offer:
+        """Wait until this rank has begun collective `key`."""
+        self.wait_until(lambda: key in self._offers or key[1] <= self._reached.get(key[0], 0), caller)
+        offer = self._offers.get(key)
+        if offer is None:
+            raise Refused(Failure("internal", f"rank {self._rank} has ended collective #{key[1]} already"))
+        return offer
+
+    def taken(self, offer: Offer, peer: int) -> None:
+        with self._changed:
+            offer.waiting_for.discard(peer)
+            if not offer.waiting_for:
+                self._changed.notify_all()
+
+    def all_taken(self, offer: Offer, timeout_s: float) -> bool:
+        """Wait until every peer has taken everything. Returns False on a verdict or after `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not offer.waiting_for or self._verdict.failure is not None, timeout_s)
+            return not offer.waiting_for
+
+    def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
+        """Wait in a peer's request until `ready()`.
+
+        Raises Refused with the world's failure; Broken because this rank is shutting down; CallerGone when nobody
+        waits for the answer any more.
+        """
+        with self._changed:
+            while not ready():
+                if self._verdict.failure is not None:
+                    raise Refused(self._verdict.failure)
+                if self._closing:
+                    raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
+                if not caller.is_active():
+                    raise CallerGone
+                # The caller's end notifies; the floor is for the moment between its deadline here and there.
+                self._changed.wait(max(caller.remaining_s(), 0.05))
+
+    def await_closing(self, timeout_s: float, caller: Caller) -> bool:
+        """Wait until this rank shuts down; returns False after `timeout_s`, or when `caller` has gone."""
+        end = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._closing and caller.is_active() and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return self._closing
+
+    def close(self) -> None:
+        """Let go of everyone who waits: this rank begins nothing any more."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()

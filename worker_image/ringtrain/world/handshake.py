@@ -1,0 +1,199 @@
+"""How two ranks meet: who are you, do you know the token, here is your session.
+
+Each rank asks each other one (Hello, then Prove) and gets a session from it, which its requests must carry. So
+every pair is checked from both sides, and both sides know what is wrong.
+"""
+
+import os
+import secrets
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from ringtrain.transport.base import Broken, Transport
+from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.messages import HELLO, PROTOCOL_VERSION, PROVE, SESSION_BYTES, Hello, dump, load
+from ringtrain.world import trust
+from ringtrain.world.place import Place
+from ringtrain.world.verdict import Verdict
+
+
+class Handshake:
+    """Sessions of one rank: those it gave to peers, and those that peers gave to it."""
+
+    def __init__(self, place: Place, verdict: Verdict) -> None:
+        self._place = place
+        self._verdict = verdict
+        self._instance = secrets.token_hex(8) + f"-{os.getpid()}"
+        self._changed = threading.Condition()
+        self._heard: dict[int, tuple[Hello, str]] = {}  # what peers said, and the nonce they got
+        self._given: dict[int, bytes] = {}
+        self._held: dict[int, bytes] = {}
+        verdict.on_reached(self._wake)
+
+    # What this rank answers
+
+    def answer_hello(self, request: bytes) -> bytes:
+        theirs = _hello(request)
+        self._refuse_if(disagreement(self._place, theirs))
+        mine = self._mine()
+        with self._changed:
+            before = self._heard.get(theirs.rank)
+            if before is None or before[0].instance == theirs.instance:
+                self._heard[theirs.rank] = (theirs, mine.nonce)
+        if before is not None and before[0].instance != theirs.instance:
+            self._refuse_if(
+                f"two processes say that they are rank {theirs.rank} ({theirs.address}); start each rank once"
+            )
+        proof = trust.proof(self._place.token, trust.SERVER, dump(theirs), dump(mine))
+        return dump({"hello": mine.__dict__, "proof": proof})
+
+    def answer_prove(self, request: bytes) -> bytes:
+        message = load(request)
+        rank = int(message["rank"])
+        theirs, nonce = self._heard.get(rank, (None, ""))
+        if theirs is None or message["instance"] != theirs.instance:
+            raise Refused(Failure("configuration", f"rank {rank} has not said hello"))
+        expected = trust.proof(self._place.token, trust.CLIENT, dump(theirs), nonce.encode())
+        if not trust.same(expected, str(message["proof"])):
+            self._refuse_if(_token_message(self._place.rank, rank))
+        session = secrets.token_bytes(SESSION_BYTES)
+        with self._changed:
+            self._given[rank] = session
+            self._changed.notify_all()
+        return session
+
+    def check_session(self, rank: int, session: bytes) -> None:
+        given = self._given.get(rank, b"")
+        if not trust.same(given, session):
+            raise Refused(Failure("configuration", f"no session for a request in the name of rank {rank}"))
+
+    # What this rank asks
+
+    def session(self, peer: int) -> bytes:
+        return self._held[peer]
+
+    def meet_all(self, transport: Transport) -> None:
+        """Meet every peer. On return each has met this rank as well. Reaches a verdict and raises otherwise."""
+        end = time.monotonic() + self._place.timeout_s
+        mine = {peer: self._mine() for peer in self._place.peers}
+        hellos = {
+            peer: transport.ask(peer, HELLO, dump(mine[peer]), self._place.timeout_s, patient=True)
+            for peer in self._place.peers
+        }
+        for peer, answer in hellos.items():
+            reply = load(self._answer(peer, answer, end))
+            proof = self._examine(peer, mine[peer], reply)
+            request = dump({"rank": self._place.rank, "instance": self._instance, "proof": proof})
+            left = max(end - time.monotonic(), self._place.probe_timeout_s)
+            self._held[peer] = self._answer(peer, transport.ask(peer, PROVE, request, left), end)
+            if self._bad_proof(mine[peer], reply):
+                self._fail(Failure("configuration", _token_message(self._place.rank, peer)))
+        self._await_all(end)
+
+    def _mine(self) -> Hello:
+        p = self._place
+        nonce = secrets.token_hex(16)
+        return Hello(PROTOCOL_VERSION, p.rank, p.size, p.generation, p.addresses[p.rank], self._instance, nonce)
+
+    def _examine(self, peer: int, mine: Hello, reply: Any) -> str:
+        theirs = Hello(**reply["hello"])
+        if theirs.rank != peer:
+            address = self._place.addresses[peer]
+            self._fail(
+                Failure("configuration", f"{address} should be rank {peer}, but rank {theirs.rank} answers there")
+            )
+        return trust.proof(self._place.token, trust.CLIENT, dump(mine), theirs.nonce.encode())
+
+    def _bad_proof(self, mine: Hello, reply: Any) -> bool:
+        expected = trust.proof(self._place.token, trust.SERVER, dump(mine), dump(reply["hello"]))
+        return not trust.same(expected, str(reply["proof"]))
+
+    def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
+        """The peer's answer, or the world's failure if that comes first."""
+        done = threading.Event()
+        answer.add_done_callback(lambda _: done.set())
+        self._verdict.on_reached(done.set)
+        done.wait(max(end - time.monotonic(), 0) + self._place.probe_timeout_s)
+        self._verdict.forget(done.set)
+        self._verdict.check()
+        try:
+            return answer.result(0)
+        except Refused as refused:
+            self._fail(refused.failure)
+        except (Broken, TimeoutError):
+            self._fail(
+                Failure(
+                    "lost",
+                    f"{self._place.name(peer)} has not joined within {self._place.timeout_s:g} s "
+                    f"(waited for by rank {self._place.rank}); is it started, and is its address right?",
+                    peer,
+                )
+            )
+        raise AssertionError("unreachable")
+
+    def _await_all(self, end: float) -> None:
+        def met() -> bool:
+            return self._verdict.failure is not None or len(self._given) == len(self._place.peers)
+
+        with self._changed:
+            self._changed.wait_for(met, max(end - time.monotonic(), self._place.probe_timeout_s))
+            missing = [peer for peer in self._place.peers if peer not in self._given]
+        self._verdict.check()
+        if missing:
+            names = ", ".join(self._place.name(peer) for peer in missing)
+            self._fail(
+                Failure(
+                    "lost",
+                    f"{names} can be reached from rank {self._place.rank}, but does not reach it",
+                    missing[0],
+                )
+            )
+
+    def _refuse_if(self, message: str | None) -> None:
+        """Refuse the peer, and fail this rank too if it still meets its peers: the job is set up wrongly."""
+        if message is None:
+            return
+        failure = Failure("configuration", message)
+        if len(self._given) < len(self._place.peers):
+            self._verdict.reach(failure)
+        raise Refused(failure)
+
+    def _fail(self, failure: Failure) -> None:
+        self._verdict.reach(failure)
+        self._verdict.check()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def disagreement(mine: Place, theirs: Hello) -> str | None:
+    """Say what two ranks that meet see differently, alike on both sides. None if nothing."""
+    me = (f"rank {mine.rank} ({mine.addresses[mine.rank]})", PROTOCOL_VERSION, mine.generation, mine.size)
+    peer = (f"rank {theirs.rank} ({theirs.address})", theirs.version, theirs.generation, theirs.size)
+    (one, *ones), (other, *others) = sorted((me, peer))
+    reasons = (
+        ("speaks version", "of the ring's protocol; use one image for all ranks"),
+        ("is of generation", "; a process of another attempt is still running"),
+        ("counts a world of", "ranks; give every rank the same cluster"),
+    )
+    for (verb, advice), left, right in zip(reasons, ones, others, strict=True):
+        if left != right:
+            return f"{one} {verb} {left}, {other} {verb} {right} {advice}".replace(" ;", ";")
+    if theirs.rank == mine.rank or not 0 <= theirs.rank < mine.size:
+        return f"two processes say that they are rank {theirs.rank} ({theirs.address}); start each rank once"
+    return None
+
+
+def _hello(request: bytes) -> Hello:
+    try:
+        return Hello(**load(request))
+    except (ValueError, TypeError) as error:
+        raise Refused(Failure("configuration", f"not a hello of this protocol: {error}")) from error
+
+
+def _token_message(rank: int, other: int) -> str:
+    low, high = sorted((rank, other))
+    return f"ranks {low} and {high} do not have the same token; check RINGTRAIN_TOKEN_FILE on both"

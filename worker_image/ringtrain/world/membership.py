@@ -1,0 +1,107 @@
+"""A rank's membership in its world: it has met all peers, they can pull from it, and it knows when one is gone."""
+
+import threading
+from collections.abc import Iterator
+
+from ringtrain.transport.base import Caller, Transport
+from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.messages import ABORT, HELLO, PROVE, STATUS, PullRequest, dump, load
+from ringtrain.wire.signature import decode_signature, describe_mismatch
+from ringtrain.world.board import Board, CallerGone
+from ringtrain.world.handshake import Handshake
+from ringtrain.world.monitor import ALIVE, LEFT, Monitor
+from ringtrain.world.place import Place
+from ringtrain.world.verdict import Verdict
+
+
+class Membership:
+    """What a rank shares with its peers. Answers them (`Service`), and holds what collectives need to ask them."""
+
+    def __init__(self, place: Place, transport: Transport) -> None:
+        self.place = place
+        self.transport = transport
+        self.verdict = Verdict()
+        self.board = Board(place.rank, self.verdict)
+        self._handshake = Handshake(place, self.verdict)
+        self.monitor = Monitor(place, transport, self.verdict, self._identity)
+        self._closed = threading.Lock()
+
+    @staticmethod
+    def join(place: Place, transport: Transport) -> "Membership":
+        """Meet all peers within the timeout.
+
+        Raises ConfigurationError or PeerLost, on every rank that can be told.
+        """
+        member = Membership(place, transport)
+        try:
+            transport.serve(member)
+            member._handshake.meet_all(transport)
+        except BaseException:
+            failure = member.verdict.failure
+            if failure is not None:
+                member.monitor.announce(failure)
+            transport.close(place.probe_timeout_s)
+            raise
+        member.monitor.start()
+        return member
+
+    def pull_request(self, peer: int, process_set: int, sequence: int, signature: bytes) -> bytes:
+        return PullRequest(
+            self._handshake.session(peer), self.place.rank, process_set, sequence, signature
+        ).encode()
+
+    def leave(self) -> None:
+        """Tell the peers, let what they still take flow out, and close. Calling it again does nothing."""
+        if not self._closed.acquire(blocking=False):
+            return
+        self.board.close()
+        self.monitor.stop()
+        self.transport.close(self.place.probe_timeout_s)
+
+    # Service
+
+    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+        if method == HELLO:
+            return self._handshake.answer_hello(request)
+        if method == PROVE:
+            return self._handshake.answer_prove(request)
+        if method == ABORT:
+            self.monitor.heed(request)
+            return b""
+        self._check_identity(request)
+        if method == STATUS:
+            failure = self.verdict.failure
+            return dump({"reached": self.board.reached(), "failure": failure and failure.encode()})
+        return self._answer_watch(caller)
+
+    def pull(self, request: bytes, caller: Caller) -> Iterator[bytes]:
+        """Yield what the caller is to get from this rank in one collective."""
+        pull = PullRequest.decode(request)
+        self._handshake.check_session(pull.rank, pull.session)
+        caller.on_end(self.board.changed)
+        try:
+            offer = self.board.offer((pull.process_set, pull.sequence), caller)
+            mine = offer.signature
+            if mine.encode() != pull.signature:
+                theirs = decode_signature(pull.signature)
+                message = describe_mismatch(pull.sequence, (self.place.rank, mine), (pull.rank, theirs))
+                failure = Failure("mismatch", message)
+                self.monitor.report(failure)
+                raise Refused(failure)
+            yield from offer.frames_for(pull.rank, caller)
+        except CallerGone:
+            return  # the monitor learns from its watch why
+        self.board.taken(offer, pull.rank)
+
+    def _answer_watch(self, caller: Caller) -> bytes:
+        """Hold the question for a timeout's time: its end tells the peer that this rank is gone."""
+        caller.on_end(self.board.changed)
+        closing = self.board.await_closing(min(self.place.timeout_s, caller.remaining_s()), caller)
+        return LEFT if closing else ALIVE
+
+    def _identity(self, peer: int) -> dict[str, object]:
+        return {"rank": self.place.rank, "session": self._handshake.session(peer).hex()}
+
+    def _check_identity(self, request: bytes) -> None:
+        identity = load(request)
+        self._handshake.check_session(int(identity["rank"]), bytes.fromhex(identity["session"]))

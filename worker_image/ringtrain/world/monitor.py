@@ -1,0 +1,196 @@
+"""The one place that decides which rank is to blame, and tells all others.
+
+Whoever notices that something is wrong (a stream that broke, a watch that ended, a deadline) reports it here and
+waits for the verdict. One judge a process: however many connections break at once, one reason comes out.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from ringtrain.transport.base import Broken, How, Transport
+from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.messages import ABORT, STATUS, WATCH, dump, load
+from ringtrain.world import trust
+from ringtrain.world.place import Place
+from ringtrain.world.verdict import Verdict
+
+ALIVE = b"alive"
+LEFT = b"left"
+
+
+@dataclass(frozen=True)
+class Doing:
+    """The collective that a rank is in, for messages and for probing: `allreduce #7 "conv1.weight"`."""
+
+    label: str
+    process_set: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The connection to `peer` broke."""
+
+    peer: int
+    detail: str
+    doing: Doing | None
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """Nothing came from `peers` within the deadline."""
+
+    peers: tuple[int, ...]
+    waited_s: float
+    doing: Doing
+
+
+Report = Closed | Stalled | Failure
+
+
+class Monitor:
+    """Watches all peers, judges reports, and announces the verdict to every peer before it is raised here."""
+
+    def __init__(
+        self, place: Place, transport: Transport, verdict: Verdict, identity: Callable[[int], Any]
+    ) -> None:
+        self._place = place
+        self._transport = transport
+        self._verdict = verdict
+        self._identity = identity  # what proves to a peer who asks
+        self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
+        self._left: set[int] = set()
+        self._announced = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._judge_reports, name="ringtrain-monitor", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch; every peer must have been met."""
+        self._thread.start()
+        for peer in self._place.peers:
+            self._watch(peer)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._reports.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def report(self, report: Report) -> None:
+        """Hand in what was noticed. Returns at once; the verdict follows, within a fifth of the timeout."""
+        self._reports.put(report)
+
+    def has_left(self, peer: int) -> bool:
+        """Whether `peer` has said that it shuts down."""
+        return peer in self._left
+
+    def adopt(self, failure: Failure) -> None:
+        """Take over the verdict that a peer announces."""
+        if self._verdict.reach(failure):
+            self._announced.set()
+
+    def await_announced(self, timeout_s: float) -> None:
+        """Wait until the peers know the verdict, so that this process may end."""
+        self._announced.wait(timeout_s)
+
+    def announce(self, failure: Failure) -> None:
+        """Tell every peer, at most for the time of a probe."""
+        answers = [
+            self._transport.ask(peer, ABORT, self._abort(peer, failure), self._place.probe_timeout_s)
+            for peer in self._place.peers
+            if peer not in self._left
+        ]
+        wait(answers, timeout=self._place.probe_timeout_s)
+        self._announced.set()
+
+    def heed(self, request: bytes) -> None:
+        """Adopt a peer's announcement if it proves the token."""
+        message = load(request)
+        proof = trust.proof(
+            self._place.token, b"abort", str(message["failure"]).encode(), str(self._place.rank).encode()
+        )
+        if not trust.same(proof, str(message["proof"])):
+            raise Refused(Failure("configuration", "an announcement without proof of the job's token"))
+        self.adopt(Failure.decode(message["failure"]))
+
+    def _abort(self, peer: int, failure: Failure) -> bytes:
+        text = failure.encode()
+        proof = trust.proof(self._place.token, b"abort", text.encode(), str(peer).encode())
+        return dump({"failure": text, "proof": proof})
+
+    def _watch(self, peer: int) -> None:
+        """Keep one question open at `peer`: it ends when the peer does."""
+        answer = self._transport.ask(peer, WATCH, dump(self._identity(peer)), 2 * self._place.timeout_s)
+        answer.add_done_callback(lambda done: self._watch_ended(peer, done))
+
+    def _watch_ended(self, peer: int, answer: "Future[bytes]") -> None:
+        if self._stopped or self._verdict.failure is not None:
+            return
+        error = answer.exception()
+        if error is None and answer.result() == LEFT:
+            self._left.add(peer)
+        elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
+            self._watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
+        elif isinstance(error, Refused):
+            self._reports.put(error.failure)
+        else:
+            self._reports.put(Closed(peer, str(error), None))
+
+    def _judge_reports(self) -> None:
+        while (report := self._reports.get()) is not None:
+            if self._verdict.failure is not None:
+                continue
+            failure = self._judge(report)
+            if self._verdict.reach(failure):
+                self.announce(failure)
+
+    def _judge(self, report: Report) -> Failure:
+        if isinstance(report, Failure):
+            return report
+        if isinstance(report, Stalled):
+            return self._judge_stall(report)
+        # A peer that raises an error announces it before it goes: wait for that, it says more.
+        if self._verdict.wait(self._place.settle_s) and self._verdict.failure is not None:
+            return self._verdict.failure
+        during = f" during {report.doing.label}" if report.doing else ""
+        if report.peer in self._left:
+            waiting = f", and rank {self._place.rank} needs it for {report.doing.label}" if report.doing else ""
+            return Failure("lost", f"rank {report.peer} has shut down{waiting}", report.peer)
+        return Failure(
+            "lost",
+            f"{self._place.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}",
+            report.peer,
+        )
+
+    def _judge_stall(self, stall: Stalled) -> Failure:
+        """Ask those who kept this rank waiting: not there, behind, or waiting themselves?"""
+        asked = {
+            peer: self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._place.probe_timeout_s)
+            for peer in stall.peers
+        }
+        wait(asked.values(), timeout=self._place.probe_timeout_s)
+        label, waited = stall.doing.label, f"after {stall.waited_s:.3g} s"
+        answers = {peer: load(answer.result()) for peer, answer in asked.items() if _answered(answer)}
+        for answer in answers.values():
+            if answer["failure"] is not None:
+                return Failure.decode(answer["failure"])
+        for peer in stall.peers:
+            if peer not in answers:
+                return Failure("lost", f"{self._place.name(peer)} does not answer {waited} in {label}", peer)
+        for peer, answer in answers.items():
+            if answer["reached"].get(str(stall.doing.process_set), 0) < stall.doing.sequence:
+                return Failure(
+                    "lost",
+                    f"rank {peer} has not reached {label} {waited} that rank {self._place.rank} waited",
+                    peer,
+                )
+        first = stall.peers[0]
+        return Failure("lost", f"{self._place.name(first)} answers, but has not finished {label} {waited}", first)
+
+
+def _answered(answer: "Future[bytes]") -> bool:
+    return answer.done() and answer.exception() is None

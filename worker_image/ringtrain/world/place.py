@@ -1,0 +1,40 @@
+"""This process's place in the world, as far as the ring is concerned."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank `rank` of `size`. `addresses` by rank, `host:port`. `timeout_s`: the knob all deadlines derive from."""
+
+    rank: int
+    size: int
+    addresses: tuple[str, ...]
+    generation: int = 1
+    token: bytes | None = None
+    timeout_s: float = 60.0
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.size) if rank != self.rank)
+
+    def name(self, rank: int) -> str:
+        return f"rank {rank} ({self.addresses[rank]})"
+
+    @property
+    def pull_timeout_s(self) -> float:
+        """How long a collective waits for a peer.
+
+        What is left of the timeout is for finding and telling the reason.
+        """
+        return 0.75 * self.timeout_s
+
+    @property
+    def probe_timeout_s(self) -> float:
+        """How long a question may take whose answer is at hand."""
+        return 0.08 * self.timeout_s
+
+    @property
+    def settle_s(self) -> float:
+        """How long a broken connection waits for a better explanation: an error that the peer announces."""
+        return min(0.5, self.timeout_s / 40)

@@ -1,0 +1,110 @@
+"""TensorFlow's `TF_CONFIG`: a cluster of tasks by type, and which of them this process is."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.transport.address import split_address
+
+RING_TYPES: Final = ("chief", "worker")
+OUTSIDE_TYPES: Final = ("ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class TfTask:
+    """A task of the cluster. `addresses`: of the ring's ranks, chief first; a task outside the ring has none."""
+
+    type: str
+    index: int
+    rank: int
+    addresses: tuple[str, ...]
+
+
+def parse_tf_config(text: str) -> TfTask | None:
+    """Return the task that `text` describes, or None if it describes no cluster.
+
+    The chief is rank 0, then the workers. An evaluator or a parameter server stands outside the ring; an evaluator
+    need not be in the cluster. Raises ConfigurationError that says where the text is wrong.
+    """
+    config = _object(_json(text), "TF_CONFIG")
+    cluster = {
+        kind: _addresses(kind, value) for kind, value in _object(config.get("cluster", {}), "cluster").items()
+    }
+    task = _object(config.get("task", {}), "task")
+    if not task and not any(cluster.values()):
+        return None
+    if "type" not in task:
+        raise ConfigurationError('TF_CONFIG has a cluster but no task; expected "task": {"type": …, "index": …}')
+    kind, index = _task(task)
+    if kind not in cluster and kind != "evaluator":
+        raise ConfigurationError(f'TF_CONFIG: the task is of type "{kind}", but the cluster has {_have(cluster)}')
+    if kind in cluster and not 0 <= index < len(cluster[kind]):
+        count = len(cluster[kind])
+        raise ConfigurationError(
+            f"TF_CONFIG: task index {index} is out of range; the cluster has {count} of type {kind}, "
+            f"0 to {count - 1}"
+        )
+    if kind in OUTSIDE_TYPES:
+        return TfTask(kind, index, 0, ())
+    ring = tuple(address for ring_kind in RING_TYPES for address in cluster.get(ring_kind, ()))
+    _check_distinct(ring)
+    return TfTask(kind, index, index + (len(cluster.get("chief", ())) if kind == "worker" else 0), ring)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        near = text[max(0, error.pos - 20) : error.pos + 20]
+        raise ConfigurationError(
+            f"TF_CONFIG is not JSON: {error.msg} at line {error.lineno} column {error.colno}, near {near!r}"
+        ) from error
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"TF_CONFIG: {name} is {value!r}; expected an object in braces")
+    return value
+
+
+def _addresses(kind: str, value: Any) -> tuple[str, ...]:
+    if kind not in RING_TYPES + OUTSIDE_TYPES:
+        raise ConfigurationError(
+            f'TF_CONFIG: the cluster has a task type "{kind}"; expected chief, worker, ps or evaluator'
+        )
+    if not isinstance(value, list) or not all(isinstance(address, str) for address in value):
+        raise ConfigurationError(f'TF_CONFIG: cluster.{kind} is {value!r}; expected a list of "host:port"')
+    for index, address in enumerate(value):
+        try:
+            split_address(address)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"TF_CONFIG: cluster.{kind}[{index}]: {error}") from error
+    if kind == "chief" and len(value) > 1:
+        raise ConfigurationError(f"TF_CONFIG: the cluster has {len(value)} chiefs; expected one at most")
+    return tuple(value)
+
+
+def _task(task: dict[str, Any]) -> tuple[str, int]:
+    kind, index = task["type"], task.get("index", 0)
+    if kind not in RING_TYPES + OUTSIDE_TYPES:
+        raise ConfigurationError(f"TF_CONFIG: task type is {kind!r}; expected chief, worker, ps or evaluator")
+    try:
+        if isinstance(index, bool | float):
+            raise ValueError
+        return kind, int(index)  # some schedulers write the index as a string
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"TF_CONFIG: task index is {index!r}; expected an integer from 0") from error
+
+
+def _have(cluster: dict[str, tuple[str, ...]]) -> str:
+    return ", ".join(f"{len(addresses)} {kind}" for kind, addresses in cluster.items()) or "no tasks"
+
+
+def _check_distinct(addresses: tuple[str, ...]) -> None:
+    for rank, address in enumerate(addresses):
+        if address in addresses[:rank]:
+            raise ConfigurationError(
+                f"TF_CONFIG: {address} is the address of ranks {addresses.index(address)} and {rank}; "
+                f"give each task its own"
+            )

@@ -1,0 +1,57 @@
+"""Whether a world still stands."""
+
+import threading
+from collections.abc import Callable
+
+from ringtrain.wire.failure import Failure
+
+
+class Verdict:
+    """The first failure of a world, once there is one. The first one stays."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self._lock = threading.Lock()
+        self._failure: Failure | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def failure(self) -> Failure | None:
+        return self._failure
+
+    def reach(self, failure: Failure) -> bool:
+        """Record `failure` unless there is one already; tell everyone who waits.
+
+        Returns whether it was the first.
+        """
+        with self._lock:
+            if self._failure is not None:
+                return False
+            self._failure = failure
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
+        self._reached.set()
+        return True
+
+    def on_reached(self, callback: Callable[[], None]) -> None:
+        """Call back when the verdict is reached; at once if it is already."""
+        with self._lock:
+            if self._failure is None:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the verdict. Returns whether it was reached in time."""
+        return self._reached.wait(max(timeout_s, 0))
+
+    def check(self) -> None:
+        """Raise the world's failure if it has one."""
+        if self._failure is not None:
+            raise self._failure.error()
