@@ -1,5 +1,6 @@
 """Data-parallel training: ring allreduce over gRPC and an optimizer that lives in host memory."""
 
+from ringtrain.collectives import flat
 from ringtrain.collectives.api import (
     allgather,
     allgather_async,
@@ -72,6 +73,7 @@ __all__ = [
     "broadcast_object",
     "cross_rank",
     "cross_size",
+    "flat",
     "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",

@@ -25,6 +25,8 @@ class Handle(Generic[T]):
         """Wait for the result. Raises what the collective raised, on every rank; bounded like the collective."""
         return self._future.result()
 
+    wait = synchronize
+
 
 def poll(handle: Handle[Any]) -> bool:
     """Whether the collective behind `handle` has ended."""
