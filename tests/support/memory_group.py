@@ -1,4 +1,4 @@
-"""A `ringtrain.optim.group.Group` on threads of one process: the optimizer's seam without sockets.
+"""A `ringtrain.group.Group` on threads of one process: the optimizer's seam without sockets.
 
     def rank_twice(group: MemoryGroup) -> int:
         return sum(group.allgather_object(group.rank))
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringtrain.optim.group import Flat, Pending
+from ringtrain.group import Flat, Pending
 
 DEADLINE_S = 60.0
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ringtrain.optim.group import Flat
+from ringtrain.group import Flat
 from ringtrain.optim.kernels import Part
 from ringtrain.optim.layout import HALF_TYPES, Bucket, Layout
 

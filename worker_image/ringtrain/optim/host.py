@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.group import Flat, Group, world_group
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.compiled import best_kernels
-from ringtrain.optim.group import Flat, Group, world_group
 from ringtrain.optim.inbox import Inbox, InboxRules
 from ringtrain.optim.layout import ParamSpec, plan_layout
 from ringtrain.optim.pipeline import Abandoned, Machine, Update, UpdateOrder

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.optim.group import Group
+from ringtrain.group import Group
 from ringtrain.optim.layout import SEGMENT, Bucket
 
 Sums = NDArray[np.float64]

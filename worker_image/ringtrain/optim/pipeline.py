@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.group import Group, Pending
 from ringtrain.optim.arenas import Arenas
-from ringtrain.optim.group import Group, Pending
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.kernels import Floats, Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import ConfigurationError, MismatchError
-from ringtrain.optim.group import Flat
+from ringtrain.group import Flat
 from ringtrain.optim.layout import Bucket, ParamSpec
 from ringtrain.optim.pipeline import Machine
 

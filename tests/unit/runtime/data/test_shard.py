@@ -1,0 +1,118 @@
+"""Every sample once an epoch, whatever the world size; the last batch as the user chose."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtrain.data import Shard, shard
+from ringtrain.errors import ConfigurationError, DataError
+
+worlds = st.tuples(st.integers(1, 200), st.integers(1, 17), st.integers(1, 9), st.integers(0, 3), st.booleans())
+
+
+def _ranks(samples: int, batch: int, size: int, seed: int, shuffle: bool, last: str) -> list[Shard]:
+    return [Shard(samples, batch, rank, size, seed, shuffle, last) for rank in range(size)]  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=200)
+@given(worlds, st.sampled_from(["weighted", "padded"]), st.integers(0, 5))
+def test_every_sample_is_seen_once(world: tuple[int, int, int, int, bool], last: str, epoch: int) -> None:
+    """Over all ranks and steps, the unmasked indices are each sample exactly once."""
+    ranks = _ranks(*world, last)
+    batches = [list(rank.epoch(epoch)) for rank in ranks]
+    seen = np.concatenate([batch.indices[batch.mask] for row in batches for batch in row])
+    assert sorted(seen) == list(range(world[0]))
+    assert {len(row) for row in batches} == {ranks[0].steps}
+    assert all(batch.indices.size > 0 for row in batches for batch in row)
+
+
+@settings(deadline=None, max_examples=100)
+@given(worlds)
+def test_dropping_loses_only_the_rest(world: tuple[int, int, int, int, bool]) -> None:
+    """Only whole global batches remain, and no sample is in two of them."""
+    samples, batch, size = world[:3]
+    seen = [index for rank in _ranks(*world, "dropped") for part in rank.epoch(0) for index in part.indices]
+    assert len(seen) == len(set(seen)) == samples // (batch * size) * batch * size
+
+
+@settings(deadline=None, max_examples=100)
+@given(worlds, st.integers(0, 3))
+def test_weights_make_the_mean_over_ranks_the_mean_over_samples(
+    world: tuple[int, int, int, int, bool], epoch: int
+) -> None:
+    """At each step, the mean over ranks of weight x local mean is the mean of the pooled batch."""
+    samples, batch, size, seed, shuffle = world
+    value = np.random.default_rng(0).normal(size=samples)
+    (pooled,) = _ranks(samples, batch * size, 1, seed, shuffle, "weighted")
+    steps = zip(*(rank.epoch(epoch) for rank in _ranks(*world, "weighted")), strict=True)
+    for whole, parts in zip(pooled.epoch(epoch), steps, strict=True):
+        mean = sum(part.weight * value[part.indices].mean() for part in parts) / size
+        assert mean == pytest.approx(value[whole.indices].mean(), rel=1e-12, abs=1e-12)
+
+
+def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+    """The same (seed, epoch) gives the same order at any world size; another seed or epoch gives another."""
+    one, four = Shard(50, 8, 0, 1, 3, True, "weighted"), Shard(50, 2, 1, 4, 3, True, "weighted")
+    assert one.order(2).tolist() == four.order(2).tolist()
+    assert one.order(2).tolist() != one.order(3).tolist()
+    assert one.order(2).tolist() != Shard(50, 8, 0, 1, 4, True, "weighted").order(2).tolist()
+
+
+def test_the_order_is_the_same_tomorrow() -> None:
+    """A pinned order: a change of it would change every training run that is resumed."""
+    assert Shard(10, 2, 0, 1, 0, True, "weighted").order(0).tolist() == [0, 8, 9, 3, 7, 5, 1, 2, 6, 4]
+
+
+def test_without_shuffle_the_order_is_that_of_the_data() -> None:
+    """Unshuffled, rank r takes the r-th part of each global batch."""
+    batches = list(Shard(8, 2, 1, 2, 0, False, "weighted").epoch(7))
+    assert [batch.indices.tolist() for batch in batches] == [[2, 3], [6, 7]]
+
+
+def test_an_epoch_can_be_entered_in_the_middle() -> None:
+    """A resumed job gets the batches that it has not seen."""
+    made = Shard(20, 3, 0, 2, 0, True, "weighted")
+    all_batches, rest = list(made.epoch(1)), list(made.epoch(1, start=2))
+    assert [b.indices.tolist() for b in rest] == [b.indices.tolist() for b in all_batches[2:]]
+
+
+def test_rank_0_prints_the_global_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 says what one step is; other ranks are silent."""
+    shard(1437, 32, rank=1, size=4)
+    assert capsys.readouterr().out == ""
+    shard(range(1437), 32, rank=0, size=4)
+    assert capsys.readouterr().out == (
+        "global batch: 128 = 32 per rank x 4 ranks; 1437 samples, 12 steps an epoch, "
+        "the last of 29 samples weighted\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"batch_size": 0}, ConfigurationError, "batch_size is 0; expected at least 1 sample per rank"),
+        ({"seed": -1}, ConfigurationError, "seed is -1; expected 0 or more"),
+        ({"last": "keep"}, ConfigurationError, 'last is "keep"; expected one of weighted, padded, dropped'),
+        (
+            {"rank": 4},
+            ConfigurationError,
+            "rank is 4 and size is 4; expected 0 <= rank < size, or neither of them",
+        ),
+        ({"rank": None}, ConfigurationError, "rank is None and size is 4; expected 0"),
+        ({"samples": 0}, DataError, "0 samples give no step"),
+        (
+            {"last": "dropped", "samples": 127},
+            DataError,
+            "127 samples give no step: the global batch is 128 (32 per rank on 4 ranks) and",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    """The error names the argument, its value and what was expected."""
+    defaults: dict[str, object] = {"samples": 1000, "batch_size": 32, "rank": 0, "size": 4}
+    with pytest.raises(error) as caught:
+        shard(**(defaults | arguments))  # type: ignore[arg-type]
+    assert message in str(caught.value)

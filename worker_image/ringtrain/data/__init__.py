@@ -1,0 +1,6 @@
+"""Input: which samples each rank sees (`shard`), and MNIST's file format (`idx`)."""
+
+from ringtrain.data.idx import Labelled, read_idx, read_mnist
+from ringtrain.data.shard import Batch, Shard, shard
+
+__all__ = ["Batch", "Labelled", "Shard", "read_idx", "read_mnist", "shard"]

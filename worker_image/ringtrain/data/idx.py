@@ -1,0 +1,96 @@
+"""MNIST's IDX files, plain or gzipped.
+
+The format, from the data set's home page (LeCun, Cortes & Burges): two zero bytes, one byte for the type, one byte
+for the number of dimensions, each dimension as a big-endian 32-bit integer, then the elements in C order.
+"""
+
+import gzip
+import struct
+import zlib
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.errors import DataError
+
+TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Images (samples, rows, columns) of uint8 and their labels (samples,) of uint8."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
+
+
+def read_idx(path: str | Path) -> NDArray[Any]:
+    """Return the array in the IDX file at `path`, in native byte order. Gzip is recognised by its content.
+
+    Raises DataError naming the file for a wrong magic, a truncated or overlong file, or one that cannot be read.
+    """
+    data = _content(Path(path))
+    if len(data) < 4:
+        raise DataError(f"{path}: {len(data)} bytes; an IDX file begins with a magic of 4: download it again")
+    kind, dimensions = data[2], data[3]
+    if data[:2] != b"\0\0" or kind not in TYPES:
+        raise DataError(
+            f"{path}: begins with {data[:4].hex(' ')}; an IDX file begins with 00 00, a type "
+            f"({', '.join(f'{known:02x}' for known in TYPES)}) and the number of dimensions: is it the right file?"
+        )
+    begin = 4 + 4 * dimensions
+    if len(data) < begin:
+        raise DataError(f"{path}: truncated in its header, {len(data)} of {begin} bytes; download it again")
+    shape = struct.unpack(f">{dimensions}I", data[4:begin])
+    dtype = np.dtype(TYPES[kind])
+    expected = begin + prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        state = "truncated" if len(data) < expected else "longer than its header says"
+        raise DataError(f"{path}: {state}, {len(data)} bytes instead of {expected} for {shape}; download it again")
+    return np.frombuffer(data, dtype, offset=begin).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def read_mnist(directory: str | Path) -> tuple[Labelled, Labelled]:
+    """Return MNIST's training and test set from `directory`, under the names of their first publication or with a
+    dot before `idx`, with or without `.gz`. Raises DataError naming what is missing or does not fit.
+    """
+    return _labelled(Path(directory), "train"), _labelled(Path(directory), "t10k")
+
+
+def _labelled(directory: Path, part: str) -> Labelled:
+    image_file, label_file = _find(directory, part, "images", 3), _find(directory, part, "labels", 1)
+    images, labels = read_idx(image_file), read_idx(label_file)
+    for file, array, dimensions in ((image_file, images, 3), (label_file, labels, 1)):
+        if array.ndim != dimensions or array.dtype != np.uint8:
+            raise DataError(
+                f"{file}: {array.ndim}-d {array.dtype}; expected {dimensions}-d uint8: is it the right file?"
+            )
+    if len(images) != len(labels):
+        raise DataError(f"{image_file} has {len(images)} images and {label_file} has {len(labels)} labels")
+    return Labelled(images, labels)
+
+
+def _find(directory: Path, part: str, what: str, dimensions: int) -> Path:
+    stems = [f"{part}-{what}{mark}idx{dimensions}-ubyte" for mark in "-."]
+    names = [stem + ending for stem in stems for ending in ("", ".gz")]
+    for name in names:
+        if (directory / name).is_file():
+            return directory / name
+    raise DataError(
+        f"{directory}: none of {', '.join(names)} is there; put MNIST's four files into this directory"
+    )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file ({error}); download it again") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error

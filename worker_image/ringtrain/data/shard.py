@@ -1,0 +1,154 @@
+"""Which samples each rank trains on: decided from (seed, epoch, rank, size) alone, without talking to anyone."""
+
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.group import world_group
+
+Last = Literal["weighted", "padded", "dropped"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of one step.
+
+    `indices`: into the data set; never empty. `mask`: False for a sample that only fills the batch; over all ranks
+    and steps of an epoch, `indices[mask]` names every sample once.
+    `weight`: multiply the gradient of the batch's mean loss by it before it is averaged over the ranks. It is 1
+    except in a weighted last batch, where ranks hold different numbers of samples.
+    """
+
+    indices: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    weight: float
+
+    @property
+    def count(self) -> int:
+        """Samples that are not filling."""
+        return int(self.mask.sum())
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's view of a data set of `samples`. Step t of an epoch takes the t-th global batch of the epoch's
+    order, and rank r the r-th part of it: so any world size with the same global batch trains on the same samples
+    at the same step.
+    """
+
+    samples: int
+    batch_size: int
+    rank: int
+    size: int
+    seed: int
+    shuffle: bool
+    last: Last
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per step over all ranks."""
+        return self.batch_size * self.size
+
+    @property
+    def steps(self) -> int:
+        """Steps per epoch, the same on every rank."""
+        whole, rest = divmod(self.samples, self.global_batch)
+        return whole + (1 if rest and self.last != "dropped" else 0)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield this rank's batches of `epoch` (from 0), from step `start` on."""
+        order = self.order(epoch)
+        for step in range(start, self.steps):
+            pool = order[step * self.global_batch : (step + 1) * self.global_batch]
+            yield self._whole(pool) if pool.size == self.global_batch else self._rest(pool, order)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the order in which all ranks together go through the data set in `epoch`.
+
+        Samples are sorted by raw words of Philox (Salmon et al. 2011) keyed by (seed, epoch). Raw words are the
+        same in every version of numpy, which numpy does not promise of its own shuffles.
+        """
+        if not self.shuffle:
+            return np.arange(self.samples, dtype=np.int64)
+        words = np.random.Philox(np.random.SeedSequence((self.seed, epoch))).random_raw(self.samples)
+        return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+
+    def _whole(self, pool: NDArray[np.int64]) -> Batch:
+        indices = pool[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
+        return Batch(indices, np.ones(indices.size, np.bool_), 1.0)
+
+    def _rest(self, pool: NDArray[np.int64], order: NDArray[np.int64]) -> Batch:
+        if self.last == "padded":
+            filled = np.resize(order, self.global_batch - pool.size)
+            whole = self._whole(np.concatenate([pool, filled]))
+            place = self.rank * self.batch_size + np.arange(self.batch_size)
+            return Batch(whole.indices, place < pool.size, 1.0)
+        mine = np.array_split(pool, self.size)[self.rank]
+        if mine.size == 0:
+            # One sample that counts for nothing: a model need not cope with an empty batch, whose mean is NaN.
+            return Batch(pool[:1], np.zeros(1, np.bool_), 0.0)
+        return Batch(mine, np.ones(mine.size, np.bool_), mine.size * self.size / pool.size)
+
+
+def shard(
+    samples: int | Sized,
+    batch_size: int,
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+    last: Last = "weighted",
+    rank: int | None = None,
+    size: int | None = None,
+) -> Shard:
+    """Give each rank a distinct part of a data set, every sample once an epoch, whatever the world size.
+
+    `samples`: how many there are, or the data set itself. `batch_size`: per rank; the global batch is printed by
+    rank 0. `last`: an incomplete global batch is "weighted" (split evenly, with `Batch.weight` such that the
+    averaged gradient is that of one process on the pooled batch), "padded" (filled with samples from the start of
+    the epoch, marked in `Batch.mask`) or "dropped".
+    `rank`, `size`: of `ringtrain.init()` unless given together.
+
+    Raises ConfigurationError for arguments that make no sense, DataError for a data set without a single step.
+    """
+    count = samples if isinstance(samples, int) else len(samples)
+    rank, size = _place(rank, size)
+    if batch_size < 1:
+        raise ConfigurationError(f"batch_size is {batch_size}; expected at least 1 sample per rank")
+    if seed < 0:
+        raise ConfigurationError(f"seed is {seed}; expected 0 or more")
+    if last not in get_args(Last):
+        raise ConfigurationError(f'last is "{last}"; expected one of {", ".join(get_args(Last))}')
+    made = Shard(count, batch_size, rank, size, seed, shuffle, last)
+    if made.steps == 0:
+        raise DataError(
+            f"{count} samples give no step: the global batch is {made.global_batch} ({batch_size} per rank on "
+            f'{size} ranks) and the last batch is {last}; use last="weighted", a smaller batch_size or more samples'
+        )
+    if rank == 0:
+        print(describe(made), flush=True)
+    return made
+
+
+def describe(made: Shard) -> str:
+    """One line for a person: global batch, steps, and what happens to the rest."""
+    rest = made.samples % made.global_batch
+    tail = f", the last of {rest} samples {made.last}" if rest else ""
+    return (
+        f"global batch: {made.global_batch} = {made.batch_size} per rank x {made.size} ranks; "
+        f"{made.samples} samples, {made.steps} steps an epoch{tail}"
+    )
+
+
+def _place(rank: int | None, size: int | None) -> tuple[int, int]:
+    if rank is None and size is None:
+        world = world_group()
+        return world.rank, world.size
+    if rank is None or size is None or not 0 <= rank < size:
+        raise ConfigurationError(
+            f"rank is {rank} and size is {size}; expected 0 <= rank < size, or neither of them"
+        )
+    return rank, size
