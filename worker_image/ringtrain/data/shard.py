@@ -126,7 +126,7 @@ def shard(
     if made.steps == 0:
         raise DataError(
             f"{count} samples give no step: the global batch is {made.global_batch} ({batch_size} per rank on "
-            f'{size} ranks) and the last batch is {last}; use last="weighted", a smaller batch_size or more samples'
+            f'{size} ranks) and the last batch is {last}; use last="weighted", a smaller batch_size or more data'
         )
     if rank == 0:
         print(describe(made), flush=True)

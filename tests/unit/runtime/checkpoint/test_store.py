@@ -1,0 +1,256 @@
+"""Checkpoints are whole or absent, and a job resumes from the newest whole one."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.memory_group import MemoryGroup, Table, run_threads
+from support.ranks import ranks_ended
+
+from ringtrain.checkpoint import Checkpoints, Saved
+from ringtrain.checkpoint.files import Stage
+from ringtrain.errors import CheckpointError, ConfigurationError
+
+STATE = {
+    "weights": {"dense/kernel": np.arange(600, dtype=np.float32).reshape(20, 30), "scale": np.array(2.5)},
+    "half": [np.ones(3, ml_dtypes.bfloat16), np.zeros((0, 4), np.float16)],
+    "fortran": np.asfortranarray(np.arange(6, dtype=np.int64).reshape(2, 3)),
+    "epoch": 3,
+    "rate": 0.1,
+    "name": "digits",
+    "flags": [True, None],
+}
+
+
+def _alone(directory: Path, **settings: Any) -> Checkpoints:
+    return Checkpoints(directory, group=MemoryGroup(Table(1), 0), **settings)
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+    return bool(left == right)
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_what_was_saved_is_read(tmp_path: Path) -> None:
+    """Arrays of every kind, numbers, strings, booleans and None come back as they were."""
+    _alone(tmp_path).save(7, STATE)
+    saved = _alone(tmp_path).latest()
+    assert saved is not None
+    assert saved.step == 7
+    assert _same(saved.state, STATE)
+    assert _names(tmp_path) == ["ckpt-0000000007.npz"]
+
+
+def test_the_file_is_plain_numpy(tmp_path: Path) -> None:
+    """`numpy.load` without pickle reads the arrays."""
+    _alone(tmp_path).save(7, STATE)
+    with np.load(tmp_path / "ckpt-0000000007.npz", allow_pickle=False) as arrays:
+        assert arrays["00000-weights.dense:kernel"].tolist() == STATE["weights"]["dense/kernel"].tolist()
+
+
+def test_equal_states_give_equal_files(tmp_path: Path) -> None:
+    """No time and no address is in the file."""
+    for name in ("a", "b"):
+        _alone(tmp_path / name).save(7, STATE)
+    first, second = ((tmp_path / name / "ckpt-0000000007.npz").read_bytes() for name in ("a", "b"))
+    assert first == second
+
+
+def test_without_checkpoints_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    """An empty directory, and one that does not exist yet."""
+    assert _alone(tmp_path).latest() is None
+    assert _alone(tmp_path / "new").latest() is None
+
+
+def test_only_the_latest_are_kept(tmp_path: Path) -> None:
+    """`keep` checkpoints stay, by step; other files in the directory are left alone."""
+    (tmp_path / "notes.txt").touch()
+    checkpoints = _alone(tmp_path, keep=2)
+    for step in (5, 10, 15, 20):
+        checkpoints.save(step, {"step": step})
+    assert _names(tmp_path) == ["ckpt-0000000015.npz", "ckpt-0000000020.npz", "notes.txt"]
+
+
+def _cuts(size: int) -> list[int]:
+    """Around the beginning and end of the file, and evenly through it."""
+    return sorted({*range(0, 80, 9), *range(0, size, size // 40), *range(size - 80, size)})
+
+
+def test_a_truncated_newest_falls_back_to_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Wherever the file was cut: the one before is used, and the log says so."""
+    checkpoints = _alone(tmp_path)
+    checkpoints.save(1, STATE | {"epoch": 1})
+    checkpoints.save(2, STATE | {"epoch": 2})
+    newest = tmp_path / "ckpt-0000000002.npz"
+    whole = newest.read_bytes()
+    for cut in _cuts(len(whole)):
+        newest.write_bytes(whole[:cut])
+        caplog.clear()
+        saved = checkpoints.latest()
+        assert saved is not None
+        assert saved.step == 1, f"cut at {cut}"
+        assert saved.state["epoch"] == 1
+        assert f"{newest} is damaged" in caplog.text
+        assert "resuming from" in caplog.text
+        assert _names(tmp_path) == ["ckpt-0000000001.npz", "ckpt-0000000002.npz.damaged"]
+
+
+def test_a_flipped_bit_is_never_believed(tmp_path: Path) -> None:
+    """Whichever byte was changed, what is read is what was written, or the checkpoint before."""
+    checkpoints = _alone(tmp_path)
+    checkpoints.save(1, {"x": np.zeros(4)})
+    checkpoints.save(2, {"x": np.arange(40.0), "epoch": 5})
+    newest = tmp_path / "ckpt-0000000002.npz"
+    whole = newest.read_bytes()
+    fell_back = 0
+    for place in range(0, len(whole), 3):
+        newest.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        saved = checkpoints.latest()
+        assert saved is not None
+        fell_back += saved.step == 1
+        assert saved.step == 1 or _same(saved.state, {"x": np.arange(40.0), "epoch": 5}), f"byte {place}"
+    assert fell_back > len(whole) // 6
+
+
+def test_a_damaged_newest_does_not_push_out_a_whole_one(tmp_path: Path) -> None:
+    """After the fallback, keeping 1 keeps what was saved last, though the damaged one had a higher step."""
+    checkpoints = _alone(tmp_path, keep=1)
+    checkpoints.save(10, {"x": 1})
+    (tmp_path / "ckpt-0000000020.npz").write_bytes(b"half")
+    assert checkpoints.latest() is not None
+    checkpoints.save(15, {"x": 2})
+    assert _names(tmp_path) == ["ckpt-0000000015.npz", "ckpt-0000000020.npz.damaged"]
+    checkpoints.save(25, {"x": 3})
+    assert _names(tmp_path) == ["ckpt-0000000025.npz"]
+
+
+def test_if_all_are_damaged_the_job_does_not_start_over_in_silence(tmp_path: Path) -> None:
+    """The error names every file and stays until somebody acts."""
+    for step in (1, 2):
+        (tmp_path / f"ckpt-000000000{step}.npz").write_bytes(b"half")
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointError, match=r"every checkpoint in .* is damaged: .*02\.npz.*01\.npz.*start over"
+        ):
+            _alone(tmp_path).latest()
+
+
+class Stopped(Exception):
+    """The scripted fault."""
+
+
+@pytest.mark.parametrize("stage", ["written", "synced", "renamed"])
+def test_a_failure_while_saving_leaves_a_whole_checkpoint(tmp_path: Path, stage: Stage) -> None:
+    """Before the rename the old one counts, after it the new one; nothing half-written stays."""
+
+    def stop(reached: Stage) -> None:
+        if reached == stage:
+            raise Stopped
+
+    _alone(tmp_path).save(1, {"x": 1})
+    with pytest.raises(Stopped):
+        _alone(tmp_path, on_stage=stop).save(2, {"x": 2})
+    saved = _alone(tmp_path).latest()
+    assert saved is not None
+    assert saved.state == {"x": 2 if stage == "renamed" else 1}
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def _die_at(directory: str, stage: Stage) -> None:
+    def die(reached: Stage) -> None:
+        if reached == stage:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _alone(Path(directory), on_stage=die).save(2, {"x": 2})
+
+
+@pytest.mark.parametrize("stage", ["written", "synced", "renamed"])
+def test_a_process_killed_while_saving_leaves_a_whole_checkpoint(tmp_path: Path, stage: Stage) -> None:
+    """SIGKILL between write, rename and directory sync; the next save cleans up."""
+    _alone(tmp_path).save(1, {"x": 1})
+    (outcome,) = ranks_ended(_die_at, 1, str(tmp_path), stage)
+    assert outcome.exit_code == -signal.SIGKILL
+    saved = _alone(tmp_path).latest()
+    assert saved is not None
+    assert saved.state == {"x": 2 if stage == "renamed" else 1}
+    _alone(tmp_path).save(3, {"x": 3})
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_all_ranks_resume_from_what_rank_0_read(tmp_path: Path) -> None:
+    """Ranks that see an empty directory get rank 0's state; only rank 0 writes."""
+
+    def save_and_resume(group: MemoryGroup) -> Saved | None:
+        checkpoints = Checkpoints(tmp_path / str(group.rank), group=group)
+        checkpoints.save(4, STATE if group.rank == 0 else {})
+        return checkpoints.latest()
+
+    for saved in run_threads(save_and_resume, 3):
+        assert saved is not None
+        assert saved.step == 4
+        assert _same(saved.state, STATE)
+    assert _names(tmp_path) == ["0"]
+
+
+def test_all_ranks_learn_that_no_checkpoint_can_be_read(tmp_path: Path) -> None:
+    """Rank 0's error is every rank's error: nobody starts over alone."""
+    (tmp_path / "ckpt-0000000001.npz").write_bytes(b"half")
+
+    def resume(group: MemoryGroup) -> str:
+        with pytest.raises(CheckpointError) as error:
+            Checkpoints(tmp_path, group=group).latest()
+        return str(error.value)
+
+    first, second = run_threads(resume, 2)
+    assert first == second
+    assert "is damaged" in first
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The error names the file and the way out."""
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint .*ckpt-0000000001.npz cannot be written: .*; check the"
+    ):
+        _alone(tmp_path / "file" / "below").save(1, {})
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"a": {"b": {1, 2}}}, "checkpoint: a.b is set {1, 2}; expected dicts"),
+        ({"a": {1: 2}}, "checkpoint: a is dict {1: 2}; expected dicts with string keys"),
+        ({"a": {"$array": 2}}, "checkpoint: a is dict {'$array': 2}; expected"),
+        ({"a": np.array([{}])}, "checkpoint: a is ndarray array([{}], dtype=object); expected"),
+    ],
+    ids=["set", "integer-key", "reserved-key", "object-array"],
+)
+def test_what_cannot_be_read_back_safely_is_not_written(
+    tmp_path: Path, state: dict[str, Any], message: str
+) -> None:
+    """The error names the place in the state; no file is left."""
+    with pytest.raises(ConfigurationError) as error:
+        _alone(tmp_path).save(1, state)
+    assert message in str(error.value)
+    assert _names(tmp_path) == []
+
+
+def test_keeping_none_and_negative_steps_are_refused(tmp_path: Path) -> None:
+    """The error names the argument and its value."""
+    with pytest.raises(ConfigurationError, match="keep is 0; expected at least 1"):
+        _alone(tmp_path, keep=0)
+    with pytest.raises(ConfigurationError, match="step is -1; expected 0 or more"):
+        _alone(tmp_path).save(-1, {})

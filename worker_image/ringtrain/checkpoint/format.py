@@ -1,0 +1,133 @@
+"""A nested state as one file: numpy's `.npz` without pickle, plus a manifest in JSON.
+
+`numpy.load` reads the arrays of such a file. `manifest.json` in it holds the tree of the state, in which
+`{"$array": member}` stands for an array, and of every array the type, shape and SHA-256. Equal states give equal
+files.
+"""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from ringtrain.errors import CheckpointError, ConfigurationError
+
+VERSION = 1
+MANIFEST = "manifest.json"
+REFERENCE = "$array"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class DamagedCheckpoint(CheckpointError):
+    """The file is there and is not what was written."""
+
+
+def split(state: Any) -> tuple[Any, Arrays]:
+    """Return `state` as a JSON-safe tree, and the arrays that it refers to by name.
+
+    Raises ConfigurationError naming the place of anything but dicts with string keys, lists, arrays, numbers,
+    strings, booleans and None.
+    """
+    arrays: Arrays = {}
+    return _split(state, (), arrays), arrays
+
+
+def join(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """The state that `split` took apart."""
+    if isinstance(tree, dict):
+        if tree.keys() == {REFERENCE}:
+            return arrays[tree[REFERENCE]]
+        return {key: join(value, arrays) for key, value in tree.items()}
+    return [join(value, arrays) for value in tree] if isinstance(tree, list) else tree
+
+
+def write_state(file: BinaryIO, step: int, state: Any) -> None:
+    """Write `state` to `file`, which must be seekable."""
+    tree, arrays = split(state)
+    described = {name: describe(array) | {"sha256": _digest(array)} for name, array in arrays.items()}
+    manifest = {"version": VERSION, "step": step, "tree": tree, "arrays": described}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(zipfile.ZipInfo(MANIFEST), json.dumps(manifest))
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                npy.write_array(member, _storable(array), allow_pickle=False)
+
+
+def read_state(path: Path) -> Any:
+    """Return the state in the file at `path`. Raises DamagedCheckpoint, or OSError when it cannot be opened."""
+    with path.open("rb") as file:
+        try:
+            return _read(file)
+        except Exception as error:
+            # A damaged zip archive makes zipfile and numpy raise nearly anything; all of it means the same.
+            raise DamagedCheckpoint(f"{path} is damaged: {str(error) or type(error).__name__}") from error
+
+
+def describe(array: NDArray[Any]) -> dict[str, Any]:
+    """Type and shape, JSON-safe; `empty_like` makes such an array again."""
+    return {"dtype": array.dtype.name, "shape": list(array.shape)}
+
+
+def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
+    return np.empty(described["shape"], _dtype(described["dtype"]))
+
+
+def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        name = f"{len(arrays):05d}-{'.'.join(path)}".replace("/", ":")
+        arrays[name] = value
+        return {REFERENCE: name}
+    if isinstance(value, Mapping) and all(isinstance(key, str) and key != REFERENCE for key in value):
+        return {key: _split(inner, (*path, key), arrays) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_split(inner, (*path, str(index)), arrays) for index, inner in enumerate(value)]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ConfigurationError(
+        f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected dicts "
+        f"with string keys, lists, arrays, numbers, strings, booleans or None"
+    )
+
+
+def _read(file: BinaryIO) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        manifest = json.loads(archive.read(MANIFEST))
+        if manifest["version"] != VERSION:
+            raise ValueError(f"format version {manifest['version']}, this ringtrain reads {VERSION}")
+        arrays = {name: _read_array(archive, name, told) for name, told in manifest["arrays"].items()}
+    return join(manifest["tree"], arrays)
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, told: Mapping[str, Any]) -> NDArray[Any]:
+    with archive.open(f"{name}.npy") as member:
+        stored: NDArray[Any] = npy.read_array(member, allow_pickle=False)
+    array = stored.view(_dtype(told["dtype"]))
+    if list(array.shape) != told["shape"] or _digest(array) != told["sha256"]:
+        raise ValueError(f"array {name} differs from its checksum")
+    return array
+
+
+def _digest(array: NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
+
+
+def _storable(array: NDArray[Any]) -> NDArray[Any]:
+    """`array` under a type that numpy's format knows: bfloat16 is stored as its 16 bits."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes  # only here: most checkpoints need none
+
+        name = ml_dtypes.bfloat16
+    return np.dtype(name)

@@ -1,0 +1,149 @@
+"""Checkpoints of a job: rank 0 writes them, and every rank resumes from the same one."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringtrain.checkpoint.files import (
+    OnStage,
+    checkpoint_path,
+    checkpoints_by_step,
+    remove_old,
+    set_aside,
+    write_atomically,
+)
+from ringtrain.checkpoint.format import (
+    DamagedCheckpoint,
+    describe,
+    empty_like,
+    join,
+    read_state,
+    split,
+    write_state,
+)
+from ringtrain.errors import CheckpointError, ConfigurationError
+from ringtrain.group import Group, world_group
+
+log = logging.getLogger("ringtrain.checkpoint")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read: the `step` and `state` given to `save`, with lists in the place of tuples."""
+
+    step: int
+    state: Any
+    path: Path
+
+
+class Checkpoints:
+    """The checkpoints in one directory, of which the latest `keep` stay.
+
+        checkpoints = Checkpoints(directory)
+        if saved := checkpoints.latest(): opt.load_state_dict(saved.state["optimizer"])
+        checkpoints.save(step, {"optimizer": opt.state_dict(root=0)})
+
+    Only rank 0 touches the directory; it may be on one node only. What rank 0 read is broadcast, so that all ranks
+    resume from the same file whatever they could see of it.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep: int = 3,
+        group: Group | None = None,
+        on_stage: OnStage = lambda stage: None,
+    ) -> None:
+        """`on_stage`: called by rank 0 when a file has been written, synced and renamed; for scripted faults."""
+        if keep < 1:
+            raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")
+        self.directory = Path(directory)
+        self._keep = keep
+        self._group = group or world_group()
+        self._on_stage = on_stage
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write `state` as the checkpoint of `step`, atomically, and remove the oldest ones.
+
+        Only rank 0 does anything; the others may pass whatever they have, and return at once. `state` is dicts
+        with string keys, lists, arrays, numbers, strings, booleans and None. Raises CheckpointError when it cannot
+        be written; earlier checkpoints are then still there.
+        """
+        if self._group.rank != 0:
+            return
+        if step < 0:
+            raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
+        path = checkpoint_path(self.directory, step)
+        try:
+            write_atomically(path, lambda file: write_state(file, step, state), self._on_stage)
+            remove_old(self.directory, self._keep, path)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {path} cannot be written: {error.strerror or error}; check the space and rights of "
+                f"{self.directory}"
+            ) from error
+
+    def latest(self) -> Saved | None:
+        """Return the newest checkpoint that is whole; None when there is none at all. Collective.
+
+        A damaged one is logged and renamed to `….damaged`, and the one before it is used. Raises CheckpointError
+        on every rank when all are damaged (better than starting over in silence) or the directory cannot be read.
+        """
+        found: Saved | None = None
+        told: dict[str, Any] = {}
+        if self._group.rank == 0:
+            try:
+                found = self._read_latest()
+                told = _announcement(found)
+            except CheckpointError as error:
+                told = {"error": str(error)}
+        told = self._group.broadcast_object(told)
+        if "error" in told:
+            raise CheckpointError(told["error"])
+        if "step" not in told:
+            return None
+        return self._receive(told, found)
+
+    def _read_latest(self) -> Saved | None:
+        damaged: list[Path] = []
+        reasons: list[str] = []
+        try:
+            for step, path in checkpoints_by_step(self.directory).items():
+                try:
+                    saved = Saved(step, read_state(path), path)
+                except DamagedCheckpoint as error:
+                    log.warning("%s; trying the checkpoint before it", error)
+                    damaged.append(path)
+                    reasons.append(str(error))
+                    continue
+                for bad in damaged:
+                    log.warning("resuming from %s; the damaged one is now %s", path, set_aside(bad))
+                return saved
+        except OSError as error:
+            raise CheckpointError(f"{self.directory}: {error}; make it readable for this user") from error
+        if damaged:
+            raise CheckpointError(
+                f"every checkpoint in {self.directory} is damaged: {'; '.join(reasons)}; restore one, or remove "
+                f"them to start over"
+            )
+        return None
+
+    def _receive(self, told: Mapping[str, Any], found: Saved | None) -> Saved:
+        arrays = split(found.state)[1] if found else {n: empty_like(d) for n, d in told["arrays"].items()}
+        if self._group.size > 1:
+            for name in told["arrays"]:
+                self._group.broadcast(arrays[name].reshape(-1).view(np.uint8))
+        return found or Saved(told["step"], join(told["tree"], arrays), Path(told["path"]))
+
+
+def _announcement(saved: Saved | None) -> dict[str, Any]:
+    if saved is None:
+        return {}
+    tree, arrays = split(saved.state)
+    described = {name: describe(array) for name, array in arrays.items()}
+    return {"step": saved.step, "path": str(saved.path), "tree": tree, "arrays": described}
