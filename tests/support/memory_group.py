@@ -88,6 +88,20 @@ class MemoryGroup:
         return meeting
 
 
+class OneOfTwo(MemoryGroup):
+    """Rank 0 of a world of two whose rank 1 agrees with everything; for tests that override a collective."""
+
+    def __init__(self) -> None:
+        super().__init__(Table(1), 0)
+        self.size = 2
+
+    def broadcast(self, buffer: Flat) -> None:
+        """Rank 0's values are here already."""
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        return [value, value]
+
+
 def _carry_out(brought: list[tuple[Any, ...]]) -> Any:
     kind, bounds, average, _ = brought[0]
     described = [entry[:3] for entry in brought]

@@ -1,0 +1,202 @@
+"""Every error of the optimizer says who, what came, what was expected and the way out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
+
+from ringtrain.errors import ConfigurationError, MismatchError, PeerLost
+from ringtrain.group import Flat, Pending
+from ringtrain.optim import LAMB, SGD, Adam, HostOptimizer
+
+
+def _alone(**settings: Any) -> HostOptimizer:
+    params = {"conv": np.zeros((3, 4), np.float32), "bias": np.zeros(4, np.float32)}
+    return HostOptimizer(params, SGD(0.1), group=MemoryGroup(Table(1), 0), **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "gradient", "message"),
+    [
+        (
+            "conv",
+            np.zeros((4, 3), np.float32),
+            'rank 0: gradient "conv" is (4, 3) and its parameter is (3, 4); submit it in the parameter\'s shape',
+        ),
+        (
+            "conv",
+            np.zeros((3, 4)),
+            'rank 0: gradient "conv" is float64 and its parameter is float32; convert it with '
+            ".astype('float32'), or register the parameter as float64",
+        ),
+        (
+            "conv1",
+            np.zeros((3, 4), np.float32),
+            'rank 0: gradient "conv1" belongs to no parameter; registered are "conv", "bias"; submit it under the '
+            "name that was given to HostOptimizer",
+        ),
+        (
+            "bias",
+            np.array([0, 1, np.nan, np.inf], np.float32),
+            'rank 0: gradient "bias" has 2 of 4 values that are not finite, the first at flat index 2 (nan); '
+            "lower the learning rate, clip, or look for a division by zero in the loss",
+        ),
+    ],
+    ids=["shape", "dtype", "unknown", "not-finite"],
+)
+def test_a_gradient_that_does_not_fit_is_refused(name: str, gradient: Flat, message: str) -> None:
+    """The error names rank, parameter, both values and the way out, and the step can still be completed."""
+    opt = _alone(check_finite=True)
+    with pytest.raises(ConfigurationError) as error:
+        opt.submit(name, gradient)
+    assert str(error.value) == message
+    opt.submit("conv", np.zeros((3, 4), np.float32))
+    opt.submit("bias", np.zeros(4, np.float32))
+    assert opt.step()
+
+
+def test_a_second_gradient_of_a_parameter_is_refused() -> None:
+    """Twice in one step is an error, once per step is not."""
+    opt = _alone()
+    opt.submit("bias", np.zeros(4, np.float32))
+    with pytest.raises(
+        ConfigurationError, match='rank 0: gradient "bias" was submitted twice in one step; submit'
+    ):
+        opt.submit("bias", np.zeros(4, np.float32))
+    opt.submit("conv", np.zeros((3, 4), np.float32))
+    opt.step()
+    opt.submit("bias", np.zeros(4, np.float32))
+    opt.close()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_missing_gradient_is_named_and_can_be_brought_later(accumulate: int) -> None:
+    """step() names what is missing; after it was submitted step() succeeds."""
+    opt = _alone(accumulate=accumulate)
+    opt.submit("bias", np.zeros(4, np.float32))
+    with pytest.raises(ConfigurationError) as error:
+        opt.step()
+    assert str(error.value) == (
+        'rank 0: step() was called with 1 of 2 gradients missing: "conv"; submit a gradient for every parameter '
+        "(zeros for one that this batch does not use), or leave the parameter out of the optimizer"
+    )
+    opt.submit("conv", np.zeros((3, 4), np.float32))
+    assert opt.step() == (accumulate == 1)
+
+
+def test_many_missing_names_are_cut_short() -> None:
+    """Five names and a count are enough to see what is wrong."""
+    opt = HostOptimizer({f"p{i}": np.zeros(1) for i in range(9)}, SGD(0.1), group=MemoryGroup(Table(1), 0))
+    with pytest.raises(
+        ConfigurationError, match='9 of 9 gradients missing: "p0", "p1", "p2", "p3", "p4" and 4 more;'
+    ):
+        opt.step()
+
+
+def test_a_norm_that_is_not_finite_stops_all_ranks() -> None:
+    """With check_finite, gradients whose squares overflow are found before they reach the weights."""
+
+    def train(group: MemoryGroup) -> str:
+        opt = HostOptimizer({"w": np.ones(4)}, SGD(0.1), clip_norm=1.0, check_finite=True, group=group)
+        opt.submit("w", np.full(4, 1e300))
+        with pytest.raises(ConfigurationError) as error:
+            opt.step()
+        assert opt.weights["w"].tolist() == [1.0] * 4
+        return str(error.value)
+
+    messages = run_threads(train, 2)
+    assert messages == ["update 1: the global gradient norm is inf; lower the learning rate or look for an "
+                        "overflow in the loss"] * 2  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda group: HostOptimizer({"w": np.zeros((32 * (group.rank + 1), 3))}, SGD(0.1), group=group),
+            'rank 1: parameter "w" is (64, 3) float64 there and (32, 3) float64 on rank 0; every rank must build '
+            "the same model",
+        ),
+        (
+            lambda group: HostOptimizer({"w": np.zeros(3, ["f4", "f8"][group.rank])}, SGD(0.1), group=group),
+            'rank 1: parameter "w" is (3,) float64 there and (3,) float32 on rank 0; every rank must build the '
+            "same model",
+        ),
+        (
+            lambda group: HostOptimizer({"ab"[group.rank]: np.zeros(3)}, SGD(0.1), group=group),
+            'rank 1: parameter 0 is "b" there and "a" on rank 0; every rank must register the same parameters in '
+            "the same order",
+        ),
+        (
+            lambda group: HostOptimizer({n: np.zeros(3) for n in "ab"[: group.rank + 1]}, SGD(0.1), group=group),
+            "rank 1: 2 parameters are registered there and 1 on rank 0; on one of them only: ['b']; every rank "
+            "must build the same model",
+        ),
+        (
+            lambda group: HostOptimizer({"w": np.zeros(3)}, SGD(0.1 * (group.rank + 1)), group=group),
+            "rank 1: the optimizer's rule is SGD(lr=0.2, momentum=0.0, nesterov=False, weight_decay=0.0) there "
+            "and SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0) on rank 0; every rank must build the "
+            "same optimizer",
+        ),
+        (
+            lambda group: HostOptimizer({"w": np.zeros(3)}, SGD(0.1), local=["w"][: group.rank], group=group),
+            'rank 1: parameter "w" is (3,) float64 local there and (3,) float64 on rank 0; every rank must build '
+            "the same model",
+        ),
+    ],
+    ids=["shape", "dtype", "name", "count", "rule", "local"],
+)
+def test_ranks_with_different_models_are_told_apart(build: Callable[[MemoryGroup], Any], message: str) -> None:
+    """Every rank raises the same error, which names both ranks and both values."""
+
+    def construct(group: MemoryGroup) -> str:
+        with pytest.raises(MismatchError) as error:
+            build(group)
+        return str(error.value)
+
+    assert run_threads(construct, 2) == [message] * 2
+
+
+@pytest.mark.parametrize(
+    ("params", "settings", "message"),
+    [
+        ({}, {}, "HostOptimizer was given no parameters; pass the model's arrays by name"),
+        (
+            [("w", np.zeros(1)), ("w", np.zeros(1))],
+            {},
+            "parameters are registered twice: ['w']; give each its own name",
+        ),
+        (
+            {"w": np.zeros(1, np.int64)},
+            {},
+            'parameter "w" is int64; expected one of float16, bfloat16, float32, float64',
+        ),
+        ({"w": np.zeros(1)}, {"local": ["x"]}, "local names ['x'] are not parameters; registered are ['w']"),
+        ({"w": np.zeros(1)}, {"bucket_bytes": 0}, "bucket_bytes is 0; expected at least 1"),
+        ({"w": np.zeros(1)}, {"accumulate": 0}, "accumulate is 0; expected at least 1"),
+        ({"w": np.zeros(1)}, {"clip_norm": 0.0}, "clip_norm is 0.0; expected a number above 0, or None"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(params: Any, settings: dict[str, Any], message: str) -> None:
+    """The error names the argument, its value and what was expected."""
+    with pytest.raises(ConfigurationError) as error:
+        HostOptimizer(params, Adam(), group=MemoryGroup(Table(1), 0), **settings)
+    assert message in str(error.value)
+
+
+class _LosingGroup(OneOfTwo):
+    """The other rank is lost in the first reduction."""
+
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
+        raise PeerLost(1, "rank 1 was lost")
+
+
+@pytest.mark.parametrize("rule", [SGD(0.1), LAMB()], ids=["sgd", "lamb"])
+def test_a_lost_peer_ends_the_training(rule: Any) -> None:
+    """The ring's error comes out of step(), and out of every call after it."""
+    opt = HostOptimizer({"w": np.zeros(3)}, rule, group=_LosingGroup())
+    for call in (lambda: (opt.submit("w", np.zeros(3)), opt.step()), opt.step, opt.state_dict):
+        with pytest.raises(PeerLost, match="rank 1 was lost"):
+            call()

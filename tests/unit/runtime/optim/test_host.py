@@ -1,0 +1,218 @@
+"""What one update is: averaging, accumulation, clipping, schedules, local layers, half precision, overlap."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
+
+from ringtrain.group import Flat, Pending
+from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, StepDecay, Warmup
+
+DEADLINE_S = 60.0
+
+
+def _alone() -> MemoryGroup:
+    return MemoryGroup(Table(1), 0)
+
+
+def _step(opt: HostOptimizer, **gradients: Any) -> bool:
+    for name, gradient in gradients.items():
+        opt.submit(name, np.asarray(gradient, opt.weights[name].dtype))
+    return opt.step()
+
+
+def test_gradients_are_averaged_over_ranks() -> None:
+    """SGD with rate 1 subtracts the mean of the ranks' gradients; all start from rank 0's weights."""
+
+    def train(group: MemoryGroup) -> list[float]:
+        opt = HostOptimizer({"w": np.full(3, 10.0 * group.rank)}, SGD(1.0), group=group)
+        _step(opt, w=np.arange(3) * (group.rank + 1))
+        return list(opt.weights["w"])
+
+    assert run_threads(train, 3) == [[0.0, -2.0, -4.0]] * 3
+
+
+def test_weights_are_views_that_stay(tmp_path: object) -> None:
+    """The arrays that a model holds are changed in place, in the registered shapes; the given ones are copied."""
+    given = np.ones((2, 3))
+    opt = HostOptimizer([("a", given), ("b", np.array(5.0))], SGD(1.0), group=_alone())
+    held = opt.weights["a"]
+    _step(opt, a=np.full((2, 3), 0.25), b=2.0)
+    assert held.tolist() == [[0.75] * 3] * 2
+    assert opt.weights["b"] == 3.0
+    assert given.tolist() == [[1.0] * 3] * 2
+
+
+def test_accumulated_gradients_are_averaged_over_micro_steps() -> None:
+    """Three micro-steps make one update with the mean gradient of ranks and micro-steps."""
+
+    def train(group: MemoryGroup) -> tuple[list[bool], float, int]:
+        opt = HostOptimizer({"w": np.zeros(1)}, SGD(1.0), accumulate=3, group=group)
+        changed = [_step(opt, w=[value * (group.rank + 1)]) for value in (1, 2, 6, 3, 3, 3)]
+        return changed, float(opt.weights["w"][0]), opt.updates
+
+    # Means over micro-steps are 3 and 3; over ranks, times 1 and 2, they are 4.5 each.
+    assert run_threads(train, 2) == [([False, False, True] * 2, -9.0, 2)] * 2
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_clipping_scales_to_the_global_norm(sharded: bool) -> None:
+    """The norm is that of all averaged gradients; smaller gradients are left alone."""
+
+    def train(group: MemoryGroup) -> tuple[list[float], float | None]:
+        params = {"a": np.zeros(300), "b": np.zeros(1)}
+        opt = HostOptimizer(params, SGD(1.0), clip_norm=10.0, sharded=sharded, bucket_bytes=1, group=group)
+        a = np.zeros(300)
+        a[[0, 299]] = 60.0 * group.rank  # averaged over two ranks: 30 twice
+        _step(opt, a=a, b=[0.0])
+        norm = opt.gradient_norm
+        first = [float(opt.weights["a"][0]), float(opt.weights["a"][299])]
+        _step(opt, a=np.zeros(300), b=[4.0])
+        return [*first, float(opt.weights["b"][0])], norm
+
+    norm = 30.0 * 2**0.5
+    for weights, seen in run_threads(train, 2):
+        assert seen == norm
+        assert weights == pytest.approx([-30 * 10 / norm, -30 * 10 / norm, -4.0])
+
+
+def test_the_schedule_scales_the_rate_by_updates_done() -> None:
+    """Update t uses the rule's rate times schedule(t), t counted from 0."""
+    opt = HostOptimizer({"w": np.zeros(1)}, SGD(2.0), schedule=StepDecay((1, 3), 0.5), group=_alone())
+    rates = []
+    for _ in range(4):
+        rates.append(opt.rate)
+        _step(opt, w=[1.0])
+    assert rates == [2.0, 1.0, 1.0, 0.5]
+    assert opt.weights["w"][0] == -4.5
+
+
+@pytest.mark.parametrize("rule", [SGD(1.0), LAMB(0.1)], ids=["sgd", "lamb"])
+def test_local_layers_are_each_ranks_own(rule: Any) -> None:
+    """A local parameter is neither broadcast, nor averaged, nor clipped; its gradient is this rank's alone."""
+
+    def train(group: MemoryGroup) -> tuple[float, float, list[str]]:
+        params = {"shared": np.full(4, 1.0 + group.rank), "own": np.full(2, 10.0 * (group.rank + 1))}
+        opt = HostOptimizer(params, rule, local=("own",), clip_norm=1e-3, bucket_bytes=1, group=group)
+        _step(opt, shared=np.full(4, group.rank), own=np.full(2, 1.0 + group.rank))
+        return float(opt.weights["shared"][0]), float(opt.weights["own"][0]), group.calls
+
+    (shared0, own0, calls0), (shared1, own1, calls1) = run_threads(train, 2)
+    assert shared0 == shared1
+    assert calls0 == calls1
+    if isinstance(rule, SGD):
+        assert (own0, own1) == (9.0, 18.0)
+    else:
+        assert own0 < 10.0 < own1 < 20.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("sharded", [True, False])
+def test_half_precision_weights_keep_a_float32_master(dtype: str, sharded: bool) -> None:
+    """A hundred updates, each too small for the weight's own bits, add up."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+    def train(group: MemoryGroup) -> tuple[float, int]:
+        opt = HostOptimizer({"w": np.ones(256, kind)}, SGD(1e-3), sharded=sharded, group=group)
+        for _ in range(100):
+            _step(opt, w=np.full(256, 1.0 + group.rank))
+        return float(opt.weights["w"][128]), opt.state_bytes
+
+    for weight, state_bytes in run_threads(train, 2):
+        assert weight == pytest.approx(1 - 100 * 1e-3 * 1.5, rel=2**-8)
+        assert state_bytes == 256 * 4 // (2 if sharded else 1)
+
+
+def test_half_precision_sums_do_not_overflow() -> None:
+    """Neither over ranks nor over micro-steps: only the mean must fit into float16."""
+
+    def train(group: MemoryGroup) -> float:
+        opt = HostOptimizer({"w": np.zeros(2, np.float16)}, SGD(1e-4), accumulate=2, group=group)
+        for _ in range(2):
+            _step(opt, w=[60000.0, 60000.0])
+        return float(opt.weights["w"][0])
+
+    assert run_threads(train, 3) == [pytest.approx(-6.0, rel=1e-3)] * 3
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_each_rank_keeps_its_share_of_the_state(size: int) -> None:
+    """Sharded, the ranks' states are together one process's, and each is within 128 elements of its share."""
+    params = {"a": np.zeros((100, 70), np.float32), "b": np.zeros(70, np.float32)}
+
+    def state(group: MemoryGroup, sharded: bool) -> int:
+        return HostOptimizer(params, AdamW(), sharded=sharded, group=group).state_bytes
+
+    whole = 2 * 4 * 7070
+    assert run_threads(state, size, False) == [whole] * size
+    shares = run_threads(state, size, True)
+    assert sum(shares) == whole
+    assert max(shares) <= whole / size + 2 * 4 * 128
+
+
+class _HeldGroup(OneOfTwo):
+    """A world whose collectives wait for the test. `begun`: one release a reduction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Semaphore(0)
+        self.release = threading.Event()
+
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
+        self.calls.append("reduce_scatter")
+        self.begun.release()
+        return _Held(self.release)
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+        self.calls.append("all_gather")
+        return _Held(self.release)
+
+
+class _Held:
+    def __init__(self, release: threading.Event) -> None:
+        self._release = release
+
+    def wait(self) -> None:
+        assert self._release.wait(DEADLINE_S)
+
+
+def test_reduction_begins_while_the_backward_pass_goes_on() -> None:
+    """The last layer's bucket is being reduced before the first layer's gradient exists; the next one follows."""
+    group = _HeldGroup()
+    params = {name: np.zeros(8, np.float32) for name in ("first", "middle", "last")}
+    opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=group)
+    opt.submit("middle", np.ones(8, np.float32))  # complete, but not its turn
+    opt.submit("last", np.ones(8, np.float32))
+    for _ in range(2):
+        assert group.begun.acquire(timeout=DEADLINE_S)
+    assert group.calls == ["reduce_scatter", "reduce_scatter"]
+    group.release.set()
+    opt.submit("first", np.ones(8, np.float32))
+    assert opt.step()
+    assert group.calls == ["reduce_scatter"] * 2 + ["all_gather", "reduce_scatter"] + ["all_gather"] * 2
+
+
+def test_no_thread_is_left_after_a_step_or_close() -> None:
+    """The thread of an update ends with it; closing ends one that waits for gradients."""
+
+    def updates() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "ringtrain-update"]
+
+    opt = HostOptimizer({"a": np.zeros(2), "b": np.zeros(2)}, Adam(), group=_alone())
+    _step(opt, a=np.ones(2), b=np.ones(2))
+    assert updates() == []
+    opt.submit("a", np.ones(2))
+    (waiting,) = updates()
+    opt.close()
+    waiting.join(DEADLINE_S)
+    assert updates() == []
+
+
+def test_warmup_reaches_the_scaled_rate() -> None:
+    """Goyal et al.: from one worker's rate in a straight line to k times it."""
+    schedule = Warmup(4, scale=8, after=StepDecay((2,), 0.5))
+    assert [schedule(step) for step in range(8)] == [1.0, 2.75, 4.5, 6.25, 8.0, 8.0, 4.0, 4.0]
