@@ -234,7 +234,7 @@ async def _established(api: ApiClient, name: str) -> None:
     async with asyncio.timeout(READY_WITHIN_S):
         while True:
             crd = await api.get(CUSTOM_RESOURCE_DEFINITIONS, None, name)
-            conditions = crd.get("status", {}).get("conditions", [])
+            conditions = (crd.get("status") or {}).get("conditions") or []
             if any(c["type"] == "Established" and c["status"] == "True" for c in conditions):
                 return
             await asyncio.sleep(0.05)

@@ -15,7 +15,7 @@ from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.reconcile import Reconciler
-from ringtrain_operator.cluster.watch import resync, until_served, watch_cluster
+from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,8 @@ class Operator:
     async def _work(self, lease: LeaderLease | None) -> None:
         scope, enqueue = self.config.namespaces, self.queue.add
         await _first_of(until_served(self.api, scope), self._stop.wait())
-        stop_watching = asyncio.Event()
         parts = [
-            watch_cluster(self._connection, scope, enqueue, ready=self.watching, stop=stop_watching),
+            watch_cluster(Scope(self._connection, scope, enqueue, self.watching)),
             resync(self.api, scope, enqueue, self.config.resync_s),
             self._stop.wait(),
         ]
@@ -94,7 +93,6 @@ class Operator:
         try:
             await _first_of(*parts)
         finally:
-            stop_watching.set()
             await self._finish(workers)
 
     async def _finish(self, workers: list[asyncio.Task[None]]) -> None:

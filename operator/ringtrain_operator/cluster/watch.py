@@ -8,8 +8,10 @@ for pods, only for ours.
 import asyncio
 import logging
 import random
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -25,35 +27,65 @@ log = logging.getLogger(__name__)
 Enqueue = Callable[[Key], None]
 
 
-async def watch_cluster(
-    connection: Connection,
-    namespaces: tuple[str, ...],
-    enqueue: Enqueue,
-    *,
-    ready: asyncio.Event,
-    stop: asyncio.Event,
-) -> None:
-    """Call `enqueue` for every job that exists, and for every change of a job or of its pods, until `stop`.
+@dataclass(frozen=True)
+class Scope:
+    """What is watched, and who is told. `namespaces` empty: the whole cluster."""
 
-    `namespaces` empty: the whole cluster. `ready` is set when kopf has started. Raises what made kopf give up.
+    connection: Connection
+    namespaces: tuple[str, ...]
+    enqueue: Enqueue
+    ready: asyncio.Event
+
+
+async def watch_cluster(scope: Scope) -> None:
+    """Enqueue every job that exists and every change of a job or of its pods, until cancelled.
+
+    `scope.ready` is set when kopf has started. Raises what made kopf give up.
+
+    kopf runs in a loop and thread of its own: when it ends, it cancels every task of its loop, whoever made it.
     """
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
+    host, stop = asyncio.get_running_loop(), threading.Event()
+    kopf_ended = asyncio.ensure_future(asyncio.to_thread(_run_kopf, scope, host, stop))
+    try:
+        await asyncio.shield(kopf_ended)
+    finally:
+        stop.set()
+        await kopf_ended
+
+
+def _run_kopf(scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+    def enqueue(key: Key) -> None:
+        host.call_soon_threadsafe(scope.enqueue, key)
+
+    asyncio.run(_watch_until(scope, host, stop, enqueue))
+
+
+async def _watch_until(
+    scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Event, enqueue: Enqueue
+) -> None:
+    connection, started = scope.connection, asyncio.Event()
+
+    async def tell_host() -> None:
+        await started.wait()
+        host.call_soon_threadsafe(scope.ready.set)
+
+    telling = asyncio.create_task(tell_host())
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
         middlewares=(_Narrow(connection),),
-        timeout=timeout,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         headers={"User-Agent": "ringtrain-operator-watch"},
     ) as session:
-        registry, settings = _handlers(enqueue, session, connection), _settings()
         await kopf.operator(
-            registry=registry,
-            settings=settings,
-            clusterwide=not namespaces,
-            namespaces=namespaces,
+            registry=_handlers(enqueue, session, connection),
+            settings=_settings(),
+            clusterwide=not scope.namespaces,
+            namespaces=scope.namespaces,
             standalone=True,
-            ready_flag=ready,
+            ready_flag=started,
             stop_flag=stop,
         )
+    telling.cancel()
 
 
 async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
