@@ -1,0 +1,1 @@
+"""The command `dtj`, also installed as `kubectl-dtj`: one subcommand a file."""

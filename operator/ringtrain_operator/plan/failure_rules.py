@@ -31,12 +31,13 @@ def judge(s: Situation, failure: Failure) -> Restart | Finish:
 
 
 def describe(failure: Failure) -> str:
-    """One line about a failure: who, what, exit code."""
-    where = f"rank {failure.rank}" if failure.rank is not None else failure.pod or "the gang"
-    if failure.rank is not None and failure.pod:
-        where += f" ({failure.pod})"
-    code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
-    return f"attempt {failure.attempt}: {failure.message or failure.reason} [{where}{code}]"
+    """One line about a failure: what happened, and the pod and the exit code unless that says them already."""
+    what = failure.message or failure.reason
+    pod = failure.pod if failure.pod and failure.pod not in what else ""
+    told = failure.exit_code is None or str(failure.exit_code) in what or (failure.signal or "-") in what
+    code = "" if told else f"exit code {failure.exit_code}"
+    details = ", ".join(part for part in (pod, code) if part)
+    return f"attempt {failure.attempt}: {what}" + (f" ({details})" if details else "")
 
 
 def _hopeless(failure: Failure) -> bool:

@@ -1,0 +1,27 @@
+"""The border between this package's errors and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from ..errors import OperatorError, SpecInvalid
+
+
+def problem_lines(error: OperatorError) -> list[str]:
+    """An error as lines for a person: a problem each."""
+    if isinstance(error, SpecInvalid):
+        return [str(problem) for problem in error.problems]
+    return [str(error)]
+
+
+@contextmanager
+def told(prefix: str = "") -> Iterator[None]:
+    """Turn an OperatorError into lines on stderr and exit code 1; `prefix` says about which file."""
+    try:
+        yield
+    except OperatorError as exc:
+        lines = [f"{prefix}{line}" for line in problem_lines(exc)]
+        raise click.ClickException("\n       ".join(lines)) from exc

@@ -1,0 +1,34 @@
+"""`dtj`: a new subcommand is a file with a click command, and a line in `_COMMANDS`."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+# Loaded when used, so that `dtj validate` does not wait for a Kubernetes client.
+_COMMANDS = {
+    "local": "ringtrain_operator.cli.local:local",
+    "render": "ringtrain_operator.cli.render:render",
+    "validate": "ringtrain_operator.cli.validate:validate",
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ringtrain-operator", prog_name="dtj")
+def main() -> None:
+    """Run and watch DistributedTrainingJobs, on a cluster or on this machine."""

@@ -1,0 +1,86 @@
+"""One job and what exists for it on this machine: where plans are applied and their effects observed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..contract import KIND
+from ..observe import LauncherReport, ObjectRef, Observed, read_report, view_pod
+from ..plan import Plan
+from ..status import parse_status
+from .runner import Pod, PodRunner
+
+# The launcher is on this machine: what it does not answer in this time it does not answer at all.
+STATUS_TIMEOUT_S = 1.0
+
+
+@dataclass
+class LocalCluster:
+    """The API server's part: holds the job and its objects, hands pods to the runner."""
+
+    job: dict[str, Any]
+    runner: PodRunner
+    objects: dict[ObjectRef, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The job's status, as last written."""
+        found: dict[str, Any] = self.job.setdefault("status", {})
+        return found
+
+    def observe(self) -> Observed:
+        """What exists now."""
+        pods = tuple(view_pod(pod) for pod in self.runner.pods())
+        running = any(pod.role == "launcher" and pod.phase == "Running" for pod in pods)
+        report, error = self._ask_launcher() if running else (None, "")
+        return Observed(
+            pods=pods,
+            objects=frozenset(self.objects),
+            launcher=report,
+            launcher_error=error,
+            status=self.status,
+        )
+
+    def apply(self, plan: Plan) -> bool:
+        """Write what the plan says, the status first. Returns whether the job itself was deleted."""
+        if plan.status is not None:
+            self.job["status"] = plan.status
+        for deletion in plan.delete:
+            if deletion.ref.kind == KIND:
+                return True
+            self.runner.delete(deletion.ref.name, deletion.grace_s)
+        for obj in plan.create:
+            self._create(obj)
+        return False
+
+    def _create(self, obj: Pod) -> None:
+        if obj["kind"] == "Pod":
+            self.runner.start(obj, self._secrets())
+            return
+        self.objects[ObjectRef(obj["kind"], obj["metadata"]["name"])] = obj
+
+    def _secrets(self) -> dict[str, dict[str, bytes]]:
+        return {
+            ref.name: {key: base64.b64decode(value) for key, value in obj["data"].items()}
+            for ref, obj in self.objects.items()
+            if ref.kind == "Secret"
+        }
+
+    def _ask_launcher(self) -> tuple[LauncherReport | None, str]:
+        """The launcher's /status, or why there is none."""
+        url = self.runner.status_url(parse_status(self.status).attempt)
+        if url is None:
+            return None, ""
+        try:
+            with urllib.request.urlopen(url, timeout=STATUS_TIMEOUT_S) as answer:
+                return read_report(json.load(answer)), ""
+        except urllib.error.URLError as exc:
+            # Not listening yet is a stage of every start.
+            return None, "" if isinstance(exc.reason, ConnectionRefusedError) else f"{url}: {exc.reason}"
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            return None, f"{url}: {exc}"

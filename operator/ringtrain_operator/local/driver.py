@@ -1,0 +1,76 @@
+"""The loop: observe, plan, apply, show; until the job has ended and its processes are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from ..observe import Observed
+from ..plan import Event, plan_object
+from ..status import JobStatus, parse_status
+from .cluster import LocalCluster
+from .manifest import ManifestFile
+
+# Often enough for a display and for processes that end; idle enough to leave the cores to the ranks.
+INTERVAL_S = 0.25
+# How long an ended job's pods get to end by themselves, which is longer than cleanPodPolicy's own patience.
+LINGER_S = 15.0
+
+
+@dataclass(frozen=True)
+class View:
+    """What a display shows."""
+
+    job: dict[str, Any]
+    status: JobStatus
+    observed: Observed
+    events: tuple[Event, ...]
+
+
+class Display(Protocol):
+    """Shows a job while it runs."""
+
+    def show(self, view: View) -> None:
+        """Show how things are now."""
+
+
+@dataclass
+class Driver:
+    """Drives one job from its manifest to its end. A saved change of `manifest` takes effect."""
+
+    cluster: LocalCluster
+    display: Display
+    manifest: ManifestFile
+    sleep: Callable[[float], None] = time.sleep
+
+    def run(self) -> JobStatus:
+        """Returns the final status. Whoever calls closes the runner, whatever happens here."""
+        ended: float | None = None
+        while True:
+            if self.step():
+                return self._status()
+            if self._status().finished:
+                ended = ended if ended is not None else time.monotonic()
+                if not self._alive() or time.monotonic() - ended > LINGER_S:
+                    return self._status()
+            self.sleep(INTERVAL_S)
+
+    def step(self) -> bool:
+        """Observe, plan, apply, show, until the plan has nothing to do. Returns whether the job was deleted."""
+        self.cluster.job = self.manifest.refresh(self.cluster.job)
+        while True:
+            observed = self.cluster.observe()
+            plan = plan_object(self.cluster.job, observed, datetime.now(UTC))
+            deleted = self.cluster.apply(plan)
+            self.display.show(View(self.cluster.job, self._status(), observed, plan.events))
+            if deleted or not (plan.create or plan.delete or plan.status):
+                return deleted
+
+    def _status(self) -> JobStatus:
+        return parse_status(self.cluster.status)
+
+    def _alive(self) -> bool:
+        return any((pod.get("status") or {}).get("phase") == "Running" for pod in self.cluster.runner.pods())

@@ -1,0 +1,119 @@
+"""The display for terminals: one panel that stays in place, with a bar, numbers and every rank's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .driver import View
+from .telling import STATE_STYLES, duration, job_name, numbers, progress_of, ranks_of, why
+
+# More ranks than fit on a screen are counted by state instead.
+RANKS_SHOWN = 32
+
+
+class LiveDisplay:
+    """A context manager that owns the terminal's lower lines while the job runs."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=8)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, view: View) -> None:
+        """Redraw; what happened is printed above the panel and stays in the scroll-back."""
+        for event in view.events:
+            if event.type == "Warning":
+                self._live.console.print(Text(f"{event.reason}: {event.message}", style="yellow"))
+        self._live.update(render(view, datetime.now(UTC)))
+
+
+def render(view: View, now: datetime) -> RenderableType:
+    """The panel."""
+    body = [part for part in (_message(view), _bar(view), _numbers(view), _ranks(view)) if part is not None]
+    state = str(view.status.state)
+    title = Text.assemble((job_name(view), "bold"), "  ", (state, f"bold {STATE_STYLES.get(state, 'white')}"))
+    return Panel(
+        Group(*body),
+        title=title,
+        title_align="left",
+        subtitle=_counts(view, now),
+        subtitle_align="left",
+        padding=(0, 1),
+    )
+
+
+def _message(view: View) -> RenderableType | None:
+    if view.status.state in ("Running", "Succeeded"):
+        return None
+    return Text(why(view.status), style="dim", overflow="fold")
+
+
+def _counts(view: View, now: datetime) -> Text:
+    status = view.status
+    started = status.start_time
+    parts = [f"attempt {status.attempt}", f"restarts {status.restarts}", f"workers {status.workers}"]
+    if started is not None:
+        parts.append(duration(((status.completion_time or now) - started).total_seconds()))
+    return Text(" · ".join(parts), style="dim")
+
+
+def _bar(view: View) -> RenderableType | None:
+    progress = progress_of(view)
+    if not progress or progress.get("step") is None:
+        return None
+    step, total = progress["step"], progress.get("totalSteps")
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(justify="right", no_wrap=True)
+    if total:
+        bar = ProgressBar(total=total, completed=step, complete_style="cyan", finished_style="green")
+        grid.add_row(bar, f"{step}/{total}  {100 * step // total:3d}%")
+    else:
+        grid.add_row(ProgressBar(total=None, pulse=True), f"step {step}")
+    return grid
+
+
+def _numbers(view: View) -> RenderableType | None:
+    found = numbers(progress_of(view))
+    if not found:
+        return None
+    return Text("   ").join(Text.assemble((f"{label} ", "dim"), (text, "bold")) for label, text in found)
+
+
+def _ranks(view: View) -> RenderableType | None:
+    ranks = ranks_of(view)
+    if not ranks:
+        return None
+    if len(ranks) <= RANKS_SHOWN:
+        return Columns([_rank(rank) for rank in ranks], padding=(0, 3))
+    states = [str(rank.get("state")) for rank in ranks]
+    return Text("   ").join(
+        Text.assemble((f"{states.count(state)} ", "bold"), (state, STATE_STYLES.get(state, "white")))
+        for state in sorted(set(states))
+    )
+
+
+def _rank(rank: Mapping[str, Any]) -> Text:
+    state = str(rank.get("state"))
+    detail = f" step {rank['step']}" if rank.get("step") is not None and state == "Running" else ""
+    code = f" exit {rank['exitCode']}" if rank.get("exitCode") else ""
+    style = STATE_STYLES.get(state, "white")
+    return Text.assemble(("● ", style), f"rank {rank.get('rank')} ", (state, style), (f"{detail}{code}", "dim"))

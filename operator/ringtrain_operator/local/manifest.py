@@ -1,0 +1,90 @@
+"""The user's file: read at the start, and again whenever it is saved, as `kubectl apply` would."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..contract import KIND
+from ..errors import OperatorError, SpecInvalid
+from ..spec import parse_job, update_problems
+from ..status.model import format_time
+
+
+class ManifestUnreadable(OperatorError):
+    """The file is not there, is not YAML, or holds no job, or several."""
+
+
+def load_objects(path: Path) -> list[dict[str, Any]]:
+    """Every DistributedTrainingJob in the file. Raises ManifestUnreadable, which names the file."""
+    try:
+        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    except OSError as exc:
+        raise ManifestUnreadable(f"{path}: {exc.strerror}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ManifestUnreadable(f"{path}: not YAML: {exc}") from exc
+    jobs = [doc for doc in documents if isinstance(doc, dict) and doc.get("kind") == KIND]
+    if not jobs:
+        raise ManifestUnreadable(f"{path}: holds no {KIND}")
+    return jobs
+
+
+def load_job(path: Path) -> dict[str, Any]:
+    """The file's one job as an API server would hold it. Raises ManifestUnreadable or SpecInvalid."""
+    jobs = load_objects(path)
+    if len(jobs) > 1:
+        names = ", ".join(str((job.get("metadata") or {}).get("name")) for job in jobs)
+        raise ManifestUnreadable(f"{path}: holds {len(jobs)} jobs ({names}); give the one to run its own file")
+    job = jobs[0]
+    parsed = parse_job(job)
+    job["metadata"] = {
+        **job["metadata"],
+        "namespace": parsed.namespace,
+        "uid": str(uuid.uuid4()),
+        "generation": 1,
+        "creationTimestamp": format_time(datetime.now(UTC)),
+    }
+    return job
+
+
+@dataclass
+class ManifestFile:
+    """A manifest on disk, followed while its job runs."""
+
+    path: Path
+    seen: int = 0
+
+    def __post_init__(self) -> None:
+        self.seen = _mtime(self.path)
+
+    def refresh(self, job: dict[str, Any]) -> dict[str, Any]:
+        """`job`, with the file's spec if the file was saved since.
+
+        A change that admission would refuse, such as one of an immutable field, leaves what runs as it is.
+        """
+        now = _mtime(self.path)
+        if now == self.seen:
+            return job
+        try:
+            new = load_objects(self.path)[0]
+            problems = update_problems(parse_job(new).spec, parse_job(job).spec)
+        except (ManifestUnreadable, SpecInvalid):
+            # Half-saved or wrong: read again next time.
+            return job
+        self.seen = now
+        if problems or new["spec"] == job["spec"]:
+            return job
+        generation = job["metadata"]["generation"] + 1
+        return {**job, "spec": new["spec"], "metadata": {**job["metadata"], "generation": generation}}
+
+
+def _mtime(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

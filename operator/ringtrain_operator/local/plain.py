@@ -1,0 +1,46 @@
+"""The display for pipes and files: a line when something changes, and now and then where training is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from .driver import View
+from .telling import job_name, numbers, progress_of, why
+
+# Between two lines about progress alone.
+PROGRESS_INTERVAL_S = 5.0
+
+
+class PlainDisplay:
+    """Writes lines to `out`, each readable by itself."""
+
+    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = out
+        self._clock = clock
+        self._said = ("", "")
+        self._step: object = None
+        self._next_progress = 0.0
+
+    def show(self, view: View) -> None:
+        """Say what is new."""
+        now = (str(view.status.state), why(view.status))
+        if now != self._said:
+            self._said = now
+            self._line(f"{job_name(view)} {now[0]} (attempt {view.status.attempt}): {now[1]}")
+        self._show_progress(view)
+
+    def _show_progress(self, view: View) -> None:
+        progress = progress_of(view)
+        if not progress or progress.get("step") == self._step or self._clock() < self._next_progress:
+            return
+        self._step = progress.get("step")
+        self._next_progress = self._clock() + PROGRESS_INTERVAL_S
+        total = progress.get("totalSteps")
+        steps = f"step {self._step}/{total}" if total else f"step {self._step}"
+        self._line(", ".join([steps, *(f"{label} {text}" for label, text in numbers(progress))]))
+
+    def _line(self, text: str) -> None:
+        self._out.write(text + "\n")
+        self._out.flush()

@@ -1,0 +1,187 @@
+"""Pods as process groups of this machine, watched and ended as a kubelet does it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from .. import contract
+from ..status.model import format_time
+from .errors import LocalUnsupported
+from .orphans import adopt_orphans, end_orphans
+from .places import Places
+from .runner import Pod, Secrets
+from .sandbox import Command, command_of
+
+DEFAULT_GRACE_S = 30
+# How long pods get to end by themselves when everything is over.
+CLOSING_GRACE_S = 5.0
+MARKER = "RINGTRAIN_LOCAL_POD"
+# As a kubelet takes them from the log when the container left no message of its own.
+_FALLBACK_BYTES, _FALLBACK_LINES = 2048, 80
+
+
+@dataclass
+class _LocalPod:
+    """A pod and its process; `status` is what the kubelet would have posted last."""
+
+    pod: Pod
+    marker: str
+    directory: Path
+    command: Command | None = None
+    process: subprocess.Popen[bytes] | None = None
+    status: dict[str, Any] = field(default_factory=dict)
+    kill_at: float | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None
+
+
+class ProcessRunner:
+    """A `PodRunner` whose pods are process groups. Not thread-safe; `close` must be called."""
+
+    def __init__(self, run_dir: Path, claims_dir: Path) -> None:
+        self._scratch = Path(tempfile.mkdtemp(prefix="dtj-"))
+        self._places = Places(run_dir.resolve(), claims_dir.resolve(), self._scratch)
+        self._pods: dict[str, _LocalPod] = {}
+        adopt_orphans()
+
+    def start(self, pod: Pod, secrets: Secrets) -> None:
+        """Run `pod` in its own process group."""
+        uid = str(uuid.uuid4())
+        pod["metadata"]["uid"] = uid
+        pod["metadata"]["creationTimestamp"] = format_time(datetime.now(UTC))
+        pod["spec"]["nodeName"] = socket.gethostname()
+        local = _LocalPod(pod, f"{MARKER}={uid}", self._scratch / uid)
+        local.directory.mkdir(mode=0o700)
+        self._pods[pod["metadata"]["name"]] = local
+        try:
+            local.command = command_of(pod, self._places, local.directory, secrets)
+            local.process = _spawn(local.command, uid)
+        except (LocalUnsupported, OSError) as exc:
+            local.status = _status(pod, "Failed", _terminated(128, "StartError", str(exc)))
+            return
+        local.status = _status(pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}})
+
+    def pods(self) -> list[Pod]:
+        """Every pod with its status as of now; deleted ones that have ended are gone."""
+        for name, local in list(self._pods.items()):
+            self._look_after(local)
+            if local.kill_at is not None and not local.running:
+                del self._pods[name]
+        return [{**local.pod, "status": local.status} for local in self._pods.values()]
+
+    def delete(self, name: str, grace_s: int | None) -> None:
+        """SIGTERM now, SIGKILL after the grace period."""
+        local = self._pods[name]
+        own = local.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
+        grace = own if grace_s is None else grace_s
+        if local.kill_at is None:
+            ending = datetime.now(UTC) + timedelta(seconds=grace)
+            local.pod["metadata"]["deletionTimestamp"] = format_time(ending)
+            local.kill_at = time.monotonic() + grace
+        local.kill_at = min(local.kill_at, time.monotonic() + grace)
+        if local.process is not None:
+            _signal_leader(local.process, signal.SIGTERM)
+
+    def status_url(self, attempt: int) -> str | None:
+        """The launcher's /status, once its port is chosen."""
+        ports = self._places.ports.get(attempt)
+        return f"http://127.0.0.1:{ports.status}/status" if ports is not None else None
+
+    def close(self) -> None:
+        """End all pods and remove everything but logs and claims."""
+        deadline = time.monotonic() + CLOSING_GRACE_S
+        for name in self._pods:
+            self.delete(name, grace_s=int(CLOSING_GRACE_S))
+        while any(local.running for local in self._pods.values()):
+            self.pods()
+            if time.monotonic() > deadline:
+                for local in self._pods.values():
+                    local.kill_at = 0.0
+            time.sleep(0.05)
+        _remove(self._scratch)
+
+    def _look_after(self, local: _LocalPod) -> None:
+        """Reap the pod's first process if it ended, and all that it left; kill what overstays."""
+        process = local.process
+        if process is None:
+            return
+        if process.poll() is None:
+            if local.kill_at is not None and time.monotonic() >= local.kill_at:
+                _kill_group(process.pid)
+            return
+        _kill_group(process.pid)
+        end_orphans(local.marker)
+        local.process = None
+        assert local.command is not None
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        message = _last_words(local.command, code)
+        reason = "Completed" if code == 0 else "Error"
+        local.status = _status(local.pod, "Failed" if code else "Succeeded", _terminated(code, reason, message))
+        _remove(local.directory)
+
+
+def _spawn(command: Command, uid: str) -> subprocess.Popen[bytes]:
+    command.log_path.parent.mkdir(parents=True, exist_ok=True)
+    with command.log_path.open("ab") as log:
+        return subprocess.Popen(
+            command.argv,
+            env={**command.env, MARKER: uid},
+            cwd=command.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _status(pod: Pod, phase: str, state: dict[str, Any]) -> dict[str, Any]:
+    container = {"name": pod["spec"]["containers"][0]["name"], "state": state, "ready": phase == "Running"}
+    return {"phase": phase, "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "containerStatuses": [container]}
+
+
+def _terminated(code: int, reason: str, message: str) -> dict[str, Any]:
+    finished = format_time(datetime.now(UTC))
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": finished}}
+
+
+def _last_words(command: Command, code: int) -> str:
+    """The termination message, or the end of the log of a process that failed without one."""
+    with contextlib.suppress(OSError):
+        words = command.termination_path.read_bytes()[: contract.TERMINATION_MESSAGE_MAX_BYTES]
+        if words:
+            return words.decode(errors="replace")
+    if code == 0:
+        return ""
+    with contextlib.suppress(OSError), command.log_path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _FALLBACK_BYTES))
+        return "\n".join(log.read().decode(errors="replace").splitlines()[-_FALLBACK_LINES:])
+    return ""
+
+
+def _signal_leader(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """As a kubelet does: only the container's first process is told."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,67 @@
+"""`dtj local` without its command line: run one manifest on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from ..status import JobStatus
+from .cluster import LocalCluster
+from .driver import Display, Driver
+from .live import LiveDisplay
+from .manifest import ManifestFile, load_job
+from .plain import PlainDisplay
+from .process import ProcessRunner
+from .summary import Results, read_results
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a local run ended."""
+
+    status: JobStatus
+    results: Results
+    run_dir: Path
+
+
+def run_local(manifest: Path, runs: Path, plain: bool) -> Finished:
+    """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
+
+    Raises ManifestUnreadable or SpecInvalid before anything is started.
+    """
+    job = load_job(manifest)
+    file = ManifestFile(manifest)
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    run_dir = _new_directory(runs, name)
+    runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
+    try:
+        with _display(plain) as display:
+            status = Driver(LocalCluster(job, runner), display, file).run()
+    finally:
+        runner.close()
+    return Finished(status, read_results(run_dir / "logs", namespace, name, status.attempt), run_dir)
+
+
+def _display(plain: bool) -> contextlib.AbstractContextManager[Display]:
+    console = Console()
+    if plain or not console.is_terminal:
+        return contextlib.nullcontext(PlainDisplay(sys.stdout))
+    return LiveDisplay(console)
+
+
+def _new_directory(runs: Path, name: str) -> Path:
+    """`runs/NAME-TIME`, a number added when it is taken."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+        directory = runs / f"{name}-{stamp}{suffix}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return directory
+    raise FileExistsError(f"{runs}: cannot find a free name for {name}-{stamp}")

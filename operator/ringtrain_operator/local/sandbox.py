@@ -1,0 +1,152 @@
+"""From a pod to a command on this machine: environment resolved, volumes and ports mapped, the image ignored."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import contract
+from .errors import LocalUnsupported
+from .places import Places, volume_directory
+from .runner import Pod, Secrets
+
+_LOOPBACK = "127.0.0.1"
+# Variables of the caller's own world, not of the pod's: a rank must not find itself in another job.
+_FOREIGN = re.compile(
+    r"^(RINGTRAIN_|OMPI_|PMI|PMIX_|SLURM_|TF_CONFIG$|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|GROUP_RANK$)"
+)
+_REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to start for a pod."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: Path
+    termination_path: Path
+    log_path: Path
+
+
+def command_of(pod: Pod, places: Places, pod_dir: Path, secrets: Secrets) -> Command:
+    """What to run for `pod`'s main container. Raises LocalUnsupported for what needs a cluster."""
+    spec, metadata = pod["spec"], pod["metadata"]
+    main = spec["containers"][0]
+    termination = pod_dir / "termination-log"
+    paths = _mounts(spec, main, places, pod_dir, secrets)
+    paths[main["terminationMessagePath"]] = termination
+    declared = _declared(pod, main)
+    declared.update(_ports(declared, places))
+    env = {name: _mapped(value, paths) for name, value in declared.items()}
+    argv = [_mapped(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
+    attempt = metadata["labels"][contract.LABEL_ATTEMPT]
+    return Command(
+        argv=tuple(argv),
+        env={**_inherited(), **env},
+        cwd=_working_directory(main),
+        termination_path=termination,
+        log_path=places.pod_log(metadata["name"], attempt),
+    )
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """`$(NAME)` replaced as a kubelet does: unknown names stay, `$$` is `$`."""
+
+    def replacement(match: re.Match[str]) -> str:
+        if match.group(1) == "$":
+            return "$"
+        return env.get(match.group(2), match.group(0))
+
+    return _REFERENCE.sub(replacement, text)
+
+
+def _declared(pod: Pod, main: Mapping[str, Any]) -> dict[str, str]:
+    """The container's `env`, in its order, each value seeing those before it."""
+    if main.get("envFrom"):
+        raise LocalUnsupported("envFrom: ConfigMaps and Secrets cannot be had without a cluster")
+    env: dict[str, str] = {}
+    for variable in main.get("env") or ():
+        name, source = str(variable["name"]), variable.get("valueFrom")
+        env[name] = _field(pod, name, source) if source else expand(str(variable.get("value") or ""), env)
+    return env
+
+
+def _field(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
+    """A value of the downward API."""
+    path = str((source.get("fieldRef") or {}).get("fieldPath"))
+    metadata = pod["metadata"]
+    known = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata["namespace"],
+        "metadata.uid": metadata.get("uid", ""),
+        "spec.nodeName": socket.gethostname(),
+        "spec.serviceAccountName": pod["spec"].get("serviceAccountName", ""),
+        "status.podIP": _LOOPBACK,
+        "status.hostIP": _LOOPBACK,
+    }
+    for kind in ("labels", "annotations"):
+        known.update({f"metadata.{kind}['{key}']": value for key, value in (metadata.get(kind) or {}).items()})
+    if path not in known:
+        raise LocalUnsupported(f"env {name!r}: {dict(source)} cannot be had without a cluster")
+    return str(known[path])
+
+
+def _ports(declared: Mapping[str, str], places: Places) -> dict[str, str]:
+    """The contract's port variables, rewritten so that jobs and attempts on one machine never meet."""
+    ports = places.ports_of(int(declared[contract.ENV_ATTEMPT]))
+    local = {
+        contract.ENV_LAUNCHER_PORT: str(ports.control),
+        contract.ENV_STATUS_PORT: str(ports.status),
+        contract.ENV_LAUNCHER_ADDRESS: f"{_LOOPBACK}:{ports.control}",
+        # 0: any free port, registered with the launcher.
+        contract.ENV_AGENT_PORT: "0",
+        contract.ENV_RING_PORT_BASE: "0",
+        contract.ENV_MASTER_PORT: "0",
+        contract.ENV_TF_PORT_BASE: "0",
+    }
+    return {name: value for name, value in local.items() if name in declared}
+
+
+def _mounts(
+    spec: Mapping[str, Any], main: Mapping[str, Any], places: Places, pod_dir: Path, secrets: Secrets
+) -> dict[str, Path]:
+    """Directories of this machine by their path in the container. /dev/shm is this machine's own."""
+    volumes = {volume["name"]: volume for volume in spec.get("volumes") or ()}
+    paths: dict[str, Path] = {}
+    for mount in main.get("volumeMounts") or ():
+        path = str(mount["mountPath"]).rstrip("/")
+        if path == "/dev/shm":
+            continue
+        if mount["name"] not in volumes:
+            raise LocalUnsupported(f"volumeMount {mount['name']!r} names no volume")
+        directory = volume_directory(volumes[mount["name"]], places, pod_dir, secrets)
+        paths[path] = directory / str(mount.get("subPath") or "")
+    return paths
+
+
+def _mapped(text: str, paths: Mapping[str, Path]) -> str:
+    """`text` with every path of the container in it replaced by this machine's, longest first."""
+    for path in sorted(paths, key=len, reverse=True):
+        here = str(paths[path]).replace("\\", r"\\")
+        text = re.sub(rf"(^|[=:,]){re.escape(path)}(?=$|[/:,])", rf"\g<1>{here}", text)
+    return text
+
+
+def _inherited() -> dict[str, str]:
+    """This process' environment without traces of other jobs; `python` and `ringtrain` are those beside dtj."""
+    env = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    return env
+
+
+def _working_directory(main: Mapping[str, Any]) -> Path:
+    """The container's directory where it exists on this machine, else the caller's."""
+    wanted = main.get("workingDir")
+    return Path(wanted) if wanted and Path(wanted).is_dir() else Path.cwd()

@@ -1,0 +1,82 @@
+"""What every display says in the same words: a rank's state, a rate, a duration, where training is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..observe import LauncherReport
+from ..status import JobStatus, Progress
+from .driver import View
+
+# As bright as they are urgent.
+STATE_STYLES = {
+    "Pending": "yellow",
+    "Waiting": "yellow",
+    "Restarting": "yellow",
+    "Running": "cyan",
+    "Suspended": "magenta",
+    "Succeeded": "green",
+    "Failed": "red",
+    "Rejected": "red",
+    "Stopped": "magenta",
+}
+
+
+def job_name(view: View) -> str:
+    """namespace/name."""
+    metadata = view.job["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}"
+
+
+def why(status: JobStatus) -> str:
+    """Why the job is where it is, in a sentence."""
+    for kind in ("Failed", "Succeeded", "Suspended", "Restarting", "Running", "Accepted"):
+        condition = status.condition(kind)
+        if condition is not None and (condition.status == "True" or kind == "Running") and condition.message:
+            return condition.message
+    return ""
+
+
+def numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Loss, rate and metrics of a progress report as label and text."""
+    if not progress:
+        return []
+    found = []
+    if isinstance(progress.get("epoch"), int):
+        found.append(("epoch", str(progress["epoch"])))
+    if isinstance(progress.get("loss"), int | float):
+        found.append(("loss", f"{progress['loss']:.4f}"))
+    rate = progress.get("samplesPerSecond")
+    if isinstance(rate, int | float):
+        found.append((f"{progress.get('unit') or 'samples'}/s", f"{rate:,.0f}"))
+    metrics = progress.get("metrics") or {}
+    found += [(name, f"{value:.4g}") for name, value in metrics.items() if isinstance(value, int | float)]
+    return found
+
+
+def progress_of(view: View) -> Mapping[str, Any] | None:
+    """The launcher's progress, else what the status last kept of this attempt."""
+    report: LauncherReport | None = view.observed.launcher
+    if report is not None and report.attempt == view.status.attempt:
+        return report.progress
+    kept: Progress | None = view.status.progress
+    return kept.model_dump(by_alias=True) if kept is not None else None
+
+
+def ranks_of(view: View) -> tuple[Mapping[str, Any], ...]:
+    """Every rank's state; before the launcher answers, as many waiting ranks as there will be."""
+    report = view.observed.launcher
+    if report is not None and report.attempt == view.status.attempt and report.ranks:
+        return report.ranks
+    return ()
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `1 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
