@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ringtrain.errors import PeerLost
 from ringtrain.group import Flat, Pending
 
 DEADLINE_S = 60.0
@@ -47,6 +48,16 @@ class Table:
     size: int
     meetings: dict[int, Meeting] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    broken: Exception | None = None
+
+    def give_up(self, rank: int, error: Exception) -> None:
+        """Let nobody wait for a rank that has failed."""
+        with self.lock:
+            self.broken = self.broken or PeerLost(rank, f"rank {rank} failed: {error!r}")
+            for meeting in self.meetings.values():
+                if not meeting.done.is_set():
+                    meeting.error = self.broken
+                    meeting.done.set()
 
 
 class MemoryGroup:
@@ -76,6 +87,8 @@ class MemoryGroup:
 
     def _meet(self, kind: str, payload: Any, bounds: tuple[int, ...] | None, average: bool | None) -> Meeting:
         with self._table.lock:
+            if self._table.broken is not None:
+                raise self._table.broken
             meeting = self._table.meetings.setdefault(len(self.calls), Meeting())
             self.calls.append(kind)
             meeting.brought[self.rank] = (kind, bounds, average, payload)
@@ -138,6 +151,18 @@ def _folded(payloads: list[Flat], average: bool) -> Flat:
 def run_threads(function: Callable[..., T], size: int, *args: Any) -> list[T]:
     """Run `function(group, *args)` on `size` threads, one a rank; return what they returned, by rank."""
     table = Table(size)
+
+    def run(rank: int) -> T:
+        try:
+            return function(MemoryGroup(table, rank), *args)
+        except Exception as error:
+            table.give_up(rank, error)
+            raise
+
     with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(function, MemoryGroup(table, rank), *args) for rank in range(size)]
-        return [future.result(DEADLINE_S) for future in futures]
+        futures = [pool.submit(run, rank) for rank in range(size)]
+        errors = [error for future in futures if (error := future.exception(DEADLINE_S))]
+    # The error of the rank that failed first, not of one that waited for it.
+    for error in sorted(errors, key=lambda error: isinstance(error, PeerLost)):
+        raise error
+    return [future.result() for future in futures]

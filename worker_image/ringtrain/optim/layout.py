@@ -116,7 +116,7 @@ def plan_layout(specs: Sequence[ParamSpec], bucket_bytes: int, world_size: int) 
 
     The order is the reverse of registration: a backward pass produces the gradients of the layers registered last
     first, so the first bucket is complete while most of the pass is still to come.
-    A bucket takes its place in the order when it closes, because only then can it be complete.
+    A bucket takes its place in the order by its last member, because only then can it be complete.
     """
     open_buckets: dict[tuple[str, bool], list[ParamSpec]] = {}
     closed: list[list[ParamSpec]] = []
@@ -126,7 +126,8 @@ def plan_layout(specs: Sequence[ParamSpec], bucket_bytes: int, world_size: int) 
         if sum(member.size for member in members) * spec.dtype.itemsize >= bucket_bytes:
             closed.append(open_buckets.pop(spec.arena))
     registered = {spec.name: index for index, spec in enumerate(specs)}
-    closed.extend(sorted(open_buckets.values(), key=lambda members: -registered[members[-1].name]))
+    closed.extend(open_buckets.values())
+    closed.sort(key=lambda members: -registered[members[-1].name])
 
     offsets: dict[tuple[str, bool], int] = {}
     buckets = []

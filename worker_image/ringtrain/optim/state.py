@@ -69,7 +69,7 @@ def _gathered(machine: Machine, bucket: Bucket, values: Flat, *, complete: bool)
 
 def _by_name(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
     return {
-        place.spec.name: whole[..., place.start : place.stop].reshape(*whole.shape[:-1], *place.spec.shape)
+        place.spec.name: whole[..., place.start : place.stop].reshape((*whole.shape[:-1], *place.spec.shape))
         for place in bucket.places
     }
 

@@ -1,0 +1,73 @@
+"""Where parameters lie: every element once, in buckets that fit the backward pass, in shards of equal size."""
+
+from itertools import pairwise
+
+import ml_dtypes
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtrain.optim.layout import SEGMENT, Layout, ParamSpec, plan_layout
+
+params = st.lists(
+    st.tuples(st.integers(0, 700), st.sampled_from(["float32", "float64", "bfloat16"]), st.booleans()),
+    min_size=1,
+    max_size=12,
+)
+
+
+def _layout(sizes: list[tuple[int, str, bool]], bucket_bytes: int, world_size: int) -> Layout:
+    kinds = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+    specs = [
+        ParamSpec(f"p{i}", (size,), kinds.get(dtype) or np.dtype(dtype), local)
+        for i, (size, dtype, local) in enumerate(sizes)
+    ]
+    return plan_layout(specs, bucket_bytes, world_size)
+
+
+@settings(deadline=None, max_examples=150)
+@given(params, st.integers(1, 4000), st.integers(1, 7))
+def test_every_element_has_one_place(
+    sizes: list[tuple[int, str, bool]], bucket_bytes: int, world_size: int
+) -> None:
+    """Buckets tile their arenas, parameters tile their buckets, shards and segments tile both."""
+    layout = _layout(sizes, bucket_bytes, world_size)
+    ends: dict[tuple[str, bool], int] = {}
+    for index, bucket in enumerate(layout.buckets):
+        assert bucket.index == index
+        assert bucket.offset == ends.get(bucket.arena, 0)
+        ends[bucket.arena] = bucket.offset + bucket.size
+        assert [place.start for place in bucket.places] == [0, *(place.stop for place in bucket.places[:-1])]
+        assert all(place.stop - place.start == place.spec.size for place in bucket.places)
+        assert all(place.spec.arena == bucket.arena for place in bucket.places)
+        assert (bucket.bounds[0], bucket.bounds[-1], len(bucket.bounds)) == (0, bucket.size, world_size + 1)
+        edges = [*bucket.segments.tolist(), bucket.size]
+        assert [edges[cut] for cut in bucket.segment_bounds] == list(bucket.bounds)
+        assert all(0 < b - a <= SEGMENT for a, b in pairwise(edges))
+        for rank, bound in enumerate(bucket.bounds):
+            assert abs(bound - rank * bucket.size / world_size) <= SEGMENT / 2
+    assert ends == layout.arena_sizes
+    assert sorted(layout.places) == sorted(spec.name for spec in layout.specs)
+
+
+@settings(deadline=None, max_examples=100)
+@given(params, st.integers(1, 4000))
+def test_buckets_close_as_the_backward_pass_fills_them(
+    sizes: list[tuple[int, str, bool]], bucket_bytes: int
+) -> None:
+    """If gradients come in reverse order of registration, buckets are complete in the order of their reduction."""
+    layout = _layout(sizes, bucket_bytes, 2)
+    order = {spec.name: index for index, spec in enumerate(reversed(layout.specs))}
+    completed = [max(order[place.spec.name] for place in bucket.places) for bucket in layout.buckets]
+    assert completed == sorted(completed)
+
+
+def test_buckets_hold_about_what_was_asked() -> None:
+    """A bucket closes with the parameter that fills it; a larger parameter has one of its own."""
+    sizes = [(size, "float32", False) for size in (100, 30, 30, 30, 500, 10)]
+    layout = _layout(sizes, 4 * 60, 1)
+    assert [[p.spec.name for p in bucket.places] for bucket in layout.buckets] == [
+        ["p5", "p4"],
+        ["p3", "p2"],
+        ["p1", "p0"],
+    ]
