@@ -16,7 +16,7 @@ from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
 
 T = TypeVar("T")
-TRANSPORTS = ["memory", "grpc"]
+TRANSPORTS = ["memory", "grpc", "shm"]
 DEADLINE_S = 120.0
 
 
@@ -52,9 +52,15 @@ def world_of(
     network = MemoryNetwork()
 
     def join(rank: int) -> Session:
-        config = WorkerConfig(rank=rank, size=size, addresses=addresses, timeout_s=timeout_s)
+        config = WorkerConfig(
+            rank=rank,
+            size=size,
+            addresses=addresses,
+            timeout_s=timeout_s,
+            transport="shm" if transport == "shm" else "grpc",
+        )
         made: Transport = (
-            MemoryTransport(network, rank) if transport == "memory" else RpcTransport(rank, addresses, timeout_s)
+            RpcTransport(rank, addresses, timeout_s) if transport == "grpc" else MemoryTransport(network, rank)
         )
         return Session(config, made, segment_bytes)
 

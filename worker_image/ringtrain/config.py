@@ -12,6 +12,8 @@ from ringtrain.world.tf_config import OUTSIDE_TYPES, parse_tf_config
 from ringtrain.world.topology import Topology, topology_of
 
 _ALONE = ("localhost:0",)
+# auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
+TRANSPORTS = ("auto", "grpc", "shm")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class WorkerConfig:
     """What a rank knows about itself before it talks to anyone.
 
     `role`: `chief`, `worker`, or `evaluator` and `ps`, which stand outside the ring in a world of one.
-    `source`: where the world was found: `ringtrain`, `tf_config`, `mpi` or `single`.
+    `source`: where the world was found: `ringtrain`, `tf_config`, `mpi` or `single`. `transport`: one of
+    `TRANSPORTS`.
     """
 
     rank: int = 0
@@ -45,6 +48,7 @@ class WorkerConfig:
     generation: int = 1
     attempt: int = 1
     timeout_s: float = 60.0
+    transport: str = "auto"
     token_file: Path | None = None
     report_fd: int | None = None
     checkpoint_dir: Path | None = None
@@ -72,6 +76,7 @@ class WorkerConfig:
             generation=_integer(env, contract.ENV_GENERATION, attempt, lowest=0),
             attempt=attempt,
             timeout_s=_seconds(env, contract.ENV_TIMEOUT, 60.0),
+            transport=_one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
             token_file=_path(env, contract.ENV_TOKEN_FILE),
             report_fd=_integer(env, contract.ENV_REPORT_FD, -1) if env.get(contract.ENV_REPORT_FD) else None,
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
@@ -209,6 +214,14 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise ConfigurationError(f'{name} is "{text}"; expected seconds, more than 0')
+    return value
+
+
+def _one_of(env: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """The value of `name`, by default the first that is allowed."""
+    value = env.get(name) or allowed[0]
+    if value not in allowed:
+        raise ConfigurationError(f'{name} is "{value}"; expected one of {", ".join(allowed)}')
     return value
 
 

@@ -45,3 +45,6 @@ class Communicator(Protocol):
 
     def barrier(self, what: Signature) -> None:
         """Return when every rank has called it."""
+
+    def close(self) -> None:
+        """Give back what the communicator holds; no collective may be under way on this rank."""

@@ -125,6 +125,9 @@ class ExchangeCommunicator:
         with self._call(self._laid_out(what, ()), lambda rank, caller: iter(()), 0):
             pass
 
+    def close(self) -> None:
+        """The membership holds the connections."""
+
     def _deal(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
         def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
             for index, cut in enumerate(cuts[root if direct else self.ranks.index(rank)]):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 
+from ringtrain.collectives.choose import choose_communicator
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.engine import Engine
 from ringtrain.collectives.exchange import SEGMENT_BYTES, ExchangeCommunicator
@@ -50,11 +51,14 @@ class Session:
         number = self._next_process_set
         self._next_process_set += 1
         if self.config.rank in ranks:
-            self._communicators[number] = ExchangeCommunicator(self._member, number, ranks, self._segment_bytes)
+            network = ExchangeCommunicator(self._member, number, ranks, self._segment_bytes)
+            self._communicators[number] = choose_communicator(self._member, number, network, self.config.transport)
         return number
 
     def remove_process_set(self, number: int) -> None:
-        self._communicators.pop(number, None)
+        removed = self._communicators.pop(number, None)
+        if removed is not None:
+            removed.close()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator["Session"]:
@@ -68,6 +72,8 @@ class Session:
     def close(self) -> None:
         self._member.leave()
         self.engine.stop()
+        for communicator in self._communicators.values():
+            communicator.close()
 
 
 _lock = threading.Lock()

@@ -57,6 +57,11 @@ class Board:
             self._reached[key[0]] = key[1]
             self._changed.notify_all()
 
+    def begin(self, key: Key) -> None:
+        """Note that this rank has begun a collective that offers nothing here: it goes through shared memory."""
+        with self._changed:
+            self._reached[key[0]] = key[1]
+
     def withdraw(self, key: Key) -> None:
         with self._changed:
             self._offers.pop(key, None)

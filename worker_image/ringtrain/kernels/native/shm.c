@@ -92,7 +92,9 @@ static int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t ta
             seen = value;
             since = now();
         }
+        bool left = reached(&head(c, rank)->left, 1); /* before a last look at what it did before it left */
         if (reached(p, target)) return DONE;
+        if (left) return LEFT;
         if (now() - since > j->timeout_s) return TIMEOUT;
         if (signalled) return AGAIN;
     }
@@ -276,6 +278,14 @@ static int run_rounds(channel *c, job *j) {
     }
     c->round = j->started + rounds;
     return DONE;
+}
+
+/* Nobody need wait for this rank any more. */
+EXPORT void ringtrain_shm_leave(const channel *c) {
+    rank_head *mine = head(c, c->rank);
+    progress *all[] = {&mine->staged, &mine->reduced, &mine->collected};
+    advance(&mine->left, 1);
+    for (int i = 0; i < 3; i++) syscall(SYS_futex, &all[i]->value, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
 /* Run `j`, or go on with it after AGAIN. After any other outcome than DONE the channel must not be used any more. */

@@ -27,6 +27,7 @@ typedef struct {
     progress staged;    /* contributions of round r lie in its slots when this is above r */
     progress reduced;   /* its chunk of round r lies in its result when this is above r; its slots may be reused */
     progress collected; /* it has read all results of round r when this is above r */
+    progress left;      /* 1 when it takes part in nothing any more */
     signature what[PARITIES];
 } rank_head;
 
@@ -56,6 +57,6 @@ typedef struct {
     int32_t blamed; /* out: the rank that was waited for, or whose signature differs */
 } job;
 
-enum outcome { DONE = 0, AGAIN, TIMEOUT, STOPPED, MISMATCH };
+enum outcome { DONE = 0, AGAIN, TIMEOUT, STOPPED, MISMATCH, LEFT };
 
 #endif

@@ -1,0 +1,180 @@
+"""Shared memory: what ranks of one host do differently. What all transports have in common is tested elsewhere."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ranks import Ranks, ranks_ended, run_ranks, started_ranks, tell
+
+import ringtrain as rt
+from ring.reference import assert_same_bits, folded, made
+from ring.worlds import world_of
+from ringtrain.collectives.session import current
+from ringtrain.errors import MismatchError, PeerLost
+from ringtrain.shm.communicator import SharedMemoryCommunicator
+
+LENGTHS = [1, 2, 1000, 16_384, 40_000, 300_001, 1_500_000]
+
+
+def mapped_segments() -> list[str]:
+    """Segments of ringtrain that this process maps or holds open."""
+    fds = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_link(fd)]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in [*fds, *maps] if "memfd:ringtrain" in line]
+
+
+def _is_link(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def uses_shared_memory() -> bool:
+    rt.init()
+    return isinstance(current().communicator(), SharedMemoryCommunicator)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_of_one_host_choose_it(size: int) -> None:
+    """By themselves."""
+    assert run_ranks(uses_shared_memory, size) == [True] * size
+
+
+def test_grpc_can_be_asked_for() -> None:
+    assert run_ranks(uses_shared_memory, 2, env={"RINGTRAIN_TRANSPORT": "grpc"}) == [False, False]
+
+
+def test_a_transport_that_is_not_there_is_refused() -> None:
+    """With the variable, its value and what is allowed."""
+    outcomes = ranks_ended(uses_shared_memory, 1, env={"RINGTRAIN_TRANSPORT": "carrier pigeon"})
+    assert 'RINGTRAIN_TRANSPORT is "carrier pigeon"; expected one of auto, grpc, shm' in str(outcomes[0].error)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_length_is_the_fold_in_rank_order(size: int) -> None:
+    """From one element to several rounds of the double buffer, one after the other on the same segment."""
+    with world_of(size, "shm") as world:
+        for number, length in enumerate([*LENGTHS, *reversed(LENGTHS)]):
+            parts = [made((length,), "float32", rank, seed=number) for rank in range(size)]
+            expected = folded(parts, rt.Average)
+            for got in world.run(lambda rank, parts=parts: rt.allreduce(parts[rank], rt.Average)):
+                assert_same_bits(got, expected)
+
+
+def test_a_broadcast_of_many_rounds_arrives() -> None:
+    value = made((1_500_000,), "float32", 0)
+    with world_of(3, "shm") as world:
+        for root in range(3):
+            for got in world.run(lambda rank, root=root: rt.broadcast(value if rank == root else value * 0, root)):
+                assert_same_bits(got, value)
+
+
+def test_nothing_stays_mapped() -> None:
+    """After shutdown, neither memory nor file descriptors."""
+    with world_of(2, "shm") as world:
+        world.run(lambda rank: rt.allreduce(np.ones(10)))
+        assert mapped_segments()
+    assert mapped_segments() == []
+
+
+@pytest.mark.parametrize("length", [10, 500_000], ids=["small", "large"])
+def test_ranks_that_mean_different_things_are_told(length: int) -> None:
+    """All of them, with both ranks and both values; also where one call goes over the network otherwise."""
+    calls: list[tuple[Any, str]] = [
+        (lambda rank: rt.allreduce(np.ones(length + (rank == 1)), name="w"), f"({length},)"),
+        (lambda rank: rt.allreduce(np.ones(length), rt.Min if rank == 1 else rt.Max), "op is"),
+        (lambda rank: rt.allgather(np.ones(length)) if rank == 1 else rt.allreduce(np.ones(length)), "called"),
+    ]
+    for call, words in calls:
+        with world_of(3, "shm") as world:
+            errors = world.errors(call)
+        for error in errors:
+            assert isinstance(error, MismatchError)
+            assert words in str(error)
+            assert "rank 1" in str(error)
+
+
+def allreduce_for_ever(length: int) -> str:
+    rt.init()
+    values = np.ones(length, np.float32)
+    rt.allreduce_(values)
+    tell("running")
+    try:
+        while True:
+            rt.allreduce_(values, rt.Max)
+    except PeerLost as lost:
+        return str(lost)
+
+
+@pytest.mark.parametrize("length", [100, 2_000_000], ids=["small", "large"])
+def test_a_killed_rank_is_named_at_once(length: int) -> None:
+    """Long before the timeout of 60 s: the test's own deadline is half of it."""
+    with started_ranks(allreduce_for_ever, 3, length) as ranks:
+        hit(ranks, 1, signal.SIGKILL)
+        for outcome in ranks.outcomes(30, ranks=[0, 2]):
+            assert outcome.ok, outcome
+            assert "rank 1" in outcome.value
+
+
+def test_a_stopped_rank_is_named_within_the_timeout() -> None:
+    with started_ranks(allreduce_for_ever, 3, 2_000_000, env={"RINGTRAIN_TIMEOUT": "4"}) as ranks:
+        hit(ranks, 2, signal.SIGSTOP)
+        for outcome in ranks.outcomes(ranks=[0, 1]):
+            assert "rank 2" in outcome.value
+
+
+def hit(ranks: Ranks, victim: int, number: int) -> None:
+    for rank in range(len(ranks.processes)):
+        assert ranks.message(rank) == "running"
+    ranks.signal(victim, number)
+
+
+def leave_early(leaver: int) -> str:
+    rt.init()
+    rt.allreduce_(np.ones(4))
+    if rt.rank() == leaver:
+        rt.shutdown()
+        return ""
+    try:
+        rt.allreduce_(np.ones(4))
+    except PeerLost as lost:
+        return str(lost)
+    return "no error"
+
+
+def test_a_rank_that_left_is_not_waited_for() -> None:
+    """Its last collective still ends well on all others; the next one names it."""
+    values = run_ranks(leave_early, 3, 0, deadline_s=30)
+    assert all("rank 0 has shut down" in value for value in values[1:])
+
+
+def interrupted_while_waiting() -> str:
+    rt.init()
+    rt.barrier()
+    board = current()._member.board
+
+    def interrupt(number: int, frame: Any) -> None:
+        if any(sequence > 1 for sequence in board.reached().values()):
+            raise KeyboardInterrupt
+
+    try:
+        if rt.rank() == 1:
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+            rt.barrier()
+        else:
+            current()._member.verdict.wait(60)
+            rt.barrier()
+    except (KeyboardInterrupt, PeerLost) as error:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return repr(error)
+    return "no error"
+
+
+def test_control_c_ends_a_wait() -> None:
+    """The rank that was interrupted leaves; the others are told why."""
+    values = run_ranks(interrupted_while_waiting, 2)
+    assert values[1] == "KeyboardInterrupt()"
+    assert "rank 1 left barrier" in values[0]
+    assert "KeyboardInterrupt" in values[0]

@@ -1,0 +1,185 @@
+"""The compiled engine behind shared memory (`kernels/native/shm.c`), and the structures it shares with Python."""
+
+import ctypes
+import functools
+import mmap
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from ringtrain.collectives.fold import Flat
+from ringtrain.collectives.layout import Bounds
+from ringtrain.collectives.ops import Op
+from ringtrain.wire.dtypes import CODES
+
+PARITIES: Final = 2
+SIGNATURE_BYTES: Final = 32768
+_OPS: Final = {Op.Sum: 0, Op.Average: 0, Op.Min: 1, Op.Max: 2, Op.Product: 3}
+
+
+class Outcome(IntEnum):
+    DONE = 0
+    AGAIN = 1
+    TIMEOUT = 2
+    STOPPED = 3
+    MISMATCH = 4
+    LEFT = 5
+
+
+class _Channel(ctypes.Structure):
+    _fields_ = [
+        ("base", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("chunk_bytes", ctypes.c_uint64),
+        ("round", ctypes.c_uint32),
+        ("collective", ctypes.c_uint32),
+        ("spins", ctypes.c_int32),
+        ("stop", ctypes.c_void_p),
+    ]
+
+
+class _Job(ctypes.Structure):
+    _fields_ = [
+        ("what", ctypes.c_char_p),
+        ("what_bytes", ctypes.c_uint64),
+        ("dtype", ctypes.c_int32),
+        ("op", ctypes.c_int32),
+        ("divisor", ctypes.c_int32),
+        ("reduces", ctypes.c_int32),
+        ("bounds", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),
+        ("before", ctypes.c_void_p),
+        ("partial", ctypes.c_void_p),
+        ("own", ctypes.c_void_p),
+        ("gathered", ctypes.c_void_p),
+        ("timeout_s", ctypes.c_double),
+        ("started", ctypes.c_uint32),
+        ("next", ctypes.c_uint32),
+        ("phase", ctypes.c_uint32),
+        ("blamed", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One collective. Fields that it does not need are None.
+
+    `source`: the whole buffer, read only. `op` None: nothing is reduced, each rank shows its chunk of `source`.
+    `own`: gets this rank's chunk. `gathered`: the whole buffer, gets every rank's chunk; may be `source`.
+    `before`: folded into this rank's chunk before rank 0's contribution. `partial`: gets the fold of this rank's
+    chunk as it is, in the type it is folded in, instead of `own`.
+    """
+
+    bounds: Bounds
+    source: Flat
+    op: Op | None = None
+    own: Flat | None = None
+    gathered: Flat | None = None
+    before: Flat | None = None
+    partial: Flat | None = None
+
+
+class NativeChannel:
+    """One rank's end of a segment."""
+
+    def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, size: int, chunk_bytes: int) -> None:
+        self._library = library
+        self._run = library.ringtrain_shm_run
+        self._stop = ctypes.c_uint32(0)
+        self._memory = memory
+        self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
+        self._size = size
+        self._chunk_bytes = chunk_bytes
+        self._channel = _Channel(
+            base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spins=_spins(size),
+            stop=ctypes.addressof(self._stop),
+        )  # fmt: skip
+        self.blamed = -1
+
+    def run(self, what: bytes, work: Work, timeout_s: float) -> Outcome:
+        """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
+
+        `what` is compared between ranks: MISMATCH where it differs.
+
+        `timeout_s`: without any progress of the rank that is waited for; `blamed` then says which that is.
+        """
+        job = self._job(what, work, timeout_s)
+        small = work.op is not None and work.gathered is not None and work.source.nbytes <= self._small_bytes
+        channel, reference = ctypes.byref(self._channel), ctypes.byref(job)
+        # AGAIN comes after a signal: the interpreter runs its handler here.
+        while (outcome := self._run(channel, reference, small)) == Outcome.AGAIN:
+            pass
+        self.blamed = job.blamed
+        return Outcome(outcome)
+
+    def stop(self) -> None:
+        """Make `run` return STOPPED, from any thread, if it waits or as soon as it would."""
+        self._stop.value = 1
+
+    def signature_of(self, rank: int) -> bytes | None:
+        """What `rank` means to do in the collective that ended with MISMATCH; None if that is too long to keep."""
+        counters = 4 * 128
+        at = rank * (counters + PARITIES * SIGNATURE_BYTES) + counters
+        at += self._channel.collective % PARITIES * SIGNATURE_BYTES
+        length = int.from_bytes(self._memory[at : at + 4], "little")
+        return bytes(self._memory[at + 4 : at + 4 + length]) if length <= SIGNATURE_BYTES - 4 else None
+
+    def close(self) -> None:
+        """Tell those who wait for this rank. The channel can't be used any more."""
+        self._library.ringtrain_shm_leave(ctypes.byref(self._channel))
+        self._channel.base = None
+        del self._view
+
+    @property
+    def _small_bytes(self) -> int:
+        # Folding everything everywhere costs size × bytes and saves one meeting; see bench/README.
+        return min(self._chunk_bytes, _SMALL_BYTES // self._size)
+
+    def _job(self, what: bytes, work: Work, timeout_s: float) -> _Job:
+        return _Job(
+            what=what,
+            what_bytes=len(what),
+            dtype=CODES[work.source.dtype.name],
+            op=_OPS[work.op] if work.op is not None else 0,
+            divisor=self._size if work.op is Op.Average else 0,
+            reduces=work.op is not None,
+            bounds=ctypes.addressof(_bounds_array(work.bounds)),
+            source=work.source.ctypes.data,
+            own=_address(work.own),
+            gathered=_address(work.gathered),
+            before=_address(work.before),
+            partial=_address(work.partial),
+            timeout_s=timeout_s,
+        )
+
+
+_SMALL_BYTES: Final = 64 << 10
+
+
+def shm_bytes(library: ctypes.CDLL, size: int, chunk_bytes: int) -> int:
+    """How long a segment has to be."""
+    library.ringtrain_shm_bytes.restype = ctypes.c_uint64
+    return int(library.ringtrain_shm_bytes(ctypes.c_int(size), ctypes.c_uint64(chunk_bytes)))
+
+
+@functools.lru_cache(maxsize=1024)  # the buckets of a model come back every step
+def _bounds_array(bounds: Bounds) -> Any:
+    return (ctypes.c_int64 * len(bounds))(*bounds)
+
+
+def _address(buffer: Flat | None) -> int | None:
+    return None if buffer is None else buffer.ctypes.data
+
+
+def _spins(size: int) -> int:
+    """How often to look before sleeping: not at all if another rank needs this core to get on."""
+    return 4000 if size <= len(os.sched_getaffinity(0)) else 0
+
+
+def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which `dtype` is folded."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
