@@ -25,6 +25,10 @@ async def running_operator(connection: Connection, **config: Any) -> AsyncIterat
         if running.done():
             running.result()
         yield operator
+    except BaseException:
+        if running.done():  # the operator broke: that is the cause, not what the test missed because of it
+            running.result()
+        raise
     finally:
         watching.cancel()
         operator.stop()

@@ -73,6 +73,7 @@ async def _watch_until(
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
         middlewares=(_Narrow(connection),),
+        response_class=_NeverNull,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         headers={"User-Agent": "ringtrain-operator-watch"},
     ) as session:
@@ -131,7 +132,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.peering.standalone = True
     settings.watching.label_selectors["", "v1", "pods"] = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
     settings.watching.chunk_size = 200
-    settings.watching.server_timeout = random.uniform(300, 600)
+    settings.watching.server_timeout = random.randint(300, 600)
     settings.watching.reconnect_backoff = random.uniform(0.5, 1.5)
     settings.queueing.idle_timeout = 1.0
     settings.networking.error_backoffs = _Forever()
@@ -147,6 +148,16 @@ class _Forever:
         while True:
             yield wait_s * random.uniform(0.75, 1.25)
             wait_s = min(wait_s * 2, 15.0)
+
+
+class _NeverNull(aiohttp.ClientResponse):
+    """An empty list of metadata has `items: null`, which kopf does not expect."""
+
+    async def json(self, **options: Any) -> Any:
+        decoded = await super().json(**options)
+        if isinstance(decoded, dict) and decoded.get("items", ()) is None:
+            decoded["items"] = []
+        return decoded
 
 
 class _Narrow:

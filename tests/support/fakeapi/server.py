@@ -179,9 +179,9 @@ class FakeApi:
         limit = int(query.get("limit") or 0)
         if limit and start + limit < len(items):
             meta["continue"] = base64.b64encode(str(start + limit).encode()).decode()
-        chosen = items[start : start + limit] if limit else items[start:]
+        chosen: list[Json] | None = items[start : start + limit] if limit else items[start:]
         if slim:
-            chosen = [_slim(o) for o in chosen]
+            chosen = [_slim(o) for o in chosen or []] or None  # what a real API server says, too
         kind = "PartialObjectMetadata" if slim else target.kind.kind
         version = "meta.k8s.io/v1" if slim else target.kind.api_version
         return {"kind": f"{kind}List", "apiVersion": version, "metadata": meta, "items": chosen}

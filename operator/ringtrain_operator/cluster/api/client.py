@@ -66,7 +66,7 @@ class ApiClient:
         query = {"limit": str(size)}
         while True:
             answer = await self._transport.send(Request("GET", resource.path(namespace), query, accept=accept))
-            yield answer["items"]
+            yield answer["items"] or []  # an empty list of metadata is null
             if not answer["metadata"].get("continue"):
                 return
             query["continue"] = answer["metadata"]["continue"]
