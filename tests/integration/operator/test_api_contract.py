@@ -158,9 +158,9 @@ async def test_pages_hold_everything_once(open_cluster: OpenCluster) -> None:
     """Pages of two hold five objects once each; metadata alone comes without their data."""
     async with open_cluster() as c:
         ns = await c.new_namespace()
+        assert [page async for page in c.api.pages(SECRETS, ns, metadata_only=True)] == [[]]
         for index in range(5):
             await c.api.create(SECRETS, ns, {"metadata": {"name": f"s{index}"}, "stringData": {"k": "v"}})
-        assert [page async for page in c.api.pages(SECRETS, ns, metadata_only=True)] == [[]]
         sizes, items = [], []
         async for page in c.api.pages(SECRETS, ns, size=2, metadata_only=True):
             sizes.append(len(page))
