@@ -11,10 +11,8 @@ def suspension(s: Situation) -> Opinion:
     suspended = s.status.is_true("Suspended")
     if s.job.spec.run_policy.suspend:
         return NO_OPINION if suspended else Opinion(Halt())
-    if suspended and s.attempt > 0:
-        return Opinion(Begin(s.attempt + 1, "Resumed"))
-    if s.attempt == 0:
-        # Pods without a status: someone restored the job and lost its past. Their attempts are not taken up again.
-        newest = max((pod.attempt for pod in s.observed.pods), default=0)
-        return Opinion(Begin(newest + 1, "Started"))
-    return NO_OPINION
+    if not suspended and s.attempt > 0:
+        return NO_OPINION
+    # Pods without a status: someone restored the job and lost its past. Their attempts are not taken up again.
+    newest = max((pod.attempt for pod in s.observed.pods), default=0)
+    return Opinion(Begin(max(s.attempt, newest) + 1, "Resumed" if suspended else "Started"))

@@ -1,0 +1,214 @@
+"""A world for pure tests: it holds what `plan` creates, and lets a test play kubelet, user and node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ringtrain_operator import contract
+from ringtrain_operator.observe import Foreign, ObjectRef, Observed, Refusal, read_report, view_pod
+from ringtrain_operator.plan import Event, Plan, plan_object
+from ringtrain_operator.spec import Job
+from ringtrain_operator.status import JobStatus, parse_status
+from ringtrain_operator.status.model import format_time
+
+Json = dict[str, Any]
+START = datetime(2026, 1, 1, tzinfo=UTC)
+GRACE_S = 30
+
+
+def fixed_credentials(job: Job, now: datetime) -> dict[str, bytes]:
+    """Credentials without randomness."""
+    return dict.fromkeys(contract.SECRET_KEYS, b"fixed")
+
+
+@dataclass
+class World:
+    """One job, its objects, its nodes' state, and a clock that only the test moves."""
+
+    job: Json
+    now: datetime = START
+    pods: dict[str, Json] = field(default_factory=dict)
+    objects: dict[ObjectRef, Json] = field(default_factory=dict)
+    nodes: dict[str, bool] = field(default_factory=dict)
+    foreign: tuple[Foreign, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    report: Json | None = None
+    events: list[Event] = field(default_factory=list)
+    deleted: bool = False
+    writes: int = 0
+
+    def __post_init__(self) -> None:
+        self.job["metadata"].update(uid="0a1b2c3d-e", namespace="default", generation=1)
+        self.job["metadata"].setdefault("creationTimestamp", format_time(self.now))
+
+    @property
+    def status(self) -> JobStatus:
+        """The job's status."""
+        return parse_status(self.job.get("status"))
+
+    def observed(self) -> Observed:
+        """What exists."""
+        report = read_report(self.report) if self.report is not None else None
+        return Observed(
+            pods=tuple(view_pod(pod, self.nodes) for pod in self.pods.values()),
+            objects=frozenset(self.objects),
+            foreign=self.foreign,
+            launcher=report,
+            refusals=self.refusals,
+            status=self.job.get("status") or {},
+        )
+
+    def plan(self) -> Plan:
+        """What the plan is now."""
+        return plan_object(self.job, self.observed(), self.now, fixed_credentials)
+
+    def apply(self, plan: Plan, writes: int | None = None) -> None:
+        """Write what the plan says in its order; die after so many writes if `writes` is given."""
+        steps: list[Callable[[], None]] = []
+        if plan.status is not None:
+            steps.append(lambda: self.job.update(status=json.loads(json.dumps(plan.status))))
+        steps += [lambda d=d: self._delete(d) for d in plan.delete]
+        steps += [lambda o=o: self._create(o) for o in plan.create]
+        for step in steps[:writes]:
+            step()
+            self.writes += 1
+        if writes is None:
+            self.events += plan.events
+
+    def settle(self, rounds: int = 10) -> Plan:
+        """Plan and apply until nothing is left to do; returns the last, empty plan."""
+        for _ in range(rounds):
+            plan = self.plan()
+            if not (plan.create or plan.delete or plan.status):
+                return plan
+            self.apply(plan)
+        raise AssertionError(f"the plan does not converge: {plan}")
+
+    def run(self, **seconds: float) -> None:
+        """Let time pass, then settle."""
+        self.now += timedelta(**seconds)
+        self.settle()
+
+    def start_gang(self, step: int = 0) -> None:
+        """All pods run, all agents are registered, the launcher says so."""
+        self.settle()
+        for name in self.pods:
+            self.pod_runs(name)
+        self.launcher_says("Running", step)
+        self.settle()
+
+    def pod_runs(self, name: str) -> None:
+        """A kubelet has started the pod."""
+        self._post(name, "Running", {"running": {}})
+
+    def pod_waits(self, name: str, reason: str, message: str) -> None:
+        """A kubelet cannot start the pod."""
+        self._post(name, "Pending", {"waiting": {"reason": reason, "message": message}})
+
+    def pod_ends(self, name: str, code: int, message: str = "", reason: str = "") -> None:
+        """The pod's main container has ended."""
+        state = {
+            "exitCode": code,
+            "message": message,
+            "reason": reason or ("Completed" if code == 0 else "Error"),
+            "finishedAt": format_time(self.now),
+        }
+        self._post(name, "Failed" if code else "Succeeded", {"terminated": state})
+
+    def launcher_ends(self, code: int, **failure: Any) -> None:
+        """The launcher has ended, and said how."""
+        pod = self.pods[self.name("launcher")]
+        attempt = int(pod["metadata"]["labels"][contract.LABEL_ATTEMPT])
+        world = int(self.status.attempt_workers * self.job["spec"].get("slotsPerWorker", 1))
+        words = {
+            "version": 1,
+            "attempt": attempt,
+            "outcome": "Failed" if code else "Succeeded",
+            "worldSize": world,
+            "ranksSucceeded": 0 if code else world,
+        }
+        if code:
+            first = {"rank": 0, "pod": self.name("worker-0"), "exitCode": code, "reason": "RankFailed"}
+            words["failure"] = first | failure
+        self.pod_ends(self.name("launcher"), code, json.dumps(words))
+        self.report = None
+
+    def launcher_says(self, phase: str, step: int = 0) -> None:
+        """What the launcher's /status answers from now on."""
+        self.report = {
+            "attempt": self.status.attempt,
+            "phase": phase,
+            "worldSize": self.status.attempt_workers,
+            "workers": [
+                {"index": i, "registered": phase != "Waiting"} for i in range(self.status.attempt_workers)
+            ],
+            "progress": {"step": step, "totalSteps": 100, "loss": 0.5, "samplesPerSecond": 10} if step else None,
+            "lastProgressTime": self.now.timestamp() if step else None,
+            "startTime": self.now.timestamp(),
+        }
+
+    def evict(self, name: str) -> None:
+        """The node's kubelet ends the pod under pressure."""
+        self.pods[name]["status"] = {
+            "phase": "Failed",
+            "reason": "Evicted",
+            "message": "The node was low on resource: memory.",
+            "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}],
+        }
+
+    def user_deletes(self, name: str) -> None:
+        """Somebody deletes the pod; it ends within its grace period."""
+        ending = format_time(self.now + timedelta(seconds=GRACE_S))
+        self.pods[name]["metadata"]["deletionTimestamp"] = ending
+
+    def pods_go(self) -> None:
+        """Every pod that is being deleted has ended and is gone."""
+        self.pods = {n: pod for n, pod in self.pods.items() if "deletionTimestamp" not in pod["metadata"]}
+
+    def change(self, **spec: Any) -> None:
+        """The user changes the spec."""
+        self.job["spec"].update(spec)
+        self.job["metadata"]["generation"] += 1
+
+    def name(self, suffix: str) -> str:
+        """Full name of a pod."""
+        return f"{self.job['metadata']['name']}-{suffix}"
+
+    def reasons(self) -> list[str]:
+        """Reasons of all events so far."""
+        return [event.reason for event in self.events]
+
+    def _post(self, name: str, phase: str, state: Json) -> None:
+        container = {"name": self.pods[name]["spec"]["containers"][0]["name"], "state": state}
+        self.pods[name]["status"] = {"phase": phase, "containerStatuses": [container]}
+
+    def _create(self, obj: Json) -> None:
+        obj = json.loads(json.dumps(obj))
+        name = obj["metadata"]["name"]
+        obj["metadata"]["creationTimestamp"] = format_time(self.now)
+        if obj["kind"] != "Pod":
+            self.objects[ObjectRef(obj["kind"], name)] = obj
+            return
+        assert name not in self.pods, f"{name} exists"
+        obj["metadata"]["uid"] = f"uid-{self.writes}"
+        obj["spec"]["nodeName"] = f"node-of-{name}"
+        self.pods[name] = obj
+
+    def _delete(self, deletion: Any) -> None:
+        if deletion.ref.kind == contract.KIND:
+            self.deleted = True
+            return
+        pod = self.pods[deletion.ref.name]
+        assert pod["metadata"]["uid"] == deletion.uid
+        if deletion.grace_s == 0:
+            del self.pods[deletion.ref.name]
+            return
+        # As the API server does: a pod that has ended, or never ran, is gone at once.
+        if (pod.get("status") or {}).get("phase", "Pending") != "Running":
+            del self.pods[deletion.ref.name]
+            return
+        self.user_deletes(deletion.ref.name)
