@@ -9,7 +9,6 @@ The data is scikit-learn's copy of the UCI digits (1797 images of 8 x 8), or wit
 
 import argparse
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from model import Floats, backward, forward, initial_weights, loss
 from numpy.typing import NDArray
 
 import ringtrain as rt
-from ringtrain.checkpoint import Checkpoints
+from ringtrain.checkpoint import Checkpoints, job_directory
 from ringtrain.data import Shard, read_mnist, shard
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, Cosine, HostOptimizer, Rule, Warmup
 
@@ -57,7 +56,8 @@ def train(options: argparse.Namespace) -> None:
     data = load(options.data_dir)
     part = shard(data.train_images, options.batch_size, seed=options.seed)
     optimizer = make_optimizer(options, part, data.train_images.shape[1])
-    checkpoints = Checkpoints(options.checkpoint_dir) if options.checkpoint_dir else None
+    directory = options.checkpoint_dir or job_directory()
+    checkpoints = Checkpoints(directory) if directory else None
     first_epoch = resume(checkpoints, optimizer)
     for epoch in range(first_epoch, options.epochs):
         last_loss = train_epoch(data, part, optimizer, epoch, options.epochs)
@@ -142,12 +142,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64], help="widths of the hidden layers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-dir", type=Path, help="directory with MNIST's IDX files, gzipped or not")
-    parser.add_argument(
-        "--checkpoint-dir",
-        type=Path,
-        default=os.environ.get("RINGTRAIN_CHECKPOINT_DIR"),
-        help="default: the job's",
-    )
+    parser.add_argument("--checkpoint-dir", type=Path, help="default: the job's, if it keeps any")
     parser.add_argument("--checkpoint-every", type=int, default=5, help="epochs between checkpoints")
     return parser.parse_args()
 

@@ -1,5 +1,6 @@
 """Data-parallel training: ring allreduce over gRPC and an optimizer that lives in host memory."""
 
+from ringtrain import checkpoint, data, optim
 from ringtrain.collectives import flat
 from ringtrain.collectives.api import (
     allgather,
@@ -71,8 +72,10 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "checkpoint",
     "cross_rank",
     "cross_size",
+    "data",
     "flat",
     "global_process_set",
     "grouped_allgather",
@@ -85,6 +88,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "optim",
     "poll",
     "rank",
     "reducescatter",

@@ -3,12 +3,12 @@
 `world_group()` is the ring; the tests run the same code on threads in one process.
 """
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
+
+from ringtrain.collectives import api, flat, objects, ops, session
 
 Flat = NDArray[Any]
 
@@ -52,40 +52,23 @@ class RingGroup:
     """The world of `ringtrain.init()`."""
 
     def __init__(self) -> None:
-        rt = _ringtrain()  # on use, because ringtrain itself imports this package
-
-        self.rank: int = rt.rank()
-        self.size: int = rt.size()
+        self.rank: int = session.rank()
+        self.size: int = session.size()
 
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
-        rt = _ringtrain()
-        op = rt.Average if average else rt.Sum
-        pending: Pending = rt.collectives.flat.reduce_scatter_async(buffer, bounds, op=op)
-        return pending
+        return flat.reduce_scatter_async(buffer, bounds, ops.Average if average else ops.Sum)
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
-        rt = _ringtrain()
-        pending: Pending = rt.collectives.flat.all_gather_async(buffer, bounds)
-        return pending
+        return flat.all_gather_async(buffer, bounds)
 
     def broadcast(self, buffer: Flat) -> None:
-        rt = _ringtrain()
-
-        buffer[:] = rt.broadcast(np.ascontiguousarray(buffer), 0)
+        api.broadcast_(buffer, 0)
 
     def broadcast_object(self, value: Any) -> Any:
-        rt = _ringtrain()
-
-        return rt.broadcast_object(value, 0)
+        return objects.broadcast_object(value, 0)
 
     def allgather_object(self, value: Any) -> list[Any]:
-        rt = _ringtrain()
-
-        return list(rt.allgather_object(value))
-
-
-def _ringtrain() -> Any:
-    return importlib.import_module("ringtrain")
+        return objects.allgather_object(value)
 
 
 def world_group() -> Group:

@@ -25,6 +25,7 @@ from ringtrain.checkpoint.format import (
     split,
     write_state,
 )
+from ringtrain.collectives.session import current
 from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.group import Group, world_group
 
@@ -38,6 +39,14 @@ class Saved:
     step: int
     state: Any
     path: Path
+
+
+def job_directory() -> Path | None:
+    """Return where the job keeps checkpoints across attempts (RINGTRAIN_CHECKPOINT_DIR); None if it keeps none.
+
+    Raises NotInitializedError.
+    """
+    return current().config.checkpoint_dir
 
 
 class Checkpoints:

@@ -1,5 +1,6 @@
 """The optimizer that lives in host memory: gradients in, reduced over the ring, new weights out."""
 
+import contextvars
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -192,8 +193,12 @@ class HostOptimizer:
         self._update = Update(self._machine, self._inbox, order)
         # A thread per update: it costs 0.1 ms and leaves nothing to close. Daemon, because a backward pass that
         # raises would leave it waiting for gradients for ever.
+        # In the caller's context, where a process that holds several ranks keeps which one this is.
         self._thread = threading.Thread(
-            target=self._run, args=(self._update,), name="ringtrain-update", daemon=True
+            target=contextvars.copy_context().run,
+            args=(self._run, self._update),
+            name="ringtrain-update",
+            daemon=True,
         )
         self._thread.start()
 
