@@ -138,7 +138,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--optimizer", choices=sorted(RULES), default="sgd")
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--batch-size", type=int, default=16, help="images per rank and step")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64], help="widths of the hidden layers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-dir", type=Path, help="directory with MNIST's IDX files, gzipped or not")
