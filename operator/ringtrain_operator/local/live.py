@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -26,7 +25,8 @@ class LiveDisplay:
     """A context manager that owns the terminal's lower lines while the job runs."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=8)
+        # Transient: the summary takes the panel's place at the end.
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> LiveDisplay:
         self._live.start()
@@ -103,12 +103,22 @@ def _ranks(view: View) -> RenderableType | None:
     if not ranks:
         return None
     if len(ranks) <= RANKS_SHOWN:
-        return Columns([_rank(rank) for rank in ranks], padding=(0, 3))
+        return _by_worker(view, ranks)
     states = [str(rank.get("state")) for rank in ranks]
     return Text("   ").join(
         Text.assemble((f"{states.count(state)} ", "bold"), (state, STATE_STYLES.get(state, "white")))
         for state in sorted(set(states))
     )
+
+
+def _by_worker(view: View, ranks: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A line for each worker with its ranks."""
+    slots = max(1, len(ranks) // max(1, view.status.attempt_workers))
+    grid = Table.grid(padding=(0, 3))
+    for first in range(0, len(ranks), slots):
+        name = f"{view.job['metadata']['name']}-worker-{first // slots}"
+        grid.add_row(Text(name, style="dim"), *(_rank(rank) for rank in ranks[first : first + slots]))
+    return grid
 
 
 def _rank(rank: Mapping[str, Any]) -> Text:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..spec import parse_job
 from ..status import JobStatus
 from .cluster import LocalCluster
 from .driver import Display, Driver
@@ -38,6 +39,10 @@ def run_local(manifest: Path, runs: Path, plain: bool) -> Finished:
     file = ManifestFile(manifest)
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     run_dir = _new_directory(runs, name)
+    spec = parse_job(job).spec
+    print(
+        f"{name}: {spec.worker.replicas} workers x {spec.slots} ranks on this machine, logs in {run_dir / 'logs'}"
+    )
     runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
     try:
         with _display(plain) as display:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..status import Failure, JobStatus
-from .telling import STATE_STYLES, duration
+from .telling import STATE_STYLES, duration, numbers
 
 LOG_LINES_SHOWN = 20
+_TAIL_BYTES = 4096
+_ACCURACY = re.compile(r"((?:[a-z]+ )?accuracy)[ :=]+([01]\.\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -24,20 +28,19 @@ class Results:
 
     logs: Path | None
     metrics: dict[str, float]
-    last_line: str
 
 
 def read_results(logs_root: Path, namespace: str, job: str, attempt: int) -> Results:
-    """The last attempt's metrics and last line, as far as there are any."""
+    """What the last attempt reported as metrics, or else printed last as an accuracy."""
     directory = logs_root / namespace / job / str(attempt)
     if not directory.is_dir():
-        return Results(None, {}, "")
+        return Results(None, {})
     metrics: dict[str, float] = {}
     for row in _rows(directory / "metrics.jsonl"):
         found = row.get("metrics")
         if isinstance(found, dict):
             metrics.update({str(k): v for k, v in found.items() if isinstance(v, int | float)})
-    return Results(directory, metrics, _last_line(directory / "job.log"))
+    return Results(directory, metrics or _printed_accuracy(directory / "job.log"))
 
 
 def print_summary(console: Console, status: JobStatus, results: Results) -> None:
@@ -52,8 +55,9 @@ def print_summary(console: Console, status: JobStatus, results: Results) -> None
             grid.add_row("", Text(condition.message))
     for name, value in results.metrics.items():
         grid.add_row(name.replace("_", " "), Text(_metric(name, value), style="bold"))
-    if not results.metrics and results.last_line and state == "Succeeded":
-        grid.add_row("last line", Text(results.last_line))
+    if status.progress is not None:
+        shown = numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch"}))
+        grid.add_row("steps", ", ".join([status.progress_summary, *(f"{label} {text}" for label, text in shown)]))
     if status.start_time is not None and status.completion_time is not None:
         took = duration((status.completion_time - status.start_time).total_seconds())
         grid.add_row("took", f"{took}, {status.attempt} attempt{'s' if status.attempt > 1 else ''}")
@@ -94,11 +98,11 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _last_line(path: Path) -> str:
+def _printed_accuracy(path: Path) -> dict[str, float]:
+    """The last accuracy among the log's last lines: training code that reports no metrics usually prints one."""
     if not path.is_file():
-        return ""
+        return {}
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - 4096))
-        lines = file.read().decode(errors="replace").splitlines()
-    return next((line for line in reversed(lines) if line.strip()), "")
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        found = _ACCURACY.findall(file.read().decode(errors="replace"))
+    return {found[-1][0].strip(): float(found[-1][1])} if found else {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from ..observe import LauncherReport, Situation
+from ..observe import Situation, last_words
 from .model import Progress
 
 # A status that changed at every step would be an API write at every step.
@@ -14,7 +14,8 @@ WRITE_INTERVAL = timedelta(seconds=10)
 
 def progress_fields(s: Situation) -> dict[str, Any]:
     """The fields `progress` and `progressSummary`; empty when what is written is recent enough."""
-    new = _read(s.report) if s.report is not None else None
+    said_last = _last_words(s)
+    new = said_last or (_read(s.report.progress, s.report.last_progress_time) if s.report is not None else None)
     old = s.status.progress
     if new is None or new == old:
         return {}
@@ -23,9 +24,8 @@ def progress_fields(s: Situation) -> dict[str, Any]:
         and old.last_progress_time is not None
         and new.last_progress_time is not None
         and timedelta() <= new.last_progress_time - old.last_progress_time < WRITE_INTERVAL
-        and not s.status.finished
     )
-    return {} if fresh else {"progress": new, "progress_summary": summary(new)}
+    return {} if fresh and not said_last else {"progress": new, "progress_summary": summary(new)}
 
 
 def summary(progress: Progress) -> str:
@@ -35,11 +35,18 @@ def summary(progress: Progress) -> str:
     return f"{progress.step}/{progress.total_steps} ({100 * progress.step // progress.total_steps}%)"
 
 
-def _read(report: LauncherReport) -> Progress | None:
-    raw = report.progress
+def _last_words(s: Situation) -> Progress | None:
+    """What a launcher that has ended said last: its /status can no longer be read."""
+    if s.launcher is None or not s.launcher.finished:
+        return None
+    before = s.status.progress
+    return _read(last_words(s.launcher, s.attempt).get("progress"), before.last_progress_time if before else None)
+
+
+def _read(raw: object, last: datetime | None) -> Progress | None:
+    """Progress as the contract words it; None for anything else."""
     if not isinstance(raw, dict) or not isinstance(raw.get("step"), int):
         return None
-    last = report.last_progress_time
     return Progress(
         step=raw["step"],
         total_steps=_of(raw, "totalSteps", int),

@@ -36,7 +36,9 @@ def failure_json(failure: Failure) -> dict[str, Any]:
     }
 
 
-def termination_message(verdict: Verdict, attempt: int, world_size: int) -> bytes:
+def termination_message(
+    verdict: Verdict, attempt: int, world_size: int, progress: dict[str, Any] | None = None
+) -> bytes:
     """The message for `verdict`: JSON of at most 4096 bytes; the log tail is shortened first, from its front."""
     document: dict[str, Any] = {
         "version": contract.TERMINATION_MESSAGE_VERSION,
@@ -47,6 +49,8 @@ def termination_message(verdict: Verdict, attempt: int, world_size: int) -> byte
     }
     if verdict.failure is not None:
         document["failure"] = failure_json(verdict.failure)
+    if progress is not None:
+        document["progress"] = progress
     return _fit(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
 
 
@@ -66,6 +70,8 @@ def _fit(document: dict[str, Any], limit: int) -> bytes:
         encoded = _encode(document)
     while len(encoded) > limit and failure and failure["message"]:
         failure["message"] = failure["message"][: -max(1, len(encoded) - limit)]
+        encoded = _encode(document)
+    if len(encoded) > limit and document.pop("progress", None):
         encoded = _encode(document)
     return encoded
 

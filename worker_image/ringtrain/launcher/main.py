@@ -51,7 +51,7 @@ def run_launcher(config: LauncherConfig) -> int:
         verdict = launcher.supervise(stop)
         launcher.farewell(verdict, stop)
         _say_total(snapshot, console)
-        message = termination_message(verdict, config.job.attempt, config.world_size)
+        message = termination_message(verdict, config.job.attempt, config.world_size, snapshot.progress())
         _write_outcome(files, verdict, message)
         write_termination_message(config.termination, message)
         launcher.release(verdict)

@@ -49,6 +49,12 @@ class Snapshot:
             return "Succeeded" if self.verdict.outcome is Outcome.SUCCEEDED else "Failed"
         return "Running" if self.started else "Waiting"
 
+    def progress(self) -> dict[str, Any] | None:
+        """How far training is, as the contract words it; None before the first report."""
+        with self.reports as reports:
+            progress = reports.progress()
+        return _progress_json(progress) if progress else None
+
     def status(self) -> dict[str, Any]:
         """The document that `/status` answers with."""
         job, view = self.config.job, self.gang.view()

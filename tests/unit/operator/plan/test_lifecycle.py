@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -452,6 +453,17 @@ def test_terminal_states_are_sticky() -> None:
     w.run(days=1)
     assert w.status.state == "Succeeded"
     assert not w.pods
+
+
+def test_the_last_progress_is_the_launchers_last_word() -> None:
+    """A job that ends between two polls has its last step in the status, not the one that was polled."""
+    w = running()
+    w.launcher_says("Running", step=3)
+    w.settle()
+    words = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 2, "ranksSucceeded": 2}
+    w.pod_ends("digits-launcher", 0, json.dumps(words | {"progress": {"step": 100, "totalSteps": 100}}))
+    w.settle()
+    assert w.status.progress_summary == "100/100 (100%)"
 
 
 def test_a_finished_job_is_not_written_again() -> None:
