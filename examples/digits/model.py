@@ -55,12 +55,17 @@ def loss(trace: Trace, labels: NDArray[np.intp]) -> float:
 def backward(
     weights: Mapping[str, Floats], trace: Trace, labels: NDArray[np.intp], weight: float
 ) -> Iterator[tuple[str, Floats]]:
-    """Yield (name, gradient) of `weight` times the mean loss, from the last layer to the first."""
+    """Yield (name, gradient) of `weight` times the mean loss, from the last layer to the first.
+
+    A layer's gradients are yielded after the last use of its weights: whoever takes a gradient may update the
+    weight at once, while the layers below are still to come.
+    """
     error = trace.probabilities.copy()
     error[np.arange(len(labels)), labels] -= 1
     error *= np.float32(weight / len(labels))
     for layer in reversed(range(len(trace.inputs))):
-        yield f"dense{layer}/bias", error.sum(axis=0)
-        yield f"dense{layer}/kernel", trace.inputs[layer].T @ error
+        values, error_here = trace.inputs[layer], error
         if layer:
-            error = (error @ weights[f"dense{layer}/kernel"].T) * (trace.inputs[layer] > 0)
+            error = (error_here @ weights[f"dense{layer}/kernel"].T) * (values > 0)
+        yield f"dense{layer}/bias", error_here.sum(axis=0)
+        yield f"dense{layer}/kernel", values.T @ error_here

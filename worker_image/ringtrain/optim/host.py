@@ -47,6 +47,8 @@ class HostOptimizer:
     `params`: initial arrays by name, in the order of the forward pass. They are copied into flat arenas;
     `opt.weights[name]` are the trained weights, views that change in place. Rank 0's values are sent to all ranks.
     The loss is the mean over the rank's own batch: averaging over ranks happens here.
+    A weight may change from the moment its gradient is submitted, so submit it after the backward pass has used
+    the weight for the last time: in a dense layer, after the error of the layer below was computed.
 
     `bucket_bytes`: gradients are reduced in buckets of about this size, in reverse registration order.
     `sharded`: each rank keeps the state of 1/size of the elements and updates those (reduce-scatter, update,
@@ -136,6 +138,7 @@ class HostOptimizer:
     def submit(self, name: str, gradient: ArrayLike) -> None:
         """Hand over the gradient of `name` for this step; it is copied. From any thread, in any order.
 
+        From here on the weight itself may change: the backward pass must not need it any more.
         Its bucket's reduction starts as soon as the bucket is complete and all earlier buckets have started.
         Raises ConfigurationError for a gradient that does not fit, and what made the update fail.
         """
