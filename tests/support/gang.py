@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,14 +36,22 @@ def until(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T
 class PodProcess:
     """A pod's main container as a process."""
 
-    def __init__(self, name: str, words: list[str], environment: Mapping[str, str], directory: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        words: list[str],
+        environment: Mapping[str, str],
+        directory: Path,
+        inside: Sequence[str] = (),
+    ) -> None:
+        """`inside`: a command before Python's, such as one that enters a network namespace."""
         self.name = name
         self.message_path = Path(environment["RINGTRAIN_TERMINATION_MESSAGE_PATH"])
         self.out_path = directory / f"{name}.out"
         self.err_path = directory / f"{name}.err"
         with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ringtrain", *words],
+                [*inside, sys.executable, "-m", "ringtrain", *words],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=out,

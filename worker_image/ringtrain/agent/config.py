@@ -41,6 +41,8 @@ class AgentConfig:
     start_timeout_s: float
     secrets: Secrets
     termination: TerminationPath
+    mpi: bool = False
+    mpi_needs_init: bool = True
 
     @property
     def first_rank(self) -> int:
@@ -71,7 +73,7 @@ class AgentConfig:
     def from_env(cls, env: Mapping[str, str]) -> "AgentConfig":
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
         read = Environment(env)
-        read.choice(contract.ENV_BACKEND, ("ring",), "ring")
+        backend = read.choice(contract.ENV_BACKEND, ("ring", "mpi"), "ring")
         job = read_job(read)
         workers = read.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000)
         slots = read.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024)
@@ -91,6 +93,8 @@ class AgentConfig:
             start_timeout_s=read.seconds(contract.ENV_START_TIMEOUT, 600),
             secrets=load_secrets(read),
             termination=read_termination(read),
+            mpi=backend == "mpi",
+            mpi_needs_init=read.choice(contract.ENV_MPI_REQUIRE_INIT, ("0", "1"), "1") == "1",
         )
 
 

@@ -4,6 +4,7 @@ import logging
 import queue
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,7 +29,14 @@ class SignalReceived:
     number: int
 
 
-Event = Message | SignalReceived
+@dataclass(frozen=True)
+class Asked:
+    """Another thread asks the main thread to do something."""
+
+    work: Callable[[], None]
+
+
+Event = Message | SignalReceived | Asked
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,8 @@ class Lifecycle:
                 self._on_refused(reason, misconfigured)
             case LeaveNoted():
                 self._end_by_signal()
+            case Asked(work):
+                work()
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:

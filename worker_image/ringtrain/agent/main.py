@@ -4,33 +4,39 @@ import logging
 import os
 import queue
 import signal
-import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from ringtrain import contract
 from ringtrain.agent.collector import Collector
 from ringtrain.agent.config import AgentConfig
-from ringtrain.agent.lifecycle import Event, Lifecycle, SignalReceived
-from ringtrain.agent.processes import become_subreaper
+from ringtrain.agent.lifecycle import Asked, Event, Lifecycle, SignalReceived
+from ringtrain.agent.processes import RankProcess, become_subreaper
 from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
 from ringtrain.agent.service import AgentService
 from ringtrain.agent.session import AgentState, Session
 from ringtrain.agent.shipper import Shipper, ShipperEvents
 from ringtrain.agent.spool import Spool
+from ringtrain.control.address import own_address
 from ringtrain.control.model import ENDED, RankState, Registration, World
 from ringtrain.control.ports import HeldPorts
 from ringtrain.control.rpc import Peer, dial, serve
 from ringtrain.control.termination import termination_message, write_termination_message
+from ringtrain.errors import ConfigurationError
 from ringtrain.gen import agent_pb2_grpc, coordinator_pb2_grpc
+from ringtrain.mpi.main_thread import MainThread
+from ringtrain.mpi.worker import MPI_DAEMONS, MpiWorker
 
 log = logging.getLogger(__name__)
 
 
 def run_agent(config: AgentConfig, command: Sequence[str]) -> int:
     """Run `command` as the ranks of one worker to the end of the attempt; returns the agent's exit code."""
+    if not command and not config.mpi:
+        raise ConfigurationError("an agent of a ring job needs a command: `ringtrain agent -- CMD…`")
     become_subreaper()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with ExitStack() as stack:
@@ -51,10 +57,11 @@ class _Pod:
         self._config = config
         self._command = command
         self._instance = uuid.uuid4().hex
-        self._collector: Collector | None = None
+        self._collectors: dict[int, Collector] = {}
         self._spool = Spool()
-        self.ranks = Ranks(config.first_rank, config.slots)
+        self.ranks = Ranks(config.first_rank, 0 if config.mpi else config.slots)
         self.leaving = ""
+        self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
         self._held = HeldPorts()
         stack.callback(self._held.release)
         ports = config.ports
@@ -76,24 +83,49 @@ class _Pod:
 
     def start_ranks(self, world: World) -> None:
         """Start all ranks in `world`."""
-        cores = usable_cores()
         self._held.release()
+        if self._mpi is not None:
+            self._mpi.begin(world)  # mpirun starts them
+            return
+        cores = usable_cores()
         processes = self.ranks.start(
             self._command,
             lambda local: rank_environment(self._config, world, local, os.environ, cores),
         )
-        self._collector = Collector(self._spool, processes, lambda _: self.session.changed())
-        self._collector.start()
+        self._collect(processes)
+        self.session.changed()
+
+    def collect(self, process: RankProcess) -> None:
+        """Read what a rank writes that mpirun has started."""
+        self._collect([process])
+
+    def rank_started(self, process: RankProcess) -> None:
+        """A rank runs that mpirun has started."""
+        self.ranks.adopt(process)
+        self.session.changed()
+
+    def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
+        """A rank has ended that mpirun had started."""
+        self.ranks.note_exit(rank, code, problem)
+        self._output_ends(rank)
         self.session.changed()
 
     def reap(self) -> None:
         """Take note of ended processes; when no rank is left, leave nothing else behind either."""
-        for rank in self.ranks.reap():
-            if self._collector is not None:
-                self._collector.rank_ended(rank)
-        if self.ranks.all_ended:
+        for rank in self.ranks.reap(self._mpi.children.note_exit if self._mpi else lambda *_: None):
+            self._output_ends(rank)
+        if self.ranks.all_ended and not (self._mpi and self._mpi.children.running):
             self.ranks.sweep()
         self.session.changed()
+
+    def _collect(self, processes: Sequence[RankProcess]) -> None:
+        collector = Collector(self._spool, processes, lambda _: self.session.changed())
+        self._collectors.update((process.rank, collector) for process in processes)
+        collector.start()
+
+    def _output_ends(self, rank: int) -> None:
+        if rank in self._collectors:
+            self._collectors[rank].rank_ended(rank)
 
     def drained(self) -> bool:
         """Whether no rank runs and all that ranks wrote is in the launcher's files."""
@@ -109,10 +141,11 @@ class _Pod:
         return AgentState(self._states() if self.ranks.started else (), drained, self.leaving)
 
     def _states(self) -> tuple[RankState, ...]:
-        collector = self._collector
-        if collector is None:
-            return self.ranks.states(lambda _: False, lambda _: ())
-        return self.ranks.states(collector.complete, collector.tail)
+        collectors = dict(self._collectors)
+        return self.ranks.states(
+            lambda rank: rank not in collectors or collectors[rank].complete(rank),
+            lambda rank: collectors[rank].tail(rank) if rank in collectors else (),
+        )
 
     def _registration(self) -> Registration:
         config = self._config
@@ -132,27 +165,30 @@ class _Pod:
             ranks=self.state().ranks,
         )
 
+    def _prepare_mpi(self, events: "queue.SimpleQueue[Event]", stack: ExitStack) -> MpiWorker:
+        main = MainThread(lambda work: events.put(Asked(work)), self._config.timeout_s)
+        worker = MpiWorker(self._config, self, main)
+        stack.callback(worker.close)
+        return worker
+
     def _serve(self, stack: ExitStack) -> int:
         service = AgentService(self._config, self.state)
         add: Callable[..., None] = agent_pb2_grpc.add_AgentServicer_to_server
+
+        def register(server: Any) -> None:
+            add(service, server)
+            if self._mpi is not None:
+                self._mpi.register(server)
+
         server, port = serve(
             self._config.ports.agent,
             self._config.secrets,
             Peer(contract.ROLE_LAUNCHER, self._config.job.uid),
-            threads=4,
-            register=lambda server: add(service, server),
+            threads=4 + (MPI_DAEMONS if self._mpi else 0),
+            register=register,
         )
         stack.callback(lambda: server.stop(0.5).wait(1.0))
         return port
-
-
-def own_address(launcher_address: str) -> str:
-    """The address of this host on the way to the launcher. Nothing is sent. OSError: the name does not resolve."""
-    host, _, port = launcher_address.rpartition(":")
-    family, kind, proto, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, proto) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
 
 
 @contextmanager

@@ -48,8 +48,8 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
 def start_rank(rank: int, command: Sequence[str], environment: Mapping[str, str]) -> RankProcess:
     """Start `command` as `rank`; raises OSError when it cannot be executed. Call from the main thread only."""
-    log_read, log_write = _pipe()
-    report_read, report_write = _pipe()
+    log_read, log_write = make_pipe()
+    report_read, report_write = make_pipe()
     # A rank must never wait for its reports to be read.
     os.set_blocking(report_write, False)
     try:
@@ -74,7 +74,8 @@ def start_rank(rank: int, command: Sequence[str], environment: Mapping[str, str]
     return RankProcess(rank, process.pid, log_read, report_read)
 
 
-def _pipe() -> tuple[int, int]:
+def make_pipe() -> tuple[int, int]:
+    """A pipe for a rank to write to: roomy, its read end non-blocking."""
     read, write = os.pipe()
     with suppress(OSError):  # above the user's limit of pipe pages: the default size will do
         fcntl.fcntl(write, _F_SETPIPE_SZ, _PIPE_BYTES)

@@ -19,14 +19,24 @@ def rank_environment(
     config: AgentConfig, world: World, local_rank: int, inherited: Mapping[str, str], cores: int
 ) -> dict[str, str]:
     """All variables of one rank, by docs/contract.md; `inherited` are those of the pod."""
-    rank = config.first_rank + local_rank
-    size = config.workers * config.slots
-    defaults = {
+    told = rank_variables(config, world, config.first_rank + local_rank)
+    return {**pod_defaults(config.slots, cores), **inherited, **told}
+
+
+def pod_defaults(slots: int, cores: int) -> dict[str, str]:
+    """Variables that all ranks of a pod get unless the pod has them."""
+    return {
         **_MALLOC,
-        "OMP_NUM_THREADS": str(max(1, cores // config.slots)),
+        "OMP_NUM_THREADS": str(max(1, cores // slots)),
         # Lines are to be in the log when they are printed, not when a buffer is full: a killed rank has no later.
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, str]:
+    """Variables that tell `rank`, one of this worker's, its place in the world and its job."""
+    local_rank = rank - config.first_rank
+    size = config.workers * config.slots
     torchrun = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,
@@ -55,7 +65,7 @@ def rank_environment(
     if config.checkpoint_dir:
         ours[contract.ENV_CHECKPOINT_DIR] = config.checkpoint_dir
     told = {name: str(value) for name, value in {**torchrun, **ours}.items()}
-    return {**defaults, **inherited, **told, "TF_CONFIG": tf_config(world, rank)}
+    return {**told, "TF_CONFIG": tf_config(world, rank)}
 
 
 def tf_config(world: World, rank: int) -> str:

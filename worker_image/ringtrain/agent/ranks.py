@@ -44,15 +44,23 @@ class Ranks:
             started.append(process)
         return started
 
-    def reap(self) -> list[int]:
-        """Take note of processes that ended; returns the ranks among them."""
+    def adopt(self, process: RankProcess) -> None:
+        """Count a rank that somebody else has started, and whose end `note_exit` will tell, as running."""
+        with self._lock:
+            self._lives[process.rank] = _Life(RankState(process.rank, RankPhase.RUNNING), process)
+
+    def reap(self, other: Callable[[int, int], None] = lambda *_: None) -> list[int]:
+        """Take note of processes that ended; returns the ranks among them. `other` gets pid and wait status of
+        those that are no ranks."""
         by_pid = {life.process.pid: rank for rank, life in self._lives.items() if life.process}
         ended = []
         for pid, status in reap():
             rank = by_pid.get(pid)
-            if rank is not None:
-                self._note_exit(rank, os.waitstatus_to_exitcode(status))
-                ended.append(rank)
+            if rank is None:
+                other(pid, status)
+                continue
+            self.note_exit(rank, os.waitstatus_to_exitcode(status))
+            ended.append(rank)
         return ended
 
     def stop(self, number: int) -> None:
@@ -119,7 +127,8 @@ class Ranks:
             lives = list(self._lives.values())
         return [life.process for life in lives if life.process and life.state.phase is RankPhase.RUNNING]
 
-    def _note_exit(self, rank: int, code: int) -> None:
+    def note_exit(self, rank: int, code: int, problem: RankState | None = None) -> None:
+        """The rank has ended with `code`, negative for a signal. `problem`: how it failed in spite of code 0."""
         self._exits += 1
         name = signal.Signals(-code).name if code < 0 else ""
         state = RankState(
@@ -129,8 +138,11 @@ class Ranks:
             signal=name,
             exit_order=self._exits,
         )
+        if problem is not None:
+            state = replace(problem, exit_order=self._exits)
         with self._lock:
-            self._lives[rank] = replace(self._lives[rank], state=state, exited_at=time.monotonic())
+            life = self._lives.get(rank, _Life(state))
+            self._lives[rank] = replace(life, state=state, exited_at=time.monotonic())
 
     def _fail_to_start(self, rank: int, program: str, exc: OSError) -> None:
         self._exits += 1

@@ -10,7 +10,7 @@ from ringtrain.cli.main import log_to_stderr
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def agent(command: tuple[str, ...]) -> None:
     """Join the job's launcher, run COMMAND as this worker's ranks, and ship what they write.
 

@@ -11,6 +11,7 @@ from ringtrain.control.ports import PortTaken
 from ringtrain.control.settings import read_termination
 from ringtrain.control.termination import termination_message, write_termination_message
 from ringtrain.errors import ConfigurationError
+from ringtrain.mpi.condition import MpiCondition
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,8 @@ def exit_code_of(body: Callable[[], int]) -> int:
         return body()
     except ConfigurationError as exc:
         log.error("%s", exc)
-        return _say(contract.EXIT_BAD_CONFIGURATION, Reason.BAD_CONFIGURATION, str(exc))
+        reason = exc.reason if isinstance(exc, MpiCondition) else Reason.BAD_CONFIGURATION
+        return _say(contract.EXIT_BAD_CONFIGURATION, reason, str(exc))
     except PortTaken as exc:
         log.error("%s", exc)
         return _say(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, str(exc))

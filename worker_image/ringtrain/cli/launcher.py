@@ -17,12 +17,14 @@ def launcher(command: tuple[str, ...]) -> None:
     A ring job's workers run the training command; COMMAND is for backends whose launcher runs one.
     Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
     """
+    # mpirun is forked from a process in which gRPC runs; its fork handlers would wait for threads of ours.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     log_to_stderr("launcher")
 
     def body() -> int:
         from ringtrain.launcher.config import LauncherConfig
         from ringtrain.launcher.main import run_launcher
 
-        return run_launcher(LauncherConfig.from_env(os.environ))
+        return run_launcher(LauncherConfig.from_env(os.environ), command)
 
     sys.exit(exit_code_of(body))

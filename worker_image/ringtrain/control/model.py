@@ -35,6 +35,10 @@ class Reason(StrEnum):
     BAD_CONFIGURATION = "BadConfiguration"
     LAUNCHER_FAILED = "LauncherFailed"
     INTERNAL_ERROR = "InternalError"
+    MPIRUN_NOT_FOUND = "MpirunNotFound"
+    SLOTS_MISMATCH = "SlotsMismatch"
+    WRONG_IMPLEMENTATION = "WrongImplementation"
+    NO_MPI_INIT = "NoMpiInit"
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class RankState:
 
     `exit_code`: 0–255, 128 + n when signal n ended the rank. `exit_order`: position among the exits that this
     agent saw, from 1. `exited_ago_s`: age of the exit when the state was sent. `log_tail`: for failed ranks.
+    `reason`, `message`: what is wrong with a rank that failed for another reason than its exit code.
     """
 
     rank: int
@@ -62,6 +67,8 @@ class RankState:
     exit_order: int = 0
     exited_ago_s: float = 0.0
     log_tail: tuple[str, ...] = ()
+    reason: Reason | None = None
+    message: str = ""
 
 
 @dataclass(frozen=True)

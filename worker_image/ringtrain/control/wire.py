@@ -25,6 +25,8 @@ def rank_to_wire(state: RankState) -> Any:
         exit_order=state.exit_order,
         exited_ago_s=state.exited_ago_s,
         log_tail=state.log_tail,
+        reason=state.reason.value if state.reason else "",
+        message=state.message,
     )
 
 
@@ -38,6 +40,8 @@ def rank_from_wire(message: Any) -> RankState:
         exit_order=message.exit_order,
         exited_ago_s=message.exited_ago_s,
         log_tail=tuple(message.log_tail),
+        reason=Reason(message.reason) if message.reason else None,
+        message=message.message,
     )
 
 

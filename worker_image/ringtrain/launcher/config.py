@@ -10,6 +10,7 @@ from ringtrain.control.model import JobIdentity
 from ringtrain.control.secrets import Secrets, load_secrets
 from ringtrain.control.settings import read_job, read_termination
 from ringtrain.control.termination import TerminationPath
+from ringtrain.mpi.settings import MpiSettings, read_mpi
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class LauncherConfig:
     start_timeout_s: float
     secrets: Secrets
     termination: TerminationPath
+    mpi: MpiSettings | None = None
 
     @property
     def world_size(self) -> int:
@@ -53,7 +55,7 @@ class LauncherConfig:
     def from_env(cls, env: Mapping[str, str]) -> "LauncherConfig":
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
         read = Environment(env)
-        read.choice(contract.ENV_BACKEND, ("ring",), "ring")
+        backend = read.choice(contract.ENV_BACKEND, ("ring", "mpi"), "ring")
         return cls(
             job=read_job(read),
             workers=read.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000),
@@ -67,4 +69,5 @@ class LauncherConfig:
             start_timeout_s=read.seconds(contract.ENV_START_TIMEOUT, 600),
             secrets=load_secrets(read),
             termination=read_termination(read),
+            mpi=read_mpi(read) if backend == "mpi" else None,
         )

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from ringtrain import contract
@@ -24,6 +24,8 @@ from ringtrain.launcher.throughput import step_line, total_line
 from ringtrain.launcher.verdict import GangView, Patience, decide
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.store import LogStore
+from ringtrain.mpi.job import MpiJob
+from ringtrain.mpi.verdict import decide_mpi
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +34,21 @@ _TICK_S = 0.2
 _STEP_LINE_EVERY_S = 1.0
 
 
-def run_launcher(config: LauncherConfig) -> int:
-    """Bring the gang of one attempt together, watch it to its end, and return the launcher's exit code."""
+def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
+    """Bring the gang of one attempt together, watch it to its end, and return the launcher's exit code.
+
+    `command`: what the launcher of an MPI job runs.
+    """
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
     store = LogStore(files, config.job.uid, config.job.attempt)
     if store.resumed and files.outcome.exists():
         return _repeat_outcome(config, files)
     gang = Gang(config, time.monotonic)
     snapshot = Snapshot(config, gang, store, Reports(config.world_size))
-    launcher = _Launcher(config, gang, snapshot)
     with ExitStack() as stack:
         stack.callback(store.close)
+        mpi = _prepare_mpi(config, command, stack)
+        launcher = _Launcher(config, gang, snapshot, mpi)
         console = Console(sys.stdout.fileno())
         stack.callback(console.close, 5.0)
         _follow_reports(snapshot, console)
@@ -61,9 +67,10 @@ def run_launcher(config: LauncherConfig) -> int:
 class _Launcher:
     """The main loop. Everything it decides is decided by `launcher/verdict.py`."""
 
-    def __init__(self, config: LauncherConfig, gang: Gang, snapshot: Snapshot) -> None:
+    def __init__(self, config: LauncherConfig, gang: Gang, snapshot: Snapshot, mpi: MpiJob | None) -> None:
         self._config = config
         self._gang = gang
+        self._mpi = mpi
         self._snapshot = snapshot
         self._ticked = time.monotonic()
 
@@ -79,6 +86,8 @@ class _Launcher:
             self._gang.give(Start(make_world(registrations)))
             self._snapshot.started = True
             log.info("all %d workers are here: %d ranks", self._config.workers, self._config.world_size)
+            if self._mpi is not None:
+                self._mpi.start(registrations)
             verdict = self._watch(stop)
         self._snapshot.verdict = verdict
         _say_verdict(verdict)
@@ -86,10 +95,15 @@ class _Launcher:
 
     def farewell(self, verdict: Verdict, stop: "StopFlag") -> None:
         """Have every agent stop its ranks and hand over its last lines, for at most `drain_s`."""
+        if self._mpi is not None:
+            self._mpi.stop()
         self._gang.give(Stop(verdict))
         deadline = time.monotonic() + self._config.drain_s
-        while not self._gang.all_drained() and time.monotonic() < deadline and stop.count < 2:
+        while not self._all_quiet() and time.monotonic() < deadline and stop.count < 2:
             self._tick()
+
+    def _all_quiet(self) -> bool:
+        return self._gang.all_drained() and not (self._mpi and self._mpi.running)
 
     def release(self, verdict: Verdict) -> None:
         """Let the agents go."""
@@ -108,6 +122,8 @@ class _Launcher:
             if time.monotonic() - started >= min(patience, self._config.start_timeout_s):
                 return _not_assembled(self._config, self._gang)
             self._tick()
+        if self._mpi is not None and self._gang.any_rank_started():
+            return _launcher_restarted(self._gang.view())
         fresh = self._gang.fresh_workers()
         if self._gang.any_rank_started() and fresh:
             return _restarted_inside(self._gang.view(), fresh[0])
@@ -117,12 +133,17 @@ class _Launcher:
         patience = Patience(self._config.lost_after_s, self._config.settle_s)
         while True:
             view = self._gang.view()
-            verdict = decide(view, time.monotonic(), patience)
+            verdict = self._decide(view, time.monotonic(), patience)
             if verdict is not None:
                 return verdict
             if stop.count:
                 return _stopped(view)
             self._tick()
+
+    def _decide(self, view: GangView, now: float, patience: Patience) -> Verdict | None:
+        if self._mpi is None:
+            return decide(view, now, patience)
+        return decide_mpi(view, self._mpi.end, now, patience)
 
     def _tick(self) -> None:
         self._ticked = time.monotonic()
@@ -148,6 +169,14 @@ def _stop_signals() -> Iterator[StopFlag]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStack) -> MpiJob | None:
+    if config.mpi is None:
+        return None
+    job = MpiJob(config, config.mpi, command)
+    stack.callback(job.close, config.settle_s)
+    return job
 
 
 def _open_ports(
@@ -224,6 +253,12 @@ def _restarted_inside(view: GangView, worker: int) -> Verdict:
     lost = view.workers[worker]
     message = f"worker {worker} (pod {lost.pod}) was restarted while the others' ranks were running"
     failure = Failure(Reason.AGENT_LOST, message, worker * view.slots, lost.pod, lost.node)
+    return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)
+
+
+def _launcher_restarted(view: GangView) -> Verdict:
+    message = "the launcher was restarted while ranks were running, and their mpirun ended with it"
+    failure = Failure(Reason.LAUNCHER_FAILED, message)
     return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)
 
 

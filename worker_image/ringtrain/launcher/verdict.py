@@ -180,8 +180,8 @@ def _rank_failure(view: GangView, exit: Exit) -> Failure:
     state, worker = exit.state, view.worker_of(exit.state.rank)
     how = f"was killed by {state.signal}" if state.signal else f"exited with {state.exit_code}"
     return Failure(
-        reason=Reason.RANK_FAILED,
-        message=f"rank {state.rank} {how}",
+        reason=state.reason or Reason.RANK_FAILED,
+        message=state.message or f"rank {state.rank} {how}",
         rank=state.rank,
         pod=worker.pod,
         node=worker.node,

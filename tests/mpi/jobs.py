@@ -1,0 +1,128 @@
+"""One attempt of an MPI job over several hosts: its pods as the operator starts them, with certificates."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ringtrain_operator.build.credentials import issue_credentials
+from ringtrain_operator.spec import Job, parse_job
+from support.gang import DEADLINE_S, PodProcess, until
+
+from .namespaces import Network
+
+
+def make_job(uid: str = "uid-1", workers: int = 2, slots: int = 2) -> Job:
+    template = {"spec": {"containers": [{"name": "train", "image": "none", "command": ["true"]}]}}
+    spec = {"backend": "mpi", "slotsPerWorker": slots, "worker": {"replicas": workers, "template": template}}
+    metadata = {"name": "job", "namespace": "default", "uid": uid}
+    manifest = {"apiVersion": "ringtrain.dev/v1alpha1", "kind": "DistributedTrainingJob"}
+    return parse_job({**manifest, "metadata": metadata, "spec": spec})
+
+
+def write_secrets(directory: Path, uid: str = "uid-1") -> dict[str, Path]:
+    """The job's credentials as pods mount them: a directory for each role."""
+    found = issue_credentials(make_job(uid), datetime.now(UTC))
+    places = {}
+    for role in ("launcher", "worker"):
+        place = directory / f"secret-{uid}-{role}"
+        place.mkdir(parents=True)
+        for name in ("ca.crt", "token"):
+            (place / name).write_bytes(found[name])
+        (place / "tls.crt").write_bytes(found[f"{role}.crt"])
+        (place / "tls.key").write_bytes(found[f"{role}.key"])
+        places[role] = place
+    return places
+
+
+class MpiGang:
+    """Launcher on the network's host 0, worker i on host i + 1."""
+
+    def __init__(
+        self, directory: Path, network: Network, slots: int, implementation: str, **settings: str
+    ) -> None:
+        self.directory = directory
+        self.network = network
+        self.workers = len(network.hosts) - 1
+        self.slots = slots
+        self.settings = {"RINGTRAIN_MPI_IMPLEMENTATION": implementation, **settings}
+        self.secrets = write_secrets(directory)
+        self.pods: list[PodProcess] = []
+        self.logs = directory / "logs" / "default" / "job" / "1"
+
+    def launcher(self, *command: str, **settings: str) -> PodProcess:
+        return self._start("launcher", 0, ["launcher", "--", *command], settings)
+
+    def agents(self, **settings: str) -> list[PodProcess]:
+        return [self.agent(index, **settings) for index in range(self.workers)]
+
+    def agent(self, index: int, **settings: str) -> PodProcess:
+        return self._start("worker", index + 1, ["agent"], settings)
+
+    def rank_log(self, rank: int) -> str:
+        path = self.logs / f"rank-{rank:04d}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for_line(self, rank: int, text: str) -> None:
+        until(f"rank {rank} says {text!r}", lambda: text in self.rank_log(rank))
+
+    def finish(self, launcher: PodProcess, deadline_s: float = DEADLINE_S) -> int:
+        """The launcher's exit code."""
+        return launcher.wait(deadline_s)
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for pod in self.pods:
+            if pod.process.poll() is None:
+                pod.kill()
+
+    def _environment(self, role: str, host: int) -> dict[str, str]:
+        name = "job-launcher" if role == "launcher" else f"job-worker-{host - 1}"
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.directory),
+            "TMPDIR": _short_temporary(self.directory, name),
+            "RINGTRAIN_ROLE": role,
+            "RINGTRAIN_JOB_NAME": "job",
+            "RINGTRAIN_JOB_NAMESPACE": "default",
+            "RINGTRAIN_JOB_UID": "uid-1",
+            "RINGTRAIN_ATTEMPT": "1",
+            "RINGTRAIN_BACKEND": "mpi",
+            "RINGTRAIN_NUM_WORKERS": str(self.workers),
+            "RINGTRAIN_SLOTS_PER_WORKER": str(self.slots),
+            "RINGTRAIN_WORKER_INDEX": str(host - 1),
+            "RINGTRAIN_LAUNCHER_ADDRESS": f"{self.network.hosts[0].address}:7350",
+            "RINGTRAIN_POD_NAME": name,
+            "RINGTRAIN_NODE_NAME": f"node-{host}",
+            "RINGTRAIN_LOG_DIR": str(self.directory / "logs"),
+            "RINGTRAIN_SECRET_DIR": str(self.secrets[role]),
+            "RINGTRAIN_TERMINATION_MESSAGE_PATH": str(self.directory / f"{name}.message"),
+            **self.settings,
+        }
+
+    def _start(self, role: str, host: int, words: list[str], settings: Mapping[str, str]) -> PodProcess:
+        environment = {**self._environment(role, host), **settings}
+        name = environment["RINGTRAIN_POD_NAME"]
+        inside = self.network.hosts[host].enter
+        pod = PodProcess(name, words, environment, self.directory, inside)
+        self.pods.append(pod)
+        return pod
+
+
+def _short_temporary(directory: Path, name: str) -> str:
+    """A directory for the pod's temporary files: MPI makes sockets in it, whose paths end at 107 characters."""
+    path = directory / name.removeprefix("job-")
+    path.mkdir(exist_ok=True)
+    return str(path)
+
+
+def python(script: str) -> tuple[str, ...]:
+    """The command that runs `script` in this Python."""
+    return (sys.executable, "-u", "-c", script)
+
+
+def missing(*programs: str) -> str:
+    """Which of `programs` are not in PATH."""
+    return ", ".join(program for program in programs if not shutil.which(program))

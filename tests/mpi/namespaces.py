@@ -1,0 +1,90 @@
+"""Hosts on one machine: network namespaces with an address each, joined by a bridge in a namespace of its own."""
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+SUBNET = "10.213.77"
+
+
+@dataclass(frozen=True)
+class HostNet:
+    """One host: `address` is its own, `enter` a command that runs what follows there."""
+
+    name: str
+    address: str
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        # A host name of its own, too: MPI names its shared memory after it.
+        rename = f'hostname {self.name} && exec "$@"'
+        return ("nsenter", f"--net=/run/netns/{self.name}", "--", "unshare", "--uts", "sh", "-c", rename, "sh")
+
+
+@dataclass(frozen=True)
+class Network:
+    """Hosts that reach each other and nothing else."""
+
+    hub: str
+    hosts: tuple[HostNet, ...]
+
+    def cut(self, host: HostNet) -> None:
+        """Pull the host's cable: packets are dropped without a word, as when the machine loses power."""
+        _ip("-n", self.hub, "link", "set", f"to-{self.hosts.index(host)}", "down")
+
+
+def why_not() -> str:
+    """Why no namespaces can be made here; empty when they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if not shutil.which("ip") or not shutil.which("nsenter"):
+        return "network namespaces need `ip` and `nsenter` (apt install iproute2 util-linux)"
+    probe = f"rt-probe-{secrets.token_hex(3)}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if made.returncode != 0:
+        return f"network namespaces cannot be made here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", probe], check=False)
+    return ""
+
+
+@contextmanager
+def network(count: int) -> Iterator[Network]:
+    """`count` hosts. Names are random, so that several test runs do not meet."""
+    tag = f"rt-{secrets.token_hex(3)}"
+    hub = f"{tag}-hub"
+    hosts = tuple(HostNet(f"{tag}-{i}", f"{SUBNET}.{10 + i}") for i in range(count))
+    made: list[str] = []
+    try:
+        _add(hub, made)
+        _ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", hub, "link", "set", "bridge", "up")
+        for index, host in enumerate(hosts):
+            _add(host.name, made)
+            _join(hub, host, index)
+        yield Network(hub, hosts)
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _add(name: str, made: list[str]) -> None:
+    _ip("netns", "add", name)
+    made.append(name)
+    _ip("-n", name, "link", "set", "lo", "up")
+
+
+def _join(hub: str, host: HostNet, index: int) -> None:
+    port = f"to-{index}"
+    _ip("link", "add", "eth0", "netns", host.name, "type", "veth", "peer", "name", port, "netns", hub)
+    _ip("-n", hub, "link", "set", port, "master", "bridge", "up")
+    _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
+    _ip("-n", host.name, "link", "set", "eth0", "up")
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"

@@ -1,0 +1,43 @@
+"""mpirun over several hosts that run our agent and nothing else: no sshd, no names, no keys."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .jobs import MpiGang
+from .libraries import ALL, Library, python
+
+ALLREDUCE = """
+import socket
+import numpy as np
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+total = np.empty(1000)
+world.Allreduce(np.full(1000, world.rank + 1.0), total)
+print("rank", world.rank, "of", world.size, "on", socket.gethostname(), "sum", total.min(), total.max())
+"""
+
+
+@pytest.mark.parametrize("library", ALL)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_four_ranks_add_up_over_all_hosts(
+    library: Library, workers: int, gang: Callable[..., MpiGang], short_path: Path
+) -> None:
+    """Every rank is on its own worker's host, all see one world, and each one's output is in its own log."""
+    job = gang(workers, 4 // workers, library.implementation, **library.need_mpi4py(short_path))
+    agents = job.agents()
+    launcher = job.launcher("mpirun", *python(ALLREDUCE))
+
+    assert launcher.wait() == 0, launcher.err()
+    assert [agent.wait() for agent in agents] == [0] * workers
+    assert launcher.message() == {
+        "version": 1,
+        "attempt": 1,
+        "outcome": "Succeeded",
+        "worldSize": 4,
+        "ranksSucceeded": 4,
+    }
+    for rank in range(4):
+        host = job.network.hosts[1 + rank // job.slots].name
+        assert job.rank_log(rank) == f"rank {rank} of 4 on {host} sum 10.0 10.0\n"

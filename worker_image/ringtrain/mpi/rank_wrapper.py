@@ -1,0 +1,268 @@
+"""What mpirun starts in the place of each rank: tell the agent, run the program, tell the agent how it ended.
+
+So the size of the world is attested by the ranks themselves, their output goes to the job's logs by rank and not
+through mpirun, and a program that never calls MPI_Init is noticed. Like `rsh_client` it
+starts fast, because it imports little.
+
+How MPI_Init is seen:
+* Open MPI: its parameter mpi_show_mca_params_file has rank 0 write a file in MPI_Init.
+* MPICH: the first thing that MPI_Init does is to talk to the process manager on PMI_FD; this relays it.
+* `ringtrain.init()`, when it takes its world from MPI's environment, writes the same file.
+"""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ringtrain.mpi.frames import receive_frame, send_frame
+
+DESK = "RINGTRAIN_MPI_DESK"
+CHECK_IN = "RINGTRAIN_MPI_CHECK_IN"
+REPORT_FD = "RINGTRAIN_REPORT_FD"
+
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_TOTAL = re.compile(rb"ringtrain: world of (\d+)")
+_LIBRARY = re.compile(rb"libmpi(?:ch)?\.so\.\d+")
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
+_EXEC_FAILED = 127
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What the agent gives a rank: where its output goes, variables of its environment, and the check-in file."""
+
+    log_fd: int
+    report_fd: int
+    variables: Mapping[str, str]
+    check_in: str
+
+
+def main(program: list[str]) -> int:
+    """Run `program` as the rank that the environment names; returns its exit code."""
+    rank, size = _first(_RANK), _first(_SIZE)
+    desk = os.environ.get(DESK)
+    if rank is None or size is None or not desk or not program:
+        print("ringtrain mpi-rank: mpirun starts this, in a worker of an mpi job", file=sys.stderr)
+        return _EXEC_FAILED
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(desk)
+        send_frame(connection, {"rank": rank, "size": size, "starter": _starter()})
+        seat = _take_seat(connection)
+        if seat is None:
+            return _EXEC_FAILED
+        child = _Child(program, rank, seat)
+        send_frame(connection, {"pid": child.pid})
+        code = child.wait()
+        send_frame(connection, {"code": code, "world": child.world(size), "library": child.library})
+        receive_frame(connection)  # the agent has noted it: now mpirun may know
+    if code < 0:
+        _die_likewise(-code)
+    return code if code >= 0 else 128 - code
+
+
+def _first(names: tuple[str, ...]) -> int | None:
+    for name in names:
+        if os.environ.get(name, "").isdecimal():
+            return int(os.environ[name])
+    return None
+
+
+def _starter() -> str:
+    """Whose mpirun started this, in the words of `spec.mpi.implementation`."""
+    return "OpenMPI" if "OMPI_COMM_WORLD_RANK" in os.environ else "MPICH"
+
+
+def _take_seat(connection: socket.socket) -> Seat | None:
+    answer = receive_frame(connection)
+    if answer is None:
+        print("ringtrain mpi-rank: the worker's agent hung up", file=sys.stderr)
+        return None
+    message, files = answer
+    if "error" in message:
+        print(f"ringtrain mpi-rank: {message['error']}", file=sys.stderr)
+        return None
+    log_fd, report_fd = files
+    os.set_inheritable(report_fd, True)
+    variables = {**message["variables"], REPORT_FD: str(report_fd)}
+    return Seat(log_fd, report_fd, variables, message["check_in"])
+
+
+class _Child:
+    """The program, and what is seen of it while it runs."""
+
+    def __init__(self, program: list[str], rank: int, seat: Seat) -> None:
+        self._program = program
+        self._rank = rank
+        self._check_in = seat.check_in
+        self._relay = _Relay.between_rank_and_manager()
+        self._library = ""
+        self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        environment = {**os.environ, **seat.variables, **_watching(seat.check_in)}
+        environment.pop(DESK, None)
+        if self._relay:
+            environment["PMI_FD"] = str(self._relay.rank_end.fileno())
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(program, environment, seat)
+        for file in (seat.log_fd, seat.report_fd):
+            os.close(file)
+        if self._relay:
+            self._relay.rank_end.close()
+        for number in _FORWARDED:
+            signal.signal(number, lambda number, _: _kill(self.pid, number))
+
+    def wait(self) -> int:
+        """Relay, look for the MPI library, until the program has ended; exit code, negative for a signal."""
+        patience = _FIRST_LOOK_S
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            sources: dict[int, Callable[[], None]] = {self._woken: lambda: _drain(self._woken)}
+            if self._relay:
+                sources.update(self._relay.sources())
+            ready, _, _ = select.select(list(sources), [], [], None if self._library else patience)
+            for file in ready:
+                sources[file]()
+            if not ready:
+                self._library = _mapped_library(self.pid)
+                patience = min(2 * patience, _LAST_LOOK_S)
+
+    def world(self, size: int) -> int | None:
+        """Size of the world that the program was seen to join; None when it was not seen to join any.
+
+        `size`: that of the world that mpirun has made.
+        """
+        with contextlib.suppress(OSError), open(self._check_in, "rb") as file:
+            found = _TOTAL.match(file.read())
+            if found:
+                return int(found.group(1))
+            # Open MPI's, written by the rank 0 of a world: another one that wrote it was alone in a world of one.
+            return size if self._rank == 0 else 1
+        return size if self._relay and self._relay.used else None
+
+    @property
+    def library(self) -> str:
+        """File name of the MPI library that the program uses, as far as that was seen."""
+        return self._library or _linked_library(self._program[0])
+
+
+class _Relay:
+    """Carries PMI_FD's bytes between the rank and MPICH's process manager. `used`: the rank has said something."""
+
+    def __init__(self, manager: socket.socket) -> None:
+        self._manager = manager
+        self._own, self.rank_end = socket.socketpair()
+        os.set_inheritable(self.rank_end.fileno(), True)
+        self._open = True
+        self.used = False
+
+    @classmethod
+    def between_rank_and_manager(cls) -> "_Relay | None":
+        """A relay in front of PMI_FD; None where there is no such thing (Open MPI)."""
+        number = os.environ.get("PMI_FD", "")
+        if not number.isdecimal():
+            return None
+        os.set_inheritable(int(number), False)
+        return cls(socket.socket(fileno=int(number)))
+
+    def sources(self) -> dict[int, Callable[[], None]]:
+        """What to call when a file can be read."""
+        if not self._open:
+            return {}
+        return {self._own.fileno(): self._from_rank, self._manager.fileno(): self._from_manager}
+
+    def _from_rank(self) -> None:
+        self.used |= self._pass(self._own, self._manager)
+
+    def _from_manager(self) -> None:
+        self._pass(self._manager, self._own)
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> bool:
+        try:
+            data = source.recv(65536)
+            target.sendall(data)
+        except OSError:
+            data = b""
+        if not data:  # either side is gone: let the other know
+            self._open = False
+            self._own.close()
+            self._manager.close()
+        return bool(data)
+
+
+def _watching(check_in: str) -> dict[str, str]:
+    """Variables that make MPI_Init of Open MPI, and ringtrain.init(), write the check-in file."""
+    variables = {CHECK_IN: check_in}
+    if _starter() == "OpenMPI" and "OMPI_MCA_mpi_show_mca_params" not in os.environ:
+        # "enviro": of all parameters only those set in the environment, so that little is written.
+        variables["OMPI_MCA_mpi_show_mca_params"] = "enviro"
+        variables["OMPI_MCA_mpi_show_mca_params_file"] = check_in
+    return variables
+
+
+def _become(program: list[str], environment: dict[str, str], seat: Seat) -> None:
+    """In the child: turn into the program."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; the program must not inherit that
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    os.dup2(seat.log_fd, 1)
+    os.dup2(seat.log_fd, 2)
+    try:
+        os.execvpe(program[0], program, environment)
+    except OSError as exc:
+        os.write(2, f"{program[0]}: {exc.strerror}\n".encode())
+        os._exit(_EXEC_FAILED)
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _drain(file: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while os.read(file, 512):
+            pass
+
+
+def _mapped_library(pid: int) -> str:
+    """The MPI library that `pid` or one of its children has loaded; empty without one."""
+    pids = [pid]
+    for one in pids:
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{one}/maps", "rb") as maps:
+                found = _LIBRARY.search(maps.read())
+            if found:
+                return found.group().decode()
+            with open(f"/proc/{one}/task/{one}/children") as children:
+                pids.extend(int(child) for child in children.read().split())
+    return ""
+
+
+def _linked_library(program: str) -> str:
+    """The MPI library that the executable file `program` names; empty for a script."""
+    for folder in ("", *os.get_exec_path()):
+        with contextlib.suppress(OSError), open(os.path.join(folder, program), "rb") as file:
+            found = _LIBRARY.search(file.read())
+            return found.group().decode() if found else ""
+    return ""
+
+
+def _die_likewise(number: int) -> None:
+    """End by the signal that ended the program, so that mpirun says what happened."""
+    with contextlib.suppress(OSError, ValueError):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,83 @@
+"""What mpirun runs in the place of ssh: hand host, command and streams to the launcher, wait for the end.
+
+It runs once per worker, all at the same time, while the job starts: so it imports a few modules of the standard
+library only (see `shim`; a Python that imports gRPC takes ten times as long to start). The launcher, which has its
+channels to all agents open, does the work: see `broker`.
+
+Exit code: the daemon's own, 128 + n when signal n ended it, 255 when there is none (as ssh has it).
+"""
+
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+from ringtrain.mpi.frames import receive_frame, send_frame
+
+SOCKET = "RINGTRAIN_RSH_SOCKET"
+FAILED = 255
+
+# Of ssh's and rsh's options: those with a value, and those without, that mpirun or its users are known to pass.
+_WITH_VALUE = frozenset("bcDEeFIiJLlmOopQRSWw")
+
+
+class Usage(Exception):
+    """The arguments name no host or no command."""
+
+
+def parse(arguments: list[str]) -> tuple[str, str]:
+    """(host, command) from ssh's arguments; its options are for ssh and mean nothing here.
+
+    The command's words are joined with blanks and meant for a shell, as with ssh. Raises Usage.
+    """
+    rest = list(arguments)
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        if option[1:] in _WITH_VALUE and rest:
+            rest.pop(0)
+    if len(rest) < 2:
+        raise Usage("usage: ringtrain rsh [ssh options] HOST COMMAND...")
+    # Every word may come with blanks around it (Open MPI writes " orted"): ssh joins them as they are.
+    return rest[0].rpartition("@")[2], " ".join(rest[1:])
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command on the host; see the module's text."""
+    path = os.environ.get(SOCKET)
+    if not path:
+        print(
+            f"ringtrain rsh: {SOCKET} is not set: mpirun runs this inside a launcher of an mpi job",
+            file=sys.stderr,
+        )
+        return FAILED
+    try:
+        host, command = parse(arguments)
+        return _run(path, host, command)
+    except Usage as exc:
+        print(f"ringtrain rsh: {exc}", file=sys.stderr)
+    except OSError as exc:
+        print(f"ringtrain rsh: the launcher at {path} does not answer: {exc}", file=sys.stderr)
+    return FAILED
+
+
+def _run(path: str, host: str, command: str) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(path)
+
+        def forward(number: int, _: FrameType | None) -> None:
+            send_frame(connection, {"signal": number})
+
+        send_frame(connection, {"host": host, "command": command}, (0, 1, 2))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, forward)
+        answer = receive_frame(connection)
+    if answer is None:
+        print(f"ringtrain rsh: the launcher ended before the daemon on {host} did", file=sys.stderr)
+        return FAILED
+    message = answer[0]
+    if message.get("error"):
+        print(f"ringtrain rsh: {host}: {message['error']}", file=sys.stderr)
+    return int(message["exit_code"])

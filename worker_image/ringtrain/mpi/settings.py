@@ -1,0 +1,33 @@
+"""What the launcher of an MPI job is told beyond what every launcher is told."""
+
+import shlex
+from dataclasses import dataclass
+
+from ringtrain import contract
+from ringtrain.control.environment import Environment
+from ringtrain.errors import ConfigurationError
+from ringtrain.mpi.implementation import Implementation
+
+
+@dataclass(frozen=True)
+class MpiSettings:
+    """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: of this pod; empty: unknown."""
+
+    implementation: Implementation
+    options: tuple[str, ...] = ()
+    own_address: str = ""
+
+
+def read_mpi(read: Environment) -> MpiSettings:
+    """The settings in RINGTRAIN_MPI_…; ConfigurationError names what is wrong."""
+    words = tuple(implementation.value for implementation in Implementation)
+    options = read.optional(contract.ENV_MPI_OPTIONS) or ""
+    try:
+        split = tuple(shlex.split(options))
+    except ValueError as exc:
+        raise ConfigurationError(f"{contract.ENV_MPI_OPTIONS}={options!r}: {exc}") from exc
+    return MpiSettings(
+        implementation=Implementation(read.choice(contract.ENV_MPI_IMPLEMENTATION, words, words[0])),
+        options=split,
+        own_address=read.optional(contract.ENV_POD_IP) or "",
+    )

@@ -1,0 +1,60 @@
+"""How an MPI attempt ended: what the ranks say, and what the command that started them says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringtrain.control.model import Failure, Outcome, RankPhase, Reason, Verdict
+from ringtrain.launcher.verdict import GangView, Patience, decide
+
+
+@dataclass(frozen=True)
+class CommandEnd:
+    """How the launcher's command ended. `code`: negative for a signal; `tail`: its last lines.
+
+    `at`: when, on the launcher's monotonic clock.
+    """
+
+    code: int
+    at: float
+    tail: Sequence[str] = ()
+
+
+def decide_mpi(view: GangView, command: CommandEnd | None, now: float, patience: Patience) -> Verdict | None:
+    """How the attempt ended, or None while that is open. `command`: None while it runs.
+
+    What a rank says comes first: an mpirun that fails does so because of a rank, nearly always.
+    """
+    verdict = decide(view, now, patience)
+    if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED:
+        return verdict
+    if command is None:
+        return None  # all ranks may have ended well, but a script may go on to its next mpirun
+    if verdict is not None and command.code == 0:
+        return verdict
+    # The ranks' ends have been noted by their agents before mpirun knew of them; give the news time to travel.
+    if now - command.at < patience.settle_s:
+        return None
+    code = 128 - command.code if command.code < 0 else command.code
+    return Verdict(Outcome.FAILED, code or 1, view.succeeded, _failure(view, command))
+
+
+def _failure(view: GangView, command: CommandEnd) -> Failure:
+    size = len(view.ranks)
+    tail = tuple(command.tail)
+    if command.code:
+        how = f"was killed by signal {-command.code}" if command.code < 0 else f"exited with {command.code}"
+        message = f"the launcher's command {how} though no rank failed ({view.succeeded} of {size} ended well)"
+        return Failure(Reason.LAUNCHER_FAILED, message, log_tail=tail)
+    absent = [state.rank for state in view.ranks if state.phase is RankPhase.WAITING]
+    if len(absent) == size:
+        message = (
+            f"the launcher's command ended well, but none of the {size} ranks has checked in; it has to "
+            "start them with the mpirun that it finds in PATH"
+        )
+        return Failure(Reason.WORLD_INCOMPLETE, message, log_tail=tail)
+    names = ", ".join(map(str, absent)) or "none is missing, but some have not ended"
+    message = (
+        f"the launcher's command ended well with {view.succeeded} of {size} ranks; missing: {names}. The job "
+        f"declares {len(view.workers)} workers x {view.slots} slots"
+    )
+    return Failure(Reason.WORLD_INCOMPLETE, message, rank=absent[0] if absent else None, log_tail=tail)
