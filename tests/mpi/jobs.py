@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from support.gang import DEADLINE_S, PodProcess, until
+
 from ringtrain_operator.build.credentials import issue_credentials
 from ringtrain_operator.spec import Job, parse_job
-from support.gang import DEADLINE_S, PodProcess, until
 
 from .namespaces import Network
 

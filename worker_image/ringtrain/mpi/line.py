@@ -21,8 +21,8 @@ class Line:
     def words(self, arguments: Sequence[str], *, as_declared: bool = True) -> list[str]:
         """mpirun with the user's `arguments`: our options first, every program inside the wrapper.
 
-        The first word is a bare name, to be executed from `mpirun.path`: Open MPI takes a path there as a wish that
-        its daemons be started from the same path on the workers.
+        The first word is a bare name, to be executed from `mpirun.path`: Open MPI takes a path there as a wish
+        that its daemons be started from the same path on the workers.
         Raises MpiCondition when -np is not the declared world (unless not `as_declared`), and ConfigurationError.
         """
         parts = parse([*self.options, *arguments], self.mpirun.implementation)

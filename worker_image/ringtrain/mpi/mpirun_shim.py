@@ -33,11 +33,10 @@ def main(arguments: list[str]) -> int:
     mpirun["implementation"] = Implementation(mpirun["implementation"])
     line = Line(Mpirun(**mpirun), tuple(told["options"]), told["world_size"], told["own_address"])
     try:
-        words = _words(line, arguments)
+        os.execv(line.mpirun.path, _words(line, arguments))
     except ConfigurationError as exc:
         print(f"ringtrain: {exc}", file=sys.stderr)
         return 64
-    os.execv(line.mpirun.path, words)
 
 
 def _words(line: Line, arguments: Sequence[str]) -> list[str]:

@@ -156,7 +156,8 @@ def _no_init(rank: int, departure: Departure, starter: str, world_size: int) -> 
     if library is not None and library.value != starter:
         message = (
             f"the program uses {departure.library} ({library.value}), but the mpirun of {starter} started it: "
-            f"every rank was a world of one; set spec.mpi.implementation: {library.value}, or build it with {starter}"
+            f"every rank was a world of one; set spec.mpi.implementation: {library.value} "
+            f"or build it for {starter}"
         )
         return _failed(rank, Reason.WRONG_IMPLEMENTATION, message)
     if departure.world is not None:
