@@ -31,13 +31,8 @@ def test_four_ranks_add_up_over_all_hosts(
 
     assert launcher.wait() == 0, launcher.err()
     assert [agent.wait() for agent in agents] == [0] * workers
-    assert launcher.message() == {
-        "version": 1,
-        "attempt": 1,
-        "outcome": "Succeeded",
-        "worldSize": 4,
-        "ranksSucceeded": 4,
-    }
+    message = launcher.message()
+    assert (message["outcome"], message["worldSize"], message["ranksSucceeded"]) == ("Succeeded", 4, 4)
     for rank in range(4):
         host = job.network.hosts[1 + rank // job.slots].name
         assert job.rank_log(rank) == f"rank {rank} of 4 on {host} sum 10.0 10.0\n"
