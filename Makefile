@@ -16,12 +16,16 @@ $(VENV)/.installed: requirements-dev.txt operator/pyproject.toml worker_image/py
 	$(BIN)/pip install --quiet -e operator -e 'worker_image[examples]' -r requirements-dev.txt
 	@touch $@
 
+$(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed
+	$(BIN)/pip install --quiet -r requirements-frameworks.txt
+	@touch $@
+
 venv: $(VENV)/.installed  ## make the virtual environment with both distributions
 
 demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on this machine
 	$(BIN)/dtj local manifests/samples/digits-ring.yaml
 
-test: $(VENV)/.installed  ## everything that passes without a cluster
+test: $(VENV)/.frameworks  ## everything that passes without a cluster
 	$(BIN)/pytest -q
 
 lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers

@@ -1,6 +1,6 @@
 """Every error that the runtime raises on purpose.
 
-    RingtrainError
+    RingtrainError             a RuntimeError, as the errors of Horovod's collectives are
     ├── ConfigurationError     a setting or argument is wrong; names it, its value and what was expected
     ├── NotInitializedError    a collective before ringtrain.init() or after shutdown()
     ├── MismatchError          ranks disagree on a shape, dtype, op, root or name; names both
@@ -12,7 +12,7 @@ Errors of other libraries are mapped to these at one border each (`raise … fro
 """
 
 
-class RingtrainError(Exception):
+class RingtrainError(RuntimeError):
     """Base of all errors below."""
 
 
@@ -20,7 +20,7 @@ class ConfigurationError(RingtrainError, ValueError):
     """A variable or argument is wrong. The message names it, its value, what was expected and the way out."""
 
 
-class NotInitializedError(RingtrainError, RuntimeError):
+class NotInitializedError(RingtrainError, ValueError):
     """A collective was called before `ringtrain.init()` or after `ringtrain.shutdown()`."""
 
 

@@ -1,0 +1,78 @@
+"""What a rank asks for when it submits a named collective, and its form on the wire (JSON)."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """The collectives that can be submitted by name."""
+
+    ALLREDUCE = "allreduce"
+    ALLGATHER = "allgather"
+    BROADCAST = "broadcast"
+    ALLTOALL = "alltoall"
+    REDUCESCATTER = "reducescatter"
+    BARRIER = "barrier"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One rank's part in a collective; a grouped collective has several tensors, all others one (a barrier none).
+
+    `dtypes`, `shapes`: of each tensor. `op`: name of the reduction, empty where there is none. `root`: rank within
+    the world. `splits`: rows for each rank of the set, for alltoall. `device`: kind of device that the tensors
+    live on. `error`: why this rank cannot take part; the collective then fails on every rank with this message.
+    """
+
+    kind: Kind
+    name: str
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    op: str = ""
+    root: int = 0
+    prescale: float = 1.0
+    postscale: float = 1.0
+    splits: tuple[int, ...] | None = None
+    device: str = "cpu"
+    error: str = ""
+
+    @property
+    def same_everywhere(self) -> bool:
+        """True if every rank's request of this kind is equal, so that it can be named by a number later on."""
+        return self.kind not in (Kind.ALLGATHER, Kind.ALLTOALL) and not self.error
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one rank says in one round of agreement. `known`: numbers of requests that were agreed on before.
+    `expired`: names for whose missing ranks it will not wait any longer."""
+
+    requests: tuple[Request, ...] = ()
+    known: tuple[int, ...] = ()
+    joined: bool = False
+    expired: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        fields = {"r": [asdict(request) for request in self.requests], "k": self.known}
+        return json.dumps({**fields, "j": self.joined, "x": self.expired}, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, message: bytes) -> "Round":
+        data = json.loads(message)
+        requests = tuple(_request_from(fields) for fields in data["r"])
+        return cls(requests, tuple(data["k"]), data["j"], tuple(data["x"]))
+
+
+def _request_from(fields: dict[str, Any]) -> Request:
+    fields["kind"] = Kind(fields["kind"])
+    fields["dtypes"] = tuple(fields["dtypes"])
+    fields["shapes"] = tuple(_ints(shape) for shape in fields["shapes"])
+    fields["splits"] = None if fields["splits"] is None else _ints(fields["splits"])
+    return Request(**fields)
+
+
+def _ints(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)

@@ -1,0 +1,56 @@
+"""The form of `DistributedOptimizer` for Adasum, which combines the steps of the ranks."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ringtrain.named.ops import Adasum
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.torch.allreduce import allreduce_async
+from ringtrain.torch.compression import Compressor
+from ringtrain.torch.gradient_sync import Param
+from ringtrain.torch.handles import synchronize
+
+
+class AdasumMixin:
+    """Each rank steps on its own gradients; the differences that its steps make are combined by Adasum.
+
+    Maleki, Musuvathi et al. 2021, "Scaling distributed training with adaptive summation", section 4.
+    """
+
+    def begin(self, names: dict[Param, str], compression: type[Compressor], process_set: ProcessSet) -> None:
+        """Set it up; called once by `DistributedOptimizer`."""
+        self._names, self._compression, self._process_set = names, compression, process_set
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step locally, then leave on every rank the weights before plus the combined difference."""
+        params = [param for param in self._names if param.requires_grad]
+        before = [param.detach().clone() for param in params]
+        wrapped: Any = super()
+        local_step: Callable[..., Any] = wrapped.step
+        loss = local_step() if closure is None else local_step(closure)
+        with torch.no_grad():
+            handles = []
+            for param, start in zip(params, before, strict=True):
+                small, ctx = self._compression.compress(param - start)
+                name = f"step.{self._names[param]}"
+                handles.append((allreduce_async(small, None, name, Adasum, process_set=self._process_set), ctx))
+            for param, start, (handle, ctx) in zip(params, before, handles, strict=True):
+                param.copy_(start + self._compression.decompress(synchronize(handle), ctx))
+        return loss
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: differences are combined in `step()`."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Not possible here. Raises AssertionError."""
+        raise AssertionError(
+            "skip_synchronize() has no meaning with Adasum: step() itself combines the ranks' steps"
+        )
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Any number of passes can precede a step: gradients are not touched until then."""

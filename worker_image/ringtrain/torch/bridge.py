@@ -1,0 +1,93 @@
+"""Tensors as numpy arrays and back: without a copy on the CPU, through pinned memory elsewhere."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.named.group import Array
+from ringtrain.named.queue import Arrays
+from ringtrain.wire.dtypes import dtype_of
+
+NAMES: Final = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.uint8: "uint8",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.bool: "bool",
+}
+_DTYPES: Final = {name: dtype for dtype, name in NAMES.items()}
+
+
+def name_of(tensor: torch.Tensor) -> str:
+    """Return the name of the tensor's dtype. Raises ConfigurationError for one that cannot travel."""
+    if tensor.is_sparse:
+        raise ConfigurationError(
+            "a sparse tensor was given; pass it to sparse_allreduce_async, or to_dense() first"
+        )
+    try:
+        return NAMES[tensor.dtype]
+    except KeyError:
+        raise ConfigurationError(
+            f"{tensor.dtype} can't travel; expected one of {', '.join(map(str, NAMES))}"
+        ) from None
+
+
+def to_arrays(tensors: Sequence[torch.Tensor]) -> Arrays:
+    """Begin to bring `tensors` to the host; the returned function waits for them and gives their arrays.
+
+    CPU tensors that are contiguous are not copied: they must stay as they are until the collective is done.
+    """
+    held = [tensor.detach() for tensor in tensors]
+    if all(tensor.device.type == "cpu" for tensor in held):
+        arrays = [_array(tensor.contiguous()) for tensor in held]
+        return lambda: arrays
+    hosts, ready = _copies_under_way(held)
+
+    def wait() -> Sequence[Array]:
+        ready()
+        return [_array(host) for host in hosts]
+
+    return wait
+
+
+def to_tensor(array: Array, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return `array` as a tensor that shares its memory, or a copy on another device."""
+    if not array.flags.writeable or not array.flags.c_contiguous:
+        array = array.copy()
+    if array.dtype.name == "bfloat16":
+        tensor = torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor if str(device) == "cpu" else tensor.to(device)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype called `name`."""
+    return _DTYPES[name]
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    if tensor.dtype is torch.bfloat16:
+        raw: Array = tensor.view(torch.int16).numpy()
+        return raw.view(dtype_of("bfloat16"))
+    array: Array = tensor.numpy()
+    return array
+
+
+def _copies_under_way(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
+    """Copy to the host; on CUDA into pinned memory behind the work already queued, without waiting here."""
+    if tensors[0].device.type != "cuda":
+        return [tensor.cpu().contiguous() for tensor in tensors], lambda: None
+    hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    for host, tensor in zip(hosts, tensors, strict=True):
+        host.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(tensors[0].device))
+    return hosts, done.synchronize

@@ -1,0 +1,230 @@
+"""Reduce each parameter's gradient as the backward pass produces it."""
+
+import itertools
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import members
+from ringtrain.torch.allreduce import allreduce_async_, grouped_allreduce_async_
+from ringtrain.torch.compression import Compressor
+from ringtrain.torch.handles import Handle, synchronize
+from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
+
+# A parameter: torch.nn.Parameter, whose stubs are not looked at.
+Param = Any
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """How gradients are reduced. `op`: Sum or Average after `gradient_predivide_factor` was taken into the
+    factors.
+    """
+
+    compression: type[Compressor]
+    passes: int
+    op: Any
+    prescale: float
+    postscale: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    handle: Handle | SparseHandle
+    contexts: tuple[Any, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+
+class GradientSync:
+    """The reductions of one model's gradients. `names`: of each parameter. `groups`: parameters that travel
+    together; a parameter in none travels alone.
+    """
+
+    def __init__(self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: SyncOptions) -> None:
+        self.options = options
+        self._names = names
+        self._group_of = {param: tuple(group) for group in groups for param in group}
+        self._passes_left: dict[Param, int] = {}
+        self._ready: set[Param] = set()
+        self._under_way: dict[tuple[Param, ...], _UnderWay] = {}
+        self._hooks: dict[Param, Any] = {}
+        self.set_passes(options.passes)
+        self.watch()
+
+    def watch(self) -> None:
+        """Install a hook on every parameter that requires a gradient by now."""
+        if members(self.options.process_set) == 1:
+            return
+        for param in self._names:
+            if param.requires_grad and param not in self._hooks:
+                self._hooks[param] = param.register_post_accumulate_grad_hook(self._on_gradient)
+
+    def set_passes(self, passes: int) -> None:
+        """Expect so many backward passes before a step."""
+        self._passes = passes
+        self._passes_left = dict.fromkeys(self._names, passes)
+
+    @property
+    def busy(self) -> bool:
+        """Whether gradients are on their way."""
+        return bool(self._under_way or self._ready)
+
+    def finish(self) -> None:
+        """Submit what the backward pass left out, wait for everything, and leave reduced gradients in
+        `param.grad`.
+
+        A parameter that the pass did not reach counts as a gradient of zeros, since another rank may have reached
+        it.
+        """
+        if members(self.options.process_set) == 1:
+            return
+        for param in self._names:
+            if param.requires_grad and not self._submitted(param):
+                if param.grad is None:
+                    param.grad = torch.zeros_like(param)
+                self._add(param)
+        for unit in {self._unit(param) for param in self._ready}:
+            self._submit(unit)
+        for unit, under_way in self._under_way.items():
+            self._receive(unit, under_way)
+        self.reset()
+        self.watch()
+
+    def reset(self) -> None:
+        """Begin the next step."""
+        self._under_way.clear()
+        self._ready.clear()
+        self._passes_left = dict.fromkeys(self._names, self._passes)
+
+    def _on_gradient(self, param: torch.Tensor) -> None:
+        known: Param = param
+        if self._submitted(known) or self._passes_left[known] <= 0:
+            raise AssertionError(
+                f"the gradient of {self._names[known]!r} was computed more than backward_passes_per_step = "
+                f"{self._passes} "
+                "times before step(); raise backward_passes_per_step to accumulate gradients locally"
+            )
+        self._passes_left[known] -= 1
+        if self._passes_left[known] == 0:
+            self._add(known)
+            unit = self._unit(known)
+            if all(member in self._ready or not member.requires_grad for member in unit):
+                self._submit(unit)
+
+    def _add(self, param: Param) -> None:
+        self._ready.add(param)
+
+    def _submitted(self, param: Param) -> bool:
+        return param in self._ready or any(
+            param in unit for unit in [self._unit(param)] if unit in self._under_way
+        )
+
+    def _unit(self, param: Param) -> tuple[Param, ...]:
+        return self._group_of.get(param, (param,))
+
+    def _submit(self, unit: tuple[Param, ...]) -> None:
+        present = tuple(param for param in unit if param in self._ready)
+        self._ready.difference_update(present)
+        self._under_way[unit] = self._reduced(present)
+
+    def _reduced(self, params: tuple[Param, ...]) -> _UnderWay:
+        options = self.options
+        grads = [_gradient(param, options.sparse_as_dense) for param in params]
+        if any(grad.is_sparse for grad in grads):
+            if len(params) > 1:
+                raise ConfigurationError(
+                    "a group holds a sparse gradient; pass sparse_as_dense=True, or leave it out"
+                )
+            handle = sparse_allreduce_async(grads[0], self._names[params[0]], options.op, options.process_set)
+            return _UnderWay(handle, (None,), params)
+        small = [options.compression.compress(grad) for grad in grads]
+        tensors = tuple(tensor.contiguous() for tensor, _ in small)
+        factors = (options.prescale, options.postscale)
+        name = self._names[params[0]]
+        if len(params) == 1:
+            dense = allreduce_async_(tensors[0], None, name, options.op, *factors, options.process_set)
+        else:
+            dense = grouped_allreduce_async_(tensors, None, name, options.op, *factors, options.process_set)
+        return _UnderWay(dense, tuple(ctx for _, ctx in small), tensors)
+
+    def _receive(self, unit: tuple[Param, ...], under_way: _UnderWay) -> None:
+        if isinstance(under_way.handle, SparseHandle):
+            unit[0].grad = under_way.handle()
+            return
+        synchronize(under_way.handle)
+        present = [param for param in unit if param.grad is not None and param.requires_grad]
+        for param, tensor, ctx in zip(present, under_way.tensors, under_way.contexts, strict=True):
+            _store(param, self.options.compression.decompress(tensor, ctx))
+
+
+def named_or_numbered(
+    named_parameters: Iterable[tuple[str, Param]] | None, optimizer: torch.optim.Optimizer
+) -> dict[Param, str]:
+    """Return the name of each of the optimizer's parameters. Raises ConfigurationError where names do not fit."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if named_parameters is None:
+        return {param: f"gradient.noname.{index}" for index, param in enumerate(params)}
+    named = list(named_parameters)
+    if any(not isinstance(entry, tuple) for entry in named):
+        raise ConfigurationError(
+            "named_parameters: expected (name, parameter) pairs, as model.named_parameters() gives"
+        )
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"named_parameters: {twice} name more than one parameter; expected unique names")
+    by_param = {param: f"gradient.{name}" for name, param in named}
+    missing = [index for index, param in enumerate(params) if param not in by_param]
+    if missing:
+        raise ConfigurationError(
+            f"named_parameters: parameters {missing} of the optimizer (by position) have no name; pass all, as "
+            "model.named_parameters() gives"
+        )
+    return {param: by_param[param] for param in params}
+
+
+def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
+    """Return the groups that `groups` asks for: a number of them, or lists of parameters."""
+    if groups is None or groups == 0:
+        return []
+    if isinstance(groups, int) and groups > 0:
+        length, more = divmod(len(params), groups)
+        cuts = [index * length + min(index, more) for index in range(groups + 1)]
+        return [list(params[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
+    if isinstance(groups, list) and all(isinstance(group, list) for group in groups):
+        flat = [param for group in groups for param in group]
+        if len(set(flat)) != len(flat):
+            raise ConfigurationError("groups: a parameter is in two groups; expected each in one at most")
+        return [group for group in groups if group]
+    raise ConfigurationError(
+        f"groups is {groups!r}; expected a number, 0 or more, or a list of lists of parameters"
+    )
+
+
+def _gradient(param: Param, sparse_as_dense: bool) -> torch.Tensor:
+    assert param.grad is not None
+    if param.grad.is_sparse and sparse_as_dense:
+        param.grad = param.grad.to_dense()
+    return param.grad
+
+
+def _store(param: Param, reduced: torch.Tensor) -> None:
+    assert param.grad is not None
+    if reduced.data_ptr() != param.grad.data_ptr():
+        with torch.no_grad():
+            param.grad.copy_(reduced)
+
+
+def warn_twice() -> None:
+    warnings.warn(
+        "step() reduces gradients that synchronize() has reduced already; use `with optimizer.skip_synchronize()` "
+        "around step() after synchronize()",
+        stacklevel=3,
+    )

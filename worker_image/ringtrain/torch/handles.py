@@ -1,0 +1,65 @@
+"""Submit tensors to the named queue, and what an asynchronous collective returns."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.queue import Finish
+from ringtrain.named.request import Request
+from ringtrain.named.world import queue_of
+from ringtrain.torch.bridge import name_of, to_arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Handle:
+    """A collective under way; pass it to `poll()` and `synchronize()`. `after`: the last touch, by whoever
+    waits.
+    """
+
+    future: "Future[Any]"
+    after: Callable[[Any], Any] = lambda result: result
+
+
+def submit(
+    request: Request, tensors: Sequence[torch.Tensor], process_set: ProcessSet, finish: Finish, error: str = ""
+) -> Handle:
+    """Submit `tensors` as `request`, whose dtypes, shapes and device are filled in here.
+
+    `error`: what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
+    """
+    described = Request(
+        kind=request.kind,
+        name=request.name,
+        dtypes=tuple(name_of(tensor) for tensor in tensors),
+        shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+        op=request.op,
+        root=request.root,
+        prescale=float(request.prescale),
+        postscale=float(request.postscale),
+        splits=request.splits,
+        device=tensors[0].device.type if tensors else "cpu",
+        error=error or _device_error(tensors),
+    )
+    return Handle(queue_of(process_set).submit(described, to_arrays(tensors), finish))
+
+
+def poll(handle: Handle) -> bool:
+    """Return whether `synchronize(handle)` would return at once."""
+    return handle.future.done()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for the collective and return its result: a tensor, or several where it has several.
+
+    Raises MismatchError where ranks disagree, PeerLost where one is gone; both are HorovodInternalError.
+    """
+    return handle.after(handle.future.result())
+
+
+def _device_error(tensors: Sequence[torch.Tensor]) -> str:
+    kinds = sorted({str(tensor.device) for tensor in tensors})
+    return f"its tensors are on {' and '.join(kinds)}; expected one device" if len(kinds) > 1 else ""

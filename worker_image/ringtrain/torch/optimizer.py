@@ -1,0 +1,152 @@
+"""`DistributedOptimizer`: a torch optimizer that steps on gradients reduced over all ranks."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.named.ops import Adasum, Average, Sum, chosen_op
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import global_process_set, members
+from ringtrain.torch.adasum_optimizer import AdasumMixin
+from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.gradient_sync import GradientSync, Param, SyncOptions, grouped, named_or_numbered, warn_twice
+
+
+class DistributedMixin:
+    """What `DistributedOptimizer` puts before the class of the optimizer that it wraps."""
+
+    sync: GradientSync
+    _synchronized: bool
+    _skip: bool
+
+    def synchronize(self) -> None:
+        """Wait until every gradient is reduced. Follow it with `step()` inside `skip_synchronize()`."""
+        self.sync.finish()
+        self._synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it `step()` takes the gradients as they are."""
+        if self._skip:
+            raise AssertionError("skip_synchronize() is already in effect; do not nest it")
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Reduce the gradients, then step. A closure's gradients are reduced each time that it is evaluated."""
+        step: Callable[..., Any] = self._wrapped().step
+        if self._skip:
+            self._synchronized = False
+            return step() if closure is None else step(closure)
+        if closure is not None:
+            return step(self._reducing(closure))
+        if self._synchronized and not self.sync.busy:
+            warn_twice()
+        self.synchronize()
+        self._synchronized = False
+        return step()
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Forget gradients. Raises AssertionError while they are being reduced."""
+        if self.sync.busy:
+            raise AssertionError(
+                "zero_grad() was called after backward() but before step() or synchronize(); gradients are "
+                "being reduced"
+            )
+        self._wrapped().zero_grad(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Load the wrapped optimizer's state."""
+        if self.sync.busy:
+            self.synchronize()
+        self._wrapped().load_state_dict(*args, **kwargs)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Expect so many backward passes before each step from now on."""
+        self.sync.set_passes(passes)
+
+    def _wrapped(self) -> Any:
+        """The wrapped optimizer's own methods, which come after this class in the order of resolution."""
+        return super()
+
+    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def reduced() -> Any:
+            if self.sync.busy:
+                self.synchronize()
+            loss = closure()
+            if self.sync.busy:
+                self.synchronize()
+            return loss
+
+        return reduced
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Param]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return `optimizer` as one that reduces gradients over all ranks while the backward pass goes on.
+
+    The result is of a class derived from the optimizer's own and shares its parameter groups and state.
+
+    `named_parameters`: names that pair gradients of different ranks, as `model.named_parameters()` gives.
+    `backward_passes_per_step`: passes whose gradients are summed locally first. `gradient_predivide_factor`:
+    divides before the sum, and the average divides by the rest. `groups`: a number of groups or lists of
+    parameters that are reduced together. `num_groups`: deprecated form of `groups`. `sparse_as_dense`: reduce
+    sparse gradients as dense ones. `op`: Average, Sum, or Adasum, which combines the steps that ranks make instead
+    of their gradients.
+    """
+    chosen = chosen_op(op)
+    if chosen not in (Average, Sum, Adasum):
+        raise ConfigurationError(f"DistributedOptimizer: op is {chosen.value}; expected Average, Sum or Adasum")
+    if gradient_predivide_factor != 1.0 and chosen is not Average:
+        raise ConfigurationError("DistributedOptimizer: gradient_predivide_factor needs op=Average")
+    if num_groups:
+        warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=2)
+        groups = groups if groups is not None else num_groups
+    names = named_or_numbered(named_parameters, optimizer)
+    if chosen is Adasum:
+        wrapped = _derived(optimizer, AdasumMixin)
+        wrapped.begin(names, compression, process_set)
+        return wrapped
+    split = gradient_predivide_factor != 1.0
+    options = SyncOptions(
+        compression=compression,
+        passes=backward_passes_per_step,
+        op=Sum if split else chosen,
+        prescale=1.0 / gradient_predivide_factor,
+        postscale=gradient_predivide_factor / members(process_set) if split else 1.0,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    wrapped = _derived(optimizer, DistributedMixin)
+    wrapped.sync = GradientSync(names, grouped(groups, list(names)), options)
+    wrapped._synchronized = wrapped._skip = False
+    return wrapped
+
+
+def _derived(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
+    """Return an object of the optimizer's class with `mixin` before it, that shares everything with
+    `optimizer`.
+    """
+    kind = type(optimizer)
+    derived: Any = type(kind.__name__, (mixin, kind), {"__doc__": kind.__doc__})
+    wrapped = derived.__new__(derived)
+    # A scheduler made earlier has put its own `step` on the old object, bound to it.
+    wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
+    return wrapped

@@ -1,0 +1,113 @@
+"""Reducescatter: each rank keeps its own rows of the reduced tensor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ringtrain.named.ops import Average, chosen_op, only_sums
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.request import Kind, Request
+from ringtrain.named.splits import scalar_error
+from ringtrain.named.world import global_process_set, members, name_for
+from ringtrain.torch.bridge import to_tensor
+from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.handles import Handle, submit, synchronize
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin to reduce `tensor`; `synchronize` returns this rank's rows, where the first ranks have one more if the
+    rows do not divide. `op`: Average or Sum."""
+    request = _request("reducescatter", name, op, process_set, (prescale_factor, postscale_factor))
+    return _submit([tensor], request, process_set, single=True)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Return this rank's rows of the reduced `tensor`; gradients flow through.
+
+    The gradient is every rank's, gathered; for Sum it is multiplied by the number of ranks, as Horovod does.
+    """
+    request = _request("reducescatter", name, op, process_set, (prescale_factor, postscale_factor))
+    small, ctx = compression.compress(tensor)
+    (output,) = _Reducescatter.apply(request, process_set, small)
+    return compression.decompress(output, ctx)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin to reduce each of `tensors`, as one collective; `synchronize` returns a list of this rank's rows."""
+    request = _request("grouped_reducescatter", name, op, process_set, (prescale_factor, postscale_factor))
+    return _submit(tensors, request, process_set)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
+    request = _request("grouped_reducescatter", name, op, process_set, (prescale_factor, postscale_factor))
+    small = [compression.compress(tensor) for tensor in tensors]
+    outputs = _Reducescatter.apply(request, process_set, *(tensor for tensor, _ in small))
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(outputs, small, strict=True)]
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, request: Request, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        ctx.request, ctx.process_set = request, process_set
+        return tuple(synchronize(_submit(tensors, request, process_set)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        request = Request(Kind.ALLGATHER, f"{ctx.request.name}.grad")
+        gathered = synchronize(
+            submit(request, grads, ctx.process_set, lambda result: [to_tensor(a, grads[0].device) for a in result])
+        )
+        factor = ctx.request.prescale * ctx.request.postscale
+        factor *= members(ctx.process_set) if ctx.request.op == "Sum" else 1
+        return (None, None, *(grad * factor for grad in gathered))
+
+
+def _request(
+    series: str, name: str | None, op: Any, process_set: ProcessSet, factors: tuple[float, float]
+) -> Request:
+    chosen = only_sums(chosen_op(op), series)
+    full = name_for(series, name, process_set)
+    return Request(Kind.REDUCESCATTER, full, op=chosen.value, prescale=factors[0], postscale=factors[1])
+
+
+def _submit(
+    tensors: Sequence[torch.Tensor], request: Request, process_set: ProcessSet, single: bool = False
+) -> Handle:
+    def finish(result: Sequence[Any]) -> Any:
+        outputs = [to_tensor(array, t.device) for array, t in zip(result, tensors, strict=True)]
+        return outputs[0] if single else outputs
+
+    error = scalar_error([tensor.shape for tensor in tensors])
+    return submit(request, tensors, process_set, finish, error)

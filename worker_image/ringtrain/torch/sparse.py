@@ -1,0 +1,46 @@
+"""Reduce sparse tensors by gathering their entries."""
+
+from typing import Any
+
+import torch
+
+from ringtrain.named.ops import Average, chosen_op, only_sums
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import global_process_set, members
+from ringtrain.torch.allgather import allgather_async
+from ringtrain.torch.handles import poll, synchronize
+
+
+class SparseHandle:
+    """A sparse allreduce under way: call it, or pass it to `poll` and `synchronize`."""
+
+    def __init__(self, tensor: torch.Tensor, name: str, average: bool, process_set: ProcessSet) -> None:
+        coalesced = tensor.coalesce()
+        self._shape, self._divisor = tensor.shape, members(process_set) if average else 1
+        self._indices = allgather_async(coalesced.indices().t().contiguous(), f"{name}.indices", process_set)
+        self._values = allgather_async(coalesced.values(), f"{name}.values", process_set)
+        self.future = self._values.future
+
+    def after(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the reduced tensor from what was gathered."""
+        indices = synchronize(self._indices).t()
+        scaled = values / self._divisor if self._divisor != 1 else values
+        return torch.sparse_coo_tensor(indices, scaled, self._shape).coalesce()
+
+    def __call__(self) -> torch.Tensor:
+        result: torch.Tensor = self.after(synchronize(self._values))
+        return result
+
+    def done(self) -> bool:
+        return poll(self._indices) and poll(self._values)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: Any = Average, process_set: ProcessSet = global_process_set
+) -> SparseHandle:
+    """Begin to sum or average a sparse COO tensor; the result has the entries of every rank.
+
+    Ranks may have different numbers of entries. The handle is callable, and works with `synchronize`.
+    """
+    average = only_sums(chosen_op(op), "sparse_allreduce_async") is Average
+    return SparseHandle(tensor, name, average, process_set)
