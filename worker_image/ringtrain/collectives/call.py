@@ -100,8 +100,8 @@ class Call:
         finally:
             self._member.verdict.forget(self._cancel)
             self._member.board.withdraw((self._place.process_set, self._place.sequence))
-            if self._member.verdict.failure is not None:
-                self._cancel()
+            for stream in self._streams.values():
+                stream.close()
 
     def _next(self, peer: int) -> bytes:
         try:

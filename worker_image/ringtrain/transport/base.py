@@ -33,6 +33,9 @@ class FrameStream(Protocol):
     def cancel(self) -> None:
         """Make a blocked `next` raise, from any thread."""
 
+    def close(self) -> None:
+        """Give up what has not come yet, and let go of the connection; only from the thread that reads."""
+
 
 class Caller(Protocol):
     """The other end of a request that is being served."""

@@ -102,6 +102,10 @@ class MemoryStream:
         self._cancelled = True
         self._caller.leave()
 
+    def close(self) -> None:
+        self.cancel()
+        self._forget()
+
 
 class MemoryTransport:
     """One rank's end of a MemoryNetwork."""

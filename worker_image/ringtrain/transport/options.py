@@ -40,6 +40,8 @@ def _common(timeout_s: float) -> Options:
         # gRPC's own threads, so that a rank that computes without releasing the interpreter is not taken for lost.
         ("grpc.keepalive_time_ms", max(1, int(timeout_s * 1000 / 6))),
         ("grpc.keepalive_timeout_ms", max(1, int(timeout_s * 1000 / 3))),
+        # What the timer of a keepalive ping really goes by in current gRPC; 60 s unless it is set.
+        ("grpc.http2.ping_timeout_ms", max(1, int(timeout_s * 1000 / 3))),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]

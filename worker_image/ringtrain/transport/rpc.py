@@ -56,6 +56,14 @@ class RpcStream:
     def cancel(self) -> None:
         self._call.cancel()
 
+    def close(self) -> None:
+        self._call.cancel()
+        # A call that polls for itself is released when its last event is consumed, and a cancelled one stops
+        # consuming: it would keep its closed channel alive, which dials the peer for ever. gRPC offers no other
+        # way.
+        while self._call._state.due:
+            self._call._consume_next_event()
+
 
 class RpcTransport:
     """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank."""
