@@ -81,7 +81,9 @@ def test_a_rank_that_dies_or_stops_is_named_by_all_others(seeds: list[int]) -> N
 def _problem_of(seed: int) -> str | None:
     plan = FaultPlan.of_seed(seed, SIZE, len(COLLECTIVES))
     survivors = [rank for rank in range(SIZE) if rank != plan.rank]
-    with started_ranks(_train_until_a_fault, SIZE, plan, env={"RINGTRAIN_TIMEOUT": str(TIMEOUT_S)}) as ranks:
+    with started_ranks(
+        _train_until_a_fault, SIZE, plan, env={"RINGTRAIN_TIMEOUT": str(TIMEOUT_S), "RINGTRAIN_TRANSPORT": "grpc"}
+    ) as ranks:
         assert ranks.message(plan.rank) == "fired"
         outcomes = ranks.outcomes(ranks=survivors)
     for outcome in outcomes:

@@ -66,7 +66,8 @@ def describe_mismatch(sequence: int, first: tuple[int, Signature], second: tuple
     for index, (one, other) in enumerate(zip(a.tensors, b.tensors, strict=True)):
         difference = _tensor_difference(one, other, rank_a, rank_b)
         if difference:
-            label = f'{a.kind} "{one.name}"' if one.name is not None else f"{a.kind} #{sequence}"
+            named = one.name is not None and one.name == other.name
+            label = f'{a.kind} "{one.name}"' if named else f"{a.kind} #{sequence}"
             position = f" (tensor {index} of {len(a.tensors)})" if len(a.tensors) > 1 else ""
             return f"{label}{position}: {difference}"
     for field, one_value, other_value in (("op", a.op, b.op), ("root rank", a.root, b.root)):

@@ -1,0 +1,186 @@
+"""Ranks that mean different things all raise an error that names two of them and both values."""
+
+import re
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ringtrain as rt
+from ring.worlds import TRANSPORTS, world_of
+
+# What three ranks call, of which one is different, and what every one of them must then read.
+CASES: dict[str, tuple[Callable[[int], object], str]] = {
+    "shape": (
+        lambda rank: rt.allreduce(np.ones((64 if rank == 2 else 32, 3, 3)), name="conv1.weight"),
+        r'allreduce "conv1.weight": shape is \(32, 3, 3\) on rank [01] and \(64, 3, 3\) on rank 2; '
+        r"every rank must build the same model",
+    ),
+    "dtype": (
+        lambda rank: rt.allreduce(np.ones(3, np.float16 if rank == 0 else np.float32)),
+        r"allreduce #1: dtype is float16 on rank 0 and float32 on rank [12]; every rank must use the same",
+    ),
+    "op": (
+        lambda rank: rt.allreduce(np.ones(3), rt.Max if rank == 1 else rt.Sum, name="loss"),
+        r'allreduce "loss" #1: op is (Max|Sum) on rank [01] and (Max|Sum) on rank [12]; every rank must pass',
+    ),
+    "root": (
+        lambda rank: rt.broadcast(np.ones(3), 1 if rank == 2 else 0),
+        r"broadcast #1: root rank is 0 on rank [01] and 1 on rank 2; every rank must pass the same",
+    ),
+    "name": (
+        lambda rank: rt.allreduce(np.ones(3), name="b" if rank == 1 else "a"),
+        r'allreduce #1: name is "[ab]" on rank [01] and "[ab]" on rank [12]; every rank must submit the same',
+    ),
+    "name-missing": (
+        lambda rank: rt.allreduce(np.ones(3), name=None if rank == 2 else "a"),
+        r'allreduce #1: name is "a" on rank [01] and not given on rank 2',
+    ),
+    "kind": (
+        lambda rank: rt.barrier() if rank == 0 else rt.allgather(np.ones(3), name="x"),
+        r'collective #1: rank 0 called barrier and rank [12] called allgather "x"; '
+        r"every rank must call the same collectives in the same order",
+    ),
+    "columns": (
+        lambda rank: rt.allgather(np.ones((rank + 1, 4 if rank == 2 else 5))),
+        r"allgather #1: shape is \(any, 5\) on rank [01] and \(any, 4\) on rank 2",
+    ),
+    "group-size": (
+        lambda rank: rt.grouped_allreduce([np.ones(2)] * (3 if rank == 0 else 2), name="g"),
+        r'rank 0 called allreduce "g.0" and 2 more of 3 tensors and rank [12] called .* and 1 more of 2 tensors',
+    ),
+    "group-member": (
+        lambda rank: rt.grouped_allreduce([np.ones(2), np.ones(2 + (rank == 2))], name="g"),
+        r'allreduce "g.1" \(tensor 1 of 2\): shape is \(2,\) on rank [01] and \(3,\) on rank 2',
+    ),
+    "bounds": (
+        lambda rank: rt.flat.reduce_scatter(np.ones(3), [0, 1, 2, 3] if rank else [0, 2, 2, 3]),
+        r"reduce_scatter #1: bounds or segment size are \[.*\] on rank 0 and \[.*\] on rank [12]",
+    ),
+    "process-set": (
+        lambda rank: rt.add_process_set([0, 1] if rank == 0 else [0, 2]),
+        r"rank 0 called add_process_set\(\[0, 1\]\) and rank [12] called add_process_set\(\[0, 2\]\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("collective", "expected"), CASES.values(), ids=CASES)
+def test_all_ranks_raise_what_differs(transport: str, collective: Callable[[int], object], expected: str) -> None:
+    """Every rank raises MismatchError with both ranks and both values, and goes on raising it."""
+    with world_of(3, transport) as world:
+        errors = world.errors(collective)
+        again = world.errors(lambda rank: rt.barrier())
+    for error, later in zip(errors, again, strict=True):
+        assert isinstance(error, rt.errors.MismatchError), error
+        assert re.search(expected, str(error)), error
+        assert str(later) == str(error)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_asynchronous_mismatch_is_raised_by_synchronize(transport: str) -> None:
+    """The handle of the collective that differs raises, and so do those behind it."""
+
+    def submit(rank: int) -> list[str]:
+        handles = [
+            rt.allreduce_async(np.ones(2)),
+            rt.allreduce_async(np.ones(2 + rank)),
+            rt.allreduce_async(np.ones(1)),
+        ]
+        assert rt.synchronize(handles[0]).tolist() == [1, 1]
+        messages = []
+        for handle in handles[1:]:
+            with pytest.raises(rt.errors.MismatchError) as caught:
+                rt.synchronize(handle)
+            messages.append(str(caught.value))
+        return messages
+
+    with world_of(2, transport) as world:
+        for messages in world.run(submit):
+            assert messages == ["allreduce #2: shape is (2,) on rank 0 and (3,) on rank 1; " + BUILD] * 2
+
+
+BUILD = "every rank must build the same model"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_outside_the_set_learns_of_the_mismatch(transport: str) -> None:
+    """A mismatch inside a process set is the end of the world's collectives, on ranks outside the set too."""
+    in_set_failed = threading.Barrier(3)
+
+    def differ(rank: int) -> str:
+        ends = rt.add_process_set([0, 2])
+        if rank != 1:
+            with pytest.raises(rt.errors.MismatchError):
+                rt.allreduce(np.ones(1 + rank), process_set=ends)
+        in_set_failed.wait(60)
+        with pytest.raises(rt.errors.MismatchError) as caught:
+            rt.barrier()
+        return str(caught.value)
+
+    with world_of(3, transport) as world:
+        assert world.run(differ) == [f"allreduce #1: shape is (1,) on rank 0 and (3,) on rank 2; {BUILD}"] * 3
+
+
+# What one rank can see for itself, before it talks to anyone.
+WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
+    "dtype": (
+        lambda: rt.allreduce(np.ones(2, np.complex64)),
+        "dtype complex64 can't be sent over the ring; it carries",
+    ),
+    "average-of-integers": (
+        lambda: rt.allreduce(np.ones(2, int)),
+        "Average of int64 would have to round; pass op=",
+    ),
+    "op": (lambda: rt.allreduce(np.ones(2), "sum"), "op is 'sum'; expected Sum, Average, Min, Max or Product"),
+    "root": (lambda: rt.broadcast(np.ones(2), 5), "root_rank is 5; expected one of the ranks [0]"),
+    "read-only": (lambda: rt.allreduce_(np.broadcast_to(np.ones(1), 3)), "this array is read-only; pass a copy"),
+    "not-an-array": (
+        lambda: rt.broadcast_([1.0], 0),
+        "broadcast_ changes its argument and needs a numpy array; got list",
+    ),
+    "splits": (
+        lambda: rt.alltoall(np.ones(3), [2]),
+        "alltoall splits are [2]; expected 1 numbers of rows that add up to 3",
+    ),
+    "bounds": (
+        lambda: rt.flat.all_gather(np.ones(3), [0, 2]),
+        "bounds are [0, 2]; expected 2 offsets from 0 to 3",
+    ),
+    "not-flat": (lambda: rt.flat.all_reduce(np.ones((2, 2))), "needs a 1-d contiguous array in native byte order"),
+    "set-twice": (
+        lambda: rt.ProcessSet([0, 0]),
+        "a process set of ranks [0, 0]; expected at least one, each once",
+    ),
+    "set-range": (lambda: rt.add_process_set([0, 1]), "ProcessSet([0, 1]) in a world of 1: ranks go from 0 to 0"),
+    "set-not-added": (
+        lambda: rt.barrier(rt.ProcessSet([0])),
+        "ProcessSet([0]) is not in use; call ringtrain.add_process_set() on all ranks first",
+    ),
+    "object": (
+        lambda: rt.broadcast_object({"model": [object()]}),
+        "value['model'][0] is of type object, which is not sent between ranks without allow_pickle=True",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "expected"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_a_wrong_argument_is_named(call: Callable[[], object], expected: str) -> None:
+    """The message has the value and what was expected."""
+    with world_of(1) as world:
+        (error,) = world.errors(lambda _: call())
+    assert isinstance(error, rt.errors.ConfigurationError), error
+    assert expected in str(error)
+
+
+def test_a_collective_without_init_says_so() -> None:
+    """Before init, and after shutdown, a collective names the way out."""
+    with pytest.raises(rt.errors.NotInitializedError, match=r"call ringtrain.init\(\) first"):
+        rt.allreduce(np.ones(2))
+    rt.init()
+    assert (rt.rank(), rt.size(), rt.is_initialized()) == (0, 1, True)
+    rt.shutdown()
+    assert not rt.is_initialized()
+    with pytest.raises(rt.errors.NotInitializedError):
+        rt.size()
