@@ -44,11 +44,11 @@ def _found(pattern: str, output: str) -> str:
 
 def test_one_process_learns_the_digits_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """96 % on unseen digits; a run that goes on from half-way ends with the bits of the uninterrupted one."""
-    options = ("--epochs", "20", "--checkpoint-every", "10", "--checkpoint-dir", str(tmp_path))
-    whole = _output(_start(*options))
+    options = ("--epochs", "20", "--checkpoint-every", "10")
+    whole = _output(_start(*options, RINGTRAIN_CHECKPOINT_DIR=str(tmp_path)))
     assert float(_found(r"^test accuracy: (0\.\d+)$", whole)) >= 0.96
     (tmp_path / "ckpt-0000000020.npz").unlink()
-    resumed = _output(_start(*options))
+    resumed = _output(_start(*options, RINGTRAIN_CHECKPOINT_DIR=str(tmp_path)))
     assert "ckpt-0000000010.npz after 10 epochs" in resumed
     weights = r"^weights sha256: (\w+)$"
     assert _found(weights, resumed) == _found(weights, whole)

@@ -9,18 +9,15 @@ from ringtrain_operator.cluster.api import Connection
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.poll import PollTimes
-from ringtrain_operator.cluster.reconcile import Clock, utc_now
 
 QUICK_POLLS = PollTimes(interval_s=0.2, first_s=0.05)
 
 
 @asynccontextmanager
-async def running_operator(
-    connection: Connection, clock: Clock = utc_now, **config: Any
-) -> AsyncIterator[Operator]:
+async def running_operator(connection: Connection, **config: Any) -> AsyncIterator[Operator]:
     """An operator that watches; what breaks it breaks the test."""
     settings: dict[str, Any] = {"listen": "127.0.0.1:0", "leader_election": False, "grace_s": 5.0, **config}
-    operator = Operator(OperatorConfig(**settings), connection, poll_times=QUICK_POLLS, clock=clock)
+    operator = Operator(OperatorConfig(**settings), connection, poll_times=QUICK_POLLS)
     running = asyncio.create_task(operator.run())
     watching = asyncio.create_task(operator.watching.wait())
     try:

@@ -100,11 +100,10 @@ class ApiClient:
 
     async def post(
         self, resource: Resource, namespace: str | None, name: str, subresource: str, obj: Mapping[str, Any]
-    ) -> Json:
-        """Post to a subresource, such as a pod's `binding` or an account's `token`."""
+    ) -> None:
+        """Post to a subresource, such as a pod's `binding` or `eviction`."""
         path = resource.path(namespace, name, subresource)
-        answer: Json = await self._transport.send(Request("POST", path, body=obj))
-        return answer
+        await self._transport.send(Request("POST", path, body=obj), want_body=False)
 
     async def delete(
         self,

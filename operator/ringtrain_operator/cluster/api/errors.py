@@ -17,10 +17,8 @@ ApiError
 from collections.abc import Mapping
 from typing import Any
 
-from ringtrain_operator.errors import OperatorError
 
-
-class ApiError(OperatorError):
+class ApiError(Exception):
     """A request failed; `message` holds the API server's own words."""
 
     def __init__(
