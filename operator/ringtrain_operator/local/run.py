@@ -40,9 +40,8 @@ def run_local(manifest: Path, runs: Path, plain: bool) -> Finished:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     run_dir = _new_directory(runs, name)
     spec = parse_job(job).spec
-    print(
-        f"{name}: {spec.worker.replicas} workers x {spec.slots} ranks on this machine, logs in {run_dir / 'logs'}"
-    )
+    world = f"{spec.worker.replicas} workers x {spec.slots} ranks"
+    print(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", flush=True)
     runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
     try:
         with _display(plain) as display:

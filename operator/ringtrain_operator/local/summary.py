@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..status import Failure, JobStatus
@@ -44,28 +43,32 @@ def read_results(logs_root: Path, namespace: str, job: str, attempt: int) -> Res
 
 
 def print_summary(console: Console, status: JobStatus, results: Results) -> None:
-    """Print how the job ended."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+    """Print how the job ended, a line each; no line is broken, so that a path can be copied."""
+    rows = list(_rows_of(status, results))
+    width = max(len(label) for label, _, _ in rows) + 2
+    for label, text, style in rows:
+        console.print(Text.assemble((label.ljust(width), "dim"), (text, style)), soft_wrap=True)
+    if status.state == "Failed" and status.failure is not None:
+        _print_failure(console, status.failure)
+
+
+def _rows_of(status: JobStatus, results: Results) -> Iterator[tuple[str, str, str]]:
+    """Label, text and style of each line."""
     state = str(status.state)
-    grid.add_row("state", Text(state, style=f"bold {STATE_STYLES.get(state, 'white')}"))
+    yield "state", state, f"bold {STATE_STYLES.get(state, 'white')}"
     for condition in status.conditions:
         if condition.type in ("Succeeded", "Failed") and condition.status == "True":
-            grid.add_row("", Text(condition.message))
+            yield "", condition.message, ""
     for name, value in results.metrics.items():
-        grid.add_row(name.replace("_", " "), Text(_metric(name, value), style="bold"))
+        yield name.replace("_", " "), _metric(name, value), "bold"
     if status.progress is not None:
         shown = numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch"}))
-        grid.add_row("steps", ", ".join([status.progress_summary, *(f"{label} {text}" for label, text in shown)]))
+        yield "steps", ", ".join([status.progress_summary, *(f"{label} {text}" for label, text in shown)]), ""
     if status.start_time is not None and status.completion_time is not None:
         took = duration((status.completion_time - status.start_time).total_seconds())
-        grid.add_row("took", f"{took}, {status.attempt} attempt{'s' if status.attempt > 1 else ''}")
+        yield "took", f"{took}, {status.attempt} attempt{'s' if status.attempt > 1 else ''}", ""
     if results.logs is not None:
-        grid.add_row("logs", Text(str(results.logs)))
-    console.print(grid)
-    if state == "Failed" and status.failure is not None:
-        _print_failure(console, status.failure)
+        yield "logs", str(results.logs), ""
 
 
 def _print_failure(console: Console, failure: Failure) -> None:
@@ -75,9 +78,9 @@ def _print_failure(console: Console, failure: Failure) -> None:
         Text(f"\nFirst failure of attempt {failure.attempt}: {who}, {failure.reason}{code}", style="bold red")
     )
     if failure.message:
-        console.print(Text(failure.message))
+        console.print(Text(failure.message), soft_wrap=True)
     for line in failure.log_tail[-LOG_LINES_SHOWN:]:
-        console.print(Text(f"  │ {line}", style="dim"))
+        console.print(Text(f"  │ {line}", style="dim"), soft_wrap=True)
 
 
 def _metric(name: str, value: float) -> str:

@@ -1,0 +1,101 @@
+"""Jobs on this machine, from manifest to end: real launcher, agents and ranks, driven by the operator's plan."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from support.local import Local, Start, until
+
+HOLD = "20"
+TRAIN = ("python", str(Path(__file__).parent / "training.py"), "40", HOLD)
+CHECKPOINT = {"persistentVolumeClaim": {"claimName": "places"}}
+
+
+def holds(local: Local) -> bool:
+    """Whether the first attempt is where it stays until something happens to it."""
+    place = local.directory / "runs/claims/places/place"
+    return place.exists() and place.read_text() == HOLD
+
+
+def test_digits(start: Start) -> None:
+    """The digits job ends with its test accuracy, the path of its logs and exit code 0."""
+    output = start("python", "examples/digits/train.py", "--epochs", "12", slotsPerWorker=2).finish(0)
+    accuracy = re.search(r"test accuracy +(\d+\.\d+) %", output)
+    assert accuracy is not None, output
+    assert float(accuracy.group(1)) > 90
+    assert re.search(r"^logs +\S+/logs/default/t/1$", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
+def test_a_lost_rank_restarts_the_gang_from_its_checkpoint(start: Start, fault: signal.Signals) -> None:
+    """A rank that dies or hangs ends the attempt; the next one goes on where the checkpoint is, and succeeds."""
+    local = start(*TRAIN, workers=3, checkpoint=CHECKPOINT, networking={"timeoutSeconds": 3})
+    until(lambda: holds(local))
+    victim = local.rank(1)
+    assert victim is not None
+    victim.send_signal(fault)
+    output = local.finish(0)
+    assert "2 attempts" in output
+    begun = re.search(r"begins at step (\d+)", local.log(2))
+    assert begun is not None
+    assert begun.group(1) == HOLD
+
+
+def test_a_failing_job_names_its_failure(start: Start) -> None:
+    """When backoffLimit is used up the job has failed: rank, exit code and log are shown."""
+    script = "import os, sys; print('no such dataset', flush=True); sys.exit(7 * (os.environ['RANK'] == '1'))"
+    output = start("python", "-c", script, runPolicy={"backoffLimit": 1}).finish(1)
+    assert "BackoffLimitExceeded" in output or "backoffLimit" in output
+    assert "First failure of attempt 2: rank 1 (t-worker-1), RankFailed, exit code 7" in output
+    assert "no such dataset" in output
+
+
+def test_a_command_that_does_not_exist(start: Start) -> None:
+    """The failure says which command could not be found."""
+    output = start("no-such-command", runPolicy={"backoffLimit": 0}).finish(1)
+    assert "no-such-command" in output
+
+
+def test_the_deadline_ends_a_job(start: Start) -> None:
+    """A job that is active for too long fails, and its processes are gone."""
+    output = start("sleep", "3600", runPolicy={"activeDeadlineSeconds": 3}).finish(1)
+    assert "activeDeadlineSeconds: 3" in output
+
+
+def test_suspend_and_resume(start: Start) -> None:
+    """Saving suspend: true ends the ranks; saving false starts the next attempt from the checkpoint."""
+    local = start(*TRAIN, checkpoint=CHECKPOINT)
+    until(lambda: holds(local))
+    local.save(runPolicy={"suspend": True})
+    until(lambda: local.rank(0) is None)
+    local.save(runPolicy={"suspend": False})
+    assert "2 attempts" in local.finish(0)
+    assert f"begins at step {HOLD}" in local.log(2)
+
+
+def test_scaling_restarts_with_the_new_world(start: Start) -> None:
+    """Saving another number of replicas begins an attempt with as many workers."""
+    local = start(*TRAIN, checkpoint=CHECKPOINT)
+    until(lambda: holds(local))
+    template = {"spec": {"containers": [{"name": "train", "image": "train:1"}]}}
+    template["spec"]["containers"][0]["command"] = list(TRAIN)
+    local.save(worker={"replicas": 3, "template": template})
+    assert "all 3 ranks exited 0" in local.finish(0)
+
+
+def test_ctrl_c_leaves_nothing_behind(start: Start) -> None:
+    """Ctrl-C ends every process of the job and says so."""
+    local = start("sleep", "3600")
+    until(lambda: local.rank(0))
+    local.interrupt()
+    assert "every process of the job has ended" in local.finish(130)
+
+
+def test_a_broken_manifest_starts_nothing(start: Start) -> None:
+    """Problems are told with their fields before anything runs."""
+    output = start("train", slotsPerWorker="two", backend="rings").finish(1)
+    assert "spec.slotsPerWorker: is 'two'" in output
+    assert "spec.backend: is 'rings', allowed: 'ring' or 'mpi'" in output
