@@ -12,8 +12,8 @@ help:  ## list the commands
 
 $(VENV)/.installed: requirements-dev.txt operator/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -e operator -e 'worker_image[examples]' -r requirements-dev.txt
+	$(BIN)/pip install -qq --upgrade pip
+	$(BIN)/pip install -qq -e operator -e 'worker_image[examples]' -r requirements-dev.txt
 	@touch $@
 
 $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed
