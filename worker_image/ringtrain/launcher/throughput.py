@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
 WINDOW = 10_000
 _PATIENCE_S = 10.0
@@ -113,10 +115,9 @@ class Throughput:
         """Speed of the steps so far; None before two steps are complete or without samples."""
         if self._timed_samples <= 0:
             return None
-        speeds = list(self._speeds)
-        error = statistics.pstdev(speeds) / math.sqrt(len(speeds))
-        middle = statistics.median(speeds)
-        jitter = 1.4826 * statistics.median(abs(speed - middle) for speed in speeds)
+        speeds = np.array(self._speeds)
+        error = float(np.std(speeds)) / math.sqrt(len(speeds))
+        jitter = 1.4826 * float(np.median(np.abs(speeds - np.median(speeds))))
         return Speed(self.total() or 0.0, error, jitter)
 
     def total(self) -> float | None:
@@ -132,12 +133,11 @@ class Throughput:
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
         report = self._latest[slowest]
         losses = [loss for entry in self._latest.values() if (loss := _number(entry.get("loss"))) is not None]
-        speed = self.speed()
         return Progress(
             step=self._steps[slowest],
             total_steps=report.get("totalSteps"),
             epoch=report.get("epoch"),
-            samples_per_s=speed.mean if speed else None,
+            samples_per_s=self.total() if self._timed_samples > 0 else None,
             unit=str(report.get("unit") or "samples"),
             loss=statistics.fmean(losses) if losses else None,
             metrics=dict(report.get("metrics") or {}),
