@@ -201,15 +201,15 @@ class _Pod:
             if self._mpi is not None:
                 self._mpi.register(server)
 
-        server, port = serve(
+        server = serve(
             self._config.ports.agent,
             self._config.secrets,
             Peer(contract.ROLE_LAUNCHER, self._config.job.uid),
             threads=4 + (MPI_DAEMONS if self._mpi else 0),
             register=register,
         )
-        stack.callback(lambda: server.stop(0.5).wait(1.0))
-        return port
+        stack.callback(server.close, 0.5)
+        return server.port
 
 
 @contextmanager

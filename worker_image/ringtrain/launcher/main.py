@@ -188,15 +188,15 @@ def _open_ports(
     stack.callback(http.close)
     service = CoordinatorService(gang, snapshot.store, config.job.attempt)
     add: Callable[..., None] = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
-    server, port = serve(
+    server = serve(
         config.port,
         config.secrets,
         Peer(contract.ROLE_WORKER, config.job.uid),
         threads=config.workers + 16,  # one held by every agent's order stream
         register=lambda server: add(service, server),
     )
-    stack.callback(lambda: server.stop(1.0).wait(2.0))
-    log.info("waiting for %d workers on port %d, status on port %d", config.workers, port, http.port)
+    stack.callback(server.close, 1.0)
+    log.info("waiting for %d workers on port %d, status on port %d", config.workers, server.port, http.port)
 
 
 def _follow_reports(snapshot: Snapshot, console: Console) -> None:

@@ -25,6 +25,8 @@ import numpy as np
 # Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
 WINDOW = 10_000
 _PATIENCE_S = 10.0
+# Steps that some rank has reached and another has not.
+_OPEN_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,13 @@ class Throughput:
 
     def _close_steps(self) -> list[int]:
         waited = (self.last_report_time or 0.0) - (self._first_report or 0.0)
-        if len(self._steps) < self._world_size and waited < _PATIENCE_S and len(self._open) < WINDOW:
+        if len(self._steps) < self._world_size and waited < _PATIENCE_S and len(self._open) < _OPEN_STEPS:
             return []
         reached = min(self._steps.values())
         ready = sorted(step for step in self._open if step <= reached)
         for step in ready:
             self._complete(self._open.pop(step))
-        while len(self._open) > WINDOW:  # a rank that has stopped reporting holds every step open
+        while len(self._open) > _OPEN_STEPS:  # a rank that has stopped reporting holds every step open
             self._open.pop(min(self._open))
         self._closed = max([self._closed, *ready])
         return ready
