@@ -12,7 +12,7 @@ import pytest
 from support.certificates import JobAuthority
 from support.gang import DEADLINE_S, GangProcesses
 
-from ringtrain.agent.main import own_address
+from ringtrain.control.address import own_address
 from ringtrain.control.environment import Environment
 from ringtrain.control.rpc import ControlServer, Peer, dial, serve
 from ringtrain.control.secrets import Secrets, load_secrets

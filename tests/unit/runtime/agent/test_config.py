@@ -61,7 +61,7 @@ def test_inner_deadlines_derive_from_one_knob() -> None:
         ({"RINGTRAIN_TIMEOUT": "nan"}, "RINGTRAIN_TIMEOUT='nan': expected seconds above 0"),
         ({"RINGTRAIN_RING_PORT_BASE": "65535"}, "RINGTRAIN_RING_PORT_BASE=65535: 2 ports from it on go beyond"),
         ({"RINGTRAIN_AGENT_PORT": "70000"}, "RINGTRAIN_AGENT_PORT='70000': expected an integer from 0 to 65535"),
-        ({"RINGTRAIN_BACKEND": "smoke"}, "RINGTRAIN_BACKEND='smoke': expected one of ring"),
+        ({"RINGTRAIN_BACKEND": "smoke"}, "RINGTRAIN_BACKEND='smoke': expected one of ring, mpi"),
         ({"RINGTRAIN_SECRET_DIR": "/nowhere"}, "RINGTRAIN_SECRET_DIR='/nowhere': no such directory"),
     ],
 )
