@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from support.ports import free_addresses
@@ -16,7 +17,7 @@ from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
 
 T = TypeVar("T")
-TRANSPORTS = ["memory", "grpc", "shm"]
+TRANSPORTS = ["memory", "grpc", "shm", "pods"]  # pods: of two ranks each, where the size is even
 DEADLINE_S = 120.0
 
 
@@ -51,14 +52,12 @@ def world_of(
     addresses = tuple(free_addresses(size))
     network = MemoryNetwork()
 
+    chosen = "shm" if transport == "shm" else "auto" if transport == "pods" else "grpc"
+
     def join(rank: int) -> Session:
-        config = WorkerConfig(
-            rank=rank,
-            size=size,
-            addresses=addresses,
-            timeout_s=timeout_s,
-            transport="shm" if transport == "shm" else "grpc",
-        )
+        config = WorkerConfig(rank=rank, size=size, addresses=addresses, timeout_s=timeout_s, transport=chosen)
+        if transport == "pods" and size % 2 == 0:
+            config = replace(config, local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=size // 2)
         made: Transport = (
             RpcTransport(rank, addresses, timeout_s) if transport == "grpc" else MemoryTransport(network, rank)
         )

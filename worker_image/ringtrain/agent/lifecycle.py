@@ -53,7 +53,6 @@ class Pod(Protocol):
     ranks: Ranks
     session: Session
     leaving: str
-    stopping: bool
 
     def start_ranks(self, world: World) -> None:
         """Start all ranks in `world`."""
@@ -105,8 +104,6 @@ class Lifecycle:
             case StopRanks(verdict):
                 self._verdict = verdict
                 self._stop_ranks(signal.SIGTERM)
-                self._pod.stopping = True
-                self._pod.session.changed()
             case Released(verdict):
                 self._stop_ranks(signal.SIGTERM)
                 self._ending = Ending(agent_exit_code(verdict, self._own_ranks()), verdict)

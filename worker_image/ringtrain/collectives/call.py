@@ -28,7 +28,8 @@ class Place:
 
     process_set: int
     sequence: int
-    peers: tuple[int, ...]  # world ranks
+    peers: tuple[int, ...]  # world ranks that this one exchanges frames with
+    others: tuple[int, ...]  # all that take part: each of them may keep the peers waiting
 
 
 class Call:
@@ -130,12 +131,13 @@ class Call:
         if isinstance(error, Refused):
             self._member.monitor.report(error.failure)
         elif error.how is How.TIMEOUT:
-            self._stalled((peer, *(p for p in self._place.peers if p != peer)))
+            self._stalled((peer,))
         elif error.how is How.CLOSED:
             self._member.monitor.report(Closed(peer, error.detail, self._doing))
         self._raise_verdict()
 
-    def _stalled(self, peers: tuple[int, ...]) -> None:
+    def _stalled(self, first: tuple[int, ...]) -> None:
+        peers = (*first, *(rank for rank in self._place.others if rank not in first))
         self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._doing))
         self._raise_verdict()
 

@@ -1,23 +1,42 @@
 """Picks the way on which the ranks of a process set exchange tensors."""
 
 from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.exchange import ExchangeCommunicator
+from ringtrain.collectives.hierarchical import HierarchicalCommunicator
+from ringtrain.config import WorkerConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.shm.join import share_memory
+from ringtrain.shm.communicator import SharedMemoryCommunicator
+from ringtrain.shm.join import Hosts, host_identity, share_memory
 from ringtrain.world.membership import Membership
 
 
 def choose_communicator(
-    member: Membership, process_set: int, network: Communicator, transport: str
+    member: Membership, process_set: int, network: ExchangeCommunicator, config: WorkerConfig
 ) -> Communicator:
-    """Return `network`, or shared memory where all ranks share a host. Collective over `network`.
+    """Return shared memory for ranks of one pod, both for pods of several ranks each, else `network`.
 
-    `transport`: auto, grpc or shm, on all ranks alike. Raises ConfigurationError for a shm that can't be had.
+    Collective over `network`. Raises ConfigurationError for a `config.transport` of shm that can't be had.
     """
-    if transport == "grpc" or len(network.ranks) == 1:
+    if config.transport == "grpc" or len(network.ranks) == 1:
         return network
-    shared = share_memory(member, process_set, network)
-    if shared is None and transport == "shm":
+    # Pods may be processes of one machine (`dtj local`), and are still what their agents say.
+    pod = f"{host_identity()} {config.cross_rank}"
+    hosts = share_memory(member, process_set, network, pod)
+    if hosts is not None and len(hosts.positions) == 1:
+        return SharedMemoryCommunicator(network, hosts.group)
+    if config.transport == "shm":
         raise ConfigurationError(
             f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"
         )
-    return shared or network
+    if hosts is None:
+        return network
+    if not _are_regular(hosts):
+        hosts.group.close()
+        return network
+    return HierarchicalCommunicator(network, hosts)
+
+
+def _are_regular(hosts: Hosts) -> bool:
+    """Whether hosts have equally many ranks, each a run of neighbours: what a fold in rank order needs."""
+    flat = [position for positions in hosts.positions for position in positions]
+    return flat == sorted(flat) and len({len(positions) for positions in hosts.positions}) == 1

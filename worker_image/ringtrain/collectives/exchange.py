@@ -39,7 +39,7 @@ class ExchangeCommunicator:
     ) -> None:
         self._member = member
         self._process_set = process_set
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._sequence = 0
         self.ranks = ranks
         self.position = ranks.index(member.place.rank)
@@ -59,7 +59,7 @@ class ExchangeCommunicator:
                 if 0 <= slot - _LAG < len(own):
                     yield from self._when_ready(call, results, slot - _LAG, caller)
 
-        call = self._call(self._laid_out(what, ()), frames_for, source.nbytes)
+        call = self.call(self._laid_out(what, ()), frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         with call:
             for slot in range(max(len(cut) for cut in cuts) + _LAG):
@@ -78,7 +78,7 @@ class ExchangeCommunicator:
             for index, cut in enumerate(cuts[self.ranks.index(rank)]):
                 yield call.frame(Step.CONTRIBUTION, index, source[cut])
 
-        call = self._call(self._laid_out(what, bounds), frames_for, source.nbytes)
+        call = self.call(self._laid_out(what, bounds), frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         with call:
             for index, cut in enumerate(cuts[self.position]):
@@ -91,7 +91,7 @@ class ExchangeCommunicator:
         def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
             yield from self._results(call, results, len(cuts[self.position]), caller)
 
-        call = self._call(self._laid_out(what, bounds), frames_for, buffer.nbytes)
+        call = self.call(self._laid_out(what, bounds), frames_for, buffer.nbytes)
         results: list[bytes] = []
         with call:
             for index in range(max(len(cut) for cut in cuts)):
@@ -122,8 +122,17 @@ class ExchangeCommunicator:
             self._relay(what, buffer, cuts, root, direct)
 
     def barrier(self, what: Signature) -> None:
-        with self._call(self._laid_out(what, ()), lambda rank, caller: iter(()), 0):
+        with self.call(self._laid_out(what, ()), lambda rank, caller: iter(()), 0):
             pass
+
+    def call(
+        self, what: Signature, frames_for: FramesFor, total_bytes: int, peers: tuple[int, ...] | None = None
+    ) -> Call:
+        """Begin the set's next collective. `peers`: world ranks to exchange frames with, by default all others."""
+        self._sequence += 1
+        others = tuple(self.ranks[position] for position in self._others)
+        place = Place(self._process_set, self._sequence, others if peers is None else peers, others)
+        return Call(self._member, place, what, frames_for, total_bytes)
 
     def close(self) -> None:
         """The membership holds the connections."""
@@ -133,7 +142,7 @@ class ExchangeCommunicator:
             for index, cut in enumerate(cuts[root if direct else self.ranks.index(rank)]):
                 yield call.frame(Step.RESULT, index, buffer[cut])
 
-        call = self._call(self._laid_out(what, ()), frames_for, buffer.nbytes)
+        call = self.call(self._laid_out(what, ()), frames_for, buffer.nbytes)
         nothing = buffer[:0]
         with call:
             for position in self._others:
@@ -150,7 +159,7 @@ class ExchangeCommunicator:
             elif not direct:
                 yield from self._results(call, passed_on, len(own), caller)
 
-        call = self._call(self._laid_out(what, ()), frames_for, buffer.nbytes)
+        call = self.call(self._laid_out(what, ()), frames_for, buffer.nbytes)
         relays = [p for p in self._others if p != root]
         with call:
             for index in range(max(len(cut) for cut in cuts) + _LAG):
@@ -173,7 +182,7 @@ class ExchangeCommunicator:
             for index, cut in enumerate(segments(0, len(part), step)):
                 yield call.frame(Step.RESULT, index, part[cut])
 
-        call = self._call(self._laid_out(what, ()), frames_for, sum(part.nbytes for part in parts))
+        call = self.call(self._laid_out(what, ()), frames_for, sum(part.nbytes for part in parts))
         size = np.empty(1, np.int64)
         with call:
             received = [own.copy()] * len(self.ranks)
@@ -188,16 +197,11 @@ class ExchangeCommunicator:
                         out[...] = call.read(self.ranks[position], Step.RESULT, index, out)
         return received
 
-    def _call(self, what: Signature, frames_for: FramesFor, total_bytes: int) -> Call:
-        self._sequence += 1
-        peers = tuple(self.ranks[position] for position in self._others)
-        return Call(self._member, Place(self._process_set, self._sequence, peers), what, frames_for, total_bytes)
-
     def _laid_out(self, what: Signature, bounds: Bounds) -> Signature:
-        return replace(what, layout=(self._segment_bytes, *what.layout, *bounds))
+        return replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
 
     def _segment_length(self, like: Flat) -> int:
-        return max(1, self._segment_bytes // like.itemsize)
+        return max(1, self.segment_bytes // like.itemsize)
 
     def _cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
         step = self._segment_length(like)

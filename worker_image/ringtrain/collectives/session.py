@@ -52,7 +52,7 @@ class Session:
         self._next_process_set += 1
         if self.config.rank in ranks:
             network = ExchangeCommunicator(self._member, number, ranks, self._segment_bytes)
-            self._communicators[number] = choose_communicator(self._member, number, network, self.config.transport)
+            self._communicators[number] = choose_communicator(self._member, number, network, self.config)
         return number
 
     def remove_process_set(self, number: int) -> None:

@@ -70,7 +70,6 @@ class Gang:
         with self._changed:
             refusal = self._mismatch(registration) or self._duplicate(registration)
             if refusal is not None:
-                self._changed.notify_all()
                 return refusal
             index = registration.worker_index
             member = self._members.get(index)
@@ -112,16 +111,11 @@ class Gang:
             self._order = order
             self._changed.notify_all()
 
-    def wait_order(self, seen: Order | None, wanted: Callable[[], bool]) -> Order | None:
-        """The current order once it is another than `seen`; None when it is not `wanted` any more (see `wake`)."""
+    def wait_order(self, seen: Order | None, timeout_s: float) -> Order | None:
+        """The current order once it is another than `seen`; None when that takes longer than `timeout_s`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._order is not seen or not wanted())
+            self._changed.wait_for(lambda: self._order is not seen, timeout_s)
             return None if self._order is seen else self._order
-
-    def wake(self) -> None:
-        """Make everybody who waits look again."""
-        with self._changed:
-            self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something changes, at most `timeout_s`."""
@@ -231,9 +225,6 @@ class Gang:
             return None
         if self._order is None and not member.streams and not member.states:
             return None  # its pod was restarted while the gang still assembles: the newer one takes the place
-        if not member.streams:
-            # The newer one would not be here if the older one were: do not wait for it any longer.
-            member.heard = min(member.heard, self._clock() - self._config.lost_after_s)
         return Refusal(
             f"worker {index} is already registered in attempt {registration.attempt} from pod "
             f"{member.registration.pod} at {member.registration.address}; a worker that was restarted joins the "

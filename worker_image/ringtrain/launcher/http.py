@@ -53,13 +53,10 @@ def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
 
 
 class StatusServer:
-    """Serves HTTP in threads until it is closed. `healthy` decides what `/healthz` says.
-
-    `everywhere`: on all addresses of this host instead of loopback only.
-    """
+    """Serves HTTP in threads until it is closed. `healthy` decides what `/healthz` says."""
 
     def __init__(
-        self, port: int, status: Callable[[], dict[str, Any]], healthy: Callable[[], bool], *, everywhere: bool
+        self, host: str, port: int, status: Callable[[], dict[str, Any]], healthy: Callable[[], bool]
     ) -> None:
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
@@ -73,7 +70,7 @@ class StatusServer:
                 return (200, "text/plain", b"ok\n") if healthy() else (503, "text/plain", b"stalled\n")
             return 404, "text/plain", b"/status, /metrics and /healthz are here\n"
 
-        self._server = _open_server(port, _handler(answer), everywhere)
+        self._server = _open_server(host, port, _handler(answer))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
@@ -96,20 +93,13 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _open_server(port: int, handler: type[BaseHTTPRequestHandler], everywhere: bool) -> ThreadingHTTPServer:
-    dual = everywhere and socket.has_dualstack_ipv6()
-
+def _open_server(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if dual else socket.AF_INET
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
 
-        def server_bind(self) -> None:
-            if dual:
-                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            super().server_bind()
-
     try:
-        return Server(("" if everywhere else "127.0.0.1", port), handler)
+        return Server((host, port), handler)
     except OSError as exc:
         raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
 

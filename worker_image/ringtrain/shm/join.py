@@ -11,7 +11,7 @@ import numpy as np
 
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.kernels.library import native_library
-from ringtrain.shm.communicator import SharedMemoryCommunicator
+from ringtrain.shm.group import SharedGroup
 from ringtrain.shm.native import NativeChannel, shm_bytes
 from ringtrain.shm.segment import Segment
 from ringtrain.wire.signature import Signature
@@ -31,36 +31,40 @@ class Candidate:
     refusal: str | None
 
 
-def share_memory(member: Membership, process_set: int, network: Communicator) -> SharedMemoryCommunicator | None:
-    """Return a communicator through shared memory, or None if some rank is elsewhere or can't take part.
+@dataclass(frozen=True)
+class Hosts:
+    """Positions of a process set by host, in the order of their first, and the group of this rank's own host."""
 
-    Collective over `network`. What stands in the way of ranks on one host is logged once, by the first rank.
+    positions: tuple[tuple[int, ...], ...]
+    group: SharedGroup
+
+
+def share_memory(member: Membership, process_set: int, network: Communicator, host: str) -> Hosts | None:
+    """Let the ranks of every host share memory. None if no two ranks share a host, or if any of them can't.
+
+    Collective over `network`. `host`: what identifies this rank's host. What stands in the way is logged once, by
+    the first rank.
     """
-    candidates = [Candidate(**said) for said in _exchange(network, "shared memory?", asdict(_candidate()))]
-    if len({c.host for c in candidates}) > 1:
-        return None
-    refusals = [f"rank {r}: {c.refusal}" for r, c in zip(network.ranks, candidates, strict=True) if c.refusal]
-    library = native_library()
-    if refusals or library is None:
-        _log_refusals(network, refusals)
-        return None
-    chunk_bytes = _chunk_bytes(len(network.ranks))
-    length = shm_bytes(library, len(network.ranks), chunk_bytes)
-    segment, refusals = _map_segment(network, length)
-    if segment is None:
-        _log_refusals(network, refusals)
-        return None
-    channel = NativeChannel(library, segment.memory, network.position, len(network.ranks), chunk_bytes)
-    return SharedMemoryCommunicator(member, process_set, network, channel, segment)
-
-
-def _chunk_bytes(size: int) -> int:
-    return max(64 << 10, _CHUNK_BYTES_OF_ALL // size)
-
-
-def _candidate() -> Candidate:
     refusal = None if native_library() is not None else "ringtrain was installed without a C compiler"
-    return Candidate(host_identity(), refusal)
+    candidates = [
+        Candidate(**said) for said in _exchange(network, "shared memory?", asdict(Candidate(host, refusal)))
+    ]
+    positions = _by_host(candidates)
+    if len(positions) == len(candidates):
+        return None
+    refusals = {position: candidate.refusal for position, candidate in enumerate(candidates)}
+    if any(refusals.values()):
+        return _without(network, refusals)
+    own = next(places for places in positions if network.position in places)
+    library = native_library()
+    assert library is not None
+    chunk_bytes = max(64 << 10, _CHUNK_BYTES_OF_ALL // len(own))
+    segment, refusals = _map_segment(network, own, shm_bytes(library, len(own), chunk_bytes))
+    if segment is None:
+        return _without(network, refusals)
+    channel = NativeChannel(library, segment.memory, own.index(network.position), len(own), chunk_bytes)
+    ranks = tuple(network.ranks[position] for position in own)
+    return Hosts(positions, SharedGroup(member, process_set, ranks, network.ranks, channel, segment))
 
 
 def host_identity() -> str:
@@ -72,35 +76,45 @@ def host_identity() -> str:
         return f"unknown {os.urandom(8).hex()}"  # no Linux: nobody's neighbour
 
 
-def _map_segment(network: Communicator, length: int) -> tuple[Segment | None, list[str]]:
-    """Let the first rank create a segment and all others open it; all succeed or none keeps it."""
+def _by_host(candidates: list[Candidate]) -> tuple[tuple[int, ...], ...]:
+    hosts: dict[str, list[int]] = {}
+    for position, candidate in enumerate(candidates):
+        hosts.setdefault(candidate.host, []).append(position)
+    return tuple(tuple(positions) for positions in hosts.values())
+
+
+def _map_segment(
+    network: Communicator, own: tuple[int, ...], length: int
+) -> tuple[Segment | None, dict[int, str | None]]:
+    """Let the first rank of each host create a segment and the others open it; all succeed or none keeps it."""
     segment, path, refusal = None, "", None
+    creator = own[0]
     try:
-        if network.position == 0:
+        if network.position == creator:
             segment = Segment.create(length)
             path = segment.path
     except OSError as error:
         refusal = str(error)
-    path = _exchange(network, "shared memory at", path)[0]
+    path = _exchange(network, "shared memory at", path)[creator]
     try:
-        if network.position > 0 and path:
+        if network.position != creator and path:
             segment = Segment.open(path, length)
     except OSError as error:
         refusal = str(error)
-    said = _exchange(network, "shared memory mapped?", refusal)
-    refusals = [f"rank {rank}: {why}" for rank, why in zip(network.ranks, said, strict=True) if why]
+    refusals = dict(enumerate(_exchange(network, "shared memory mapped?", refusal)))
     if segment is not None:
         segment.seal()
-    if refusals and segment is not None:
+    if any(refusals.values()) and segment is not None:
         segment.close()
         segment = None
     return segment, refusals
 
 
-def _log_refusals(network: Communicator, refusals: list[str]) -> None:
+def _without(network: Communicator, refusals: dict[int, str | None]) -> Hosts | None:
     if network.position == 0:
-        ranks, why = list(network.ranks), "; ".join(refusals)
-        log.warning("ranks %s share a host but not memory, and use gRPC: %s", ranks, why)
+        why = "; ".join(f"rank {network.ranks[p]}: {refusal}" for p, refusal in refusals.items() if refusal)
+        log.warning("ranks %s share hosts but not memory, and use gRPC alone: %s", list(network.ranks), why)
+    return None
 
 
 def _exchange(network: Communicator, kind: str, value: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import mmap
 import os
 from dataclasses import dataclass
@@ -18,6 +19,14 @@ from ringtrain.wire.dtypes import CODES
 PARITIES: Final = 2
 SIGNATURE_BYTES: Final = 32768
 _OPS: Final = {Op.Sum: 0, Op.Average: 0, Op.Min: 1, Op.Max: 2, Op.Product: 3}
+
+
+Chunks = tuple[tuple[int, int], ...]
+
+
+def chunks_of(bounds: Bounds) -> Chunks:
+    """The chunks that follow each other at `bounds`."""
+    return tuple(itertools.pairwise(bounds))
 
 
 class Outcome(IntEnum):
@@ -50,7 +59,7 @@ class _Job(ctypes.Structure):
         ("op", ctypes.c_int32),
         ("divisor", ctypes.c_int32),
         ("reduces", ctypes.c_int32),
-        ("bounds", ctypes.c_void_p),
+        ("chunks", ctypes.c_void_p),
         ("source", ctypes.c_void_p),
         ("before", ctypes.c_void_p),
         ("partial", ctypes.c_void_p),
@@ -68,19 +77,23 @@ class _Job(ctypes.Structure):
 class Work:
     """One collective. Fields that it does not need are None.
 
-    `source`: the whole buffer, read only. `op` None: nothing is reduced, each rank shows its chunk of `source`.
-    `own`: gets this rank's chunk. `gathered`: the whole buffer, gets every rank's chunk; may be `source`.
-    `before`: folded into this rank's chunk before rank 0's contribution. `partial`: gets the fold of this rank's
-    chunk as it is, in the type it is folded in, instead of `own`.
+    `chunks`: of every rank, where it begins and ends in the whole buffer. `source`: the whole buffer, read only.
+    `op` None: nothing is reduced, each rank shows its chunk of `source`. `own`: gets its chunk. `gathered`:
+    the whole buffer, gets every rank's chunk; may be `source`. `before`: folded into this rank's chunk before rank
+    0's contribution. `partial`: gets the fold of this rank's chunk as it is, in the type it is folded in, instead
+    of `own`. `average_over`: how many contributions an average has in all. `whole`: the chunks are all of the
+    buffer, `op`, `own` and `gathered` are there and nothing else: what a short buffer has a shortcut for.
     """
 
-    bounds: Bounds
+    chunks: Chunks
     source: Flat
     op: Op | None = None
     own: Flat | None = None
     gathered: Flat | None = None
     before: Flat | None = None
     partial: Flat | None = None
+    average_over: int = 0
+    whole: bool = False
 
 
 class NativeChannel:
@@ -108,7 +121,7 @@ class NativeChannel:
         `timeout_s`: without any progress of the rank that is waited for; `blamed` then says which that is.
         """
         job = self._job(what, work, timeout_s)
-        small = work.op is not None and work.gathered is not None and work.source.nbytes <= self._small_bytes
+        small = work.whole and work.source.nbytes <= self._small_bytes
         channel, reference = ctypes.byref(self._channel), ctypes.byref(job)
         # AGAIN comes after a signal: the interpreter runs its handler here.
         while (outcome := self._run(channel, reference, small)) == Outcome.AGAIN:
@@ -145,9 +158,9 @@ class NativeChannel:
             what_bytes=len(what),
             dtype=CODES[work.source.dtype.name],
             op=_OPS[work.op] if work.op is not None else 0,
-            divisor=self._size if work.op is Op.Average else 0,
+            divisor=work.average_over if work.op is Op.Average else 0,
             reduces=work.op is not None,
-            bounds=ctypes.addressof(_bounds_array(work.bounds)),
+            chunks=ctypes.addressof(_chunks_array(work.chunks)),
             source=work.source.ctypes.data,
             own=_address(work.own),
             gathered=_address(work.gathered),
@@ -167,8 +180,8 @@ def shm_bytes(library: ctypes.CDLL, size: int, chunk_bytes: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)  # the buckets of a model come back every step
-def _bounds_array(bounds: Bounds) -> Any:
-    return (ctypes.c_int64 * len(bounds))(*bounds)
+def _chunks_array(chunks: Chunks) -> Any:
+    return (ctypes.c_int64 * (2 * len(chunks)))(*(c[0] for c in chunks), *(c[1] for c in chunks))
 
 
 def _address(buffer: Flat | None) -> int | None:

@@ -71,7 +71,8 @@ class Board:
         self.wait_until(lambda: key in self._offers or key[1] <= self._reached.get(key[0], 0), caller)
         offer = self._offers.get(key)
         if offer is None:
-            raise Refused(Failure("internal", f"rank {self._rank} has ended collective #{key[1]} already"))
+            ended = Failure("internal", f"rank {self._rank} has ended collective #{key[1]} already")
+            raise Refused(self._verdict.failure or ended)
         return offer
 
     def taken(self, offer: Offer, peer: int) -> None:

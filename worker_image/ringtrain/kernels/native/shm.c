@@ -134,7 +134,7 @@ static uint64_t step_of(const channel *c, const job *j) {
 static uint32_t rounds_of(const channel *c, const job *j) {
     uint64_t step = step_of(c, j), most = 1;
     for (int r = 0; r < c->size; r++) {
-        uint64_t rounds = ((uint64_t)(j->bounds[r + 1] - j->bounds[r]) + step - 1) / step;
+        uint64_t rounds = ((uint64_t)(j->chunks[c->size + r] - j->chunks[r]) + step - 1) / step;
         if (rounds > most) most = rounds;
     }
     return (uint32_t)most;
@@ -142,8 +142,8 @@ static uint32_t rounds_of(const channel *c, const job *j) {
 
 /* The elements of rank's chunk that round `index` handles. */
 static uint64_t part(const channel *c, const job *j, int rank, uint32_t index, uint64_t *begin) {
-    uint64_t step = step_of(c, j), end = j->bounds[rank + 1];
-    *begin = j->bounds[rank] + index * step;
+    uint64_t step = step_of(c, j), end = j->chunks[c->size + rank];
+    *begin = j->chunks[rank] + index * step;
     if (*begin >= end) return 0;
     return end - *begin < step ? end - *begin : step;
 }
@@ -177,7 +177,7 @@ static void fold_part(const channel *c, const job *j, uint32_t round, uint64_t b
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
     int kind = accumulator(j->dtype);
     uint64_t bytes = element_bytes(j->dtype), kind_bytes = element_bytes(kind), step = BLOCK_BYTES / bytes;
-    uint64_t first = begin - j->bounds[c->rank];
+    uint64_t first = begin - j->chunks[c->rank];
     for (uint64_t at = 0; at < count; at += step) {
         uint64_t some = count - at < step ? count - at : step;
         const void *sum = j->before ? j->before + (first + at) * kind_bytes : NULL;
@@ -294,7 +294,7 @@ EXPORT int ringtrain_shm_run(channel *c, job *j, int small) {
         j->started = c->round;
         show_signature(c, j);
     }
-    int outcome = small ? all_reduce_small(c, j, (uint64_t)j->bounds[c->size]) : run_rounds(c, j);
+    int outcome = small ? all_reduce_small(c, j, (uint64_t)j->chunks[2 * c->size - 1]) : run_rounds(c, j);
     if (outcome == DONE) c->collective++;
     return outcome;
 }

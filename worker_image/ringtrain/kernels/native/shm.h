@@ -46,7 +46,7 @@ typedef struct {
     const uint8_t *what;
     uint64_t what_bytes;
     int32_t dtype, op, divisor, reduces;
-    const int64_t *bounds; /* size + 1 elements: chunk of rank r is bounds[r] to bounds[r + 1] */
+    const int64_t *chunks; /* where each rank's chunk begins in the whole buffer, then where each ends */
     const char *source;    /* whole buffer: this rank's contribution, or (not reducing) its chunk in place */
     const char *before;    /* accumulator's type, own chunk: folded before rank 0 */
     char *partial;         /* accumulator's type, own chunk: gets the fold, neither divided nor rounded */

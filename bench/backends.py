@@ -1,0 +1,149 @@
+"""What each contender does when it is told to reduce: the same work through its own library."""
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from bench import steps
+
+Work = Callable[[], None]
+
+
+class Backend(Protocol):
+    rank: int
+
+    def prepare(self, kind: str, **what: Any) -> Work:
+        """Return what is to be timed."""
+
+    def barrier(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Ringtrain:
+    """Ours: shared memory or gRPC, as RINGTRAIN_TRANSPORT says."""
+
+    def __init__(self) -> None:
+        import ringtrain as rt
+
+        rt.init()
+        self._rt = rt
+        self.rank = rt.rank()
+
+    def prepare(self, kind: str, **what: Any) -> Work:
+        return getattr(self, f"_{kind}")(**what)  # type: ignore[no-any-return]
+
+    def _allreduce(self, nbytes: int, dtype: str = "float32") -> Work:
+        buffer = _values(nbytes, self.rank).astype(dtype)
+        rt = self._rt
+        return lambda: rt.flat.all_reduce(buffer, rt.Max)
+
+    def _allreduce_many(self, fused: bool) -> Work:
+        """ResNet-50's gradients: one tensor after the other was ready, or one tensor of the same bytes."""
+        rt = self._rt
+        shapes = steps.resnet50_shapes()
+        if fused:
+            whole = np.ones(sum(int(np.prod(s)) for s in shapes), np.float32)
+            return lambda: rt.flat.all_reduce(whole, rt.Max)
+        tensors = [np.ones(s, np.float32) for s in shapes]
+
+        def work() -> None:
+            rt.grouped_allreduce(tensors, rt.Max)
+
+        return work
+
+    def _step(self) -> Work:
+        return steps.ringtrain_step()
+
+    def barrier(self) -> None:
+        self._rt.barrier()
+
+    def close(self) -> None:
+        self._rt.shutdown()
+
+
+class Gloo:
+    """PyTorch's CPU backend."""
+
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
+        dist.init_process_group("gloo")
+        self._torch, self._dist = torch, dist
+        self.rank = dist.get_rank()
+
+    def prepare(self, kind: str, **what: Any) -> Work:
+        return getattr(self, f"_{kind}")(**what)  # type: ignore[no-any-return]
+
+    def _allreduce(self, nbytes: int, dtype: str = "float32") -> Work:
+        buffer = self._torch.from_numpy(_values(nbytes, self.rank)).to(getattr(self._torch, dtype))
+        return lambda: self._dist.all_reduce(buffer, self._dist.ReduceOp.MAX)
+
+    def _step(self) -> Work:
+        return steps.ddp_step()
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+
+    def close(self) -> None:
+        pass
+
+
+class Mpi:
+    """Open MPI through mpi4py, buffers in place; shared memory or TCP as mpirun was told."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._world = MPI, MPI.COMM_WORLD
+        self.rank = self._world.Get_rank()
+
+    def prepare(self, kind: str, **what: Any) -> Work:
+        return getattr(self, f"_{kind}")(**what)  # type: ignore[no-any-return]
+
+    def _allreduce(self, nbytes: int) -> Work:
+        buffer = _values(nbytes, self.rank)
+        return lambda: self._world.Allreduce(self._mpi.IN_PLACE, buffer, self._mpi.MAX)
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def close(self) -> None:
+        pass
+
+
+class Copy:
+    """The floor: every rank copies the buffer once, at the same time. What memory allows."""
+
+    def __init__(self) -> None:
+        self._ring = Ringtrain()
+        self.rank = self._ring.rank
+
+    def prepare(self, kind: str, nbytes: int, **what: Any) -> Work:
+        source, target = _values(nbytes, self.rank), np.ones(nbytes // 4, np.float32)
+        return lambda: np.copyto(target, source)
+
+    def barrier(self) -> None:
+        self._ring.barrier()
+
+    def close(self) -> None:
+        self._ring.close()
+
+
+def backend(contender: str) -> Backend:
+    """The backend of a contender, by the first word of its name."""
+    if contender == "ringtrain-neighbour":
+        from bench.neighbour_ring import NeighbourRing
+
+        return NeighbourRing()
+    kinds = {"ringtrain": Ringtrain, "gloo": Gloo, "mpi": Mpi, "copy": Copy}
+    return kinds[contender.partition("-")[0]]()
+
+
+def _values(nbytes: int, rank: int) -> Any:
+    """Finite and stable under Max, however often it is repeated."""
+    return np.random.default_rng(rank).random(nbytes // 4, np.float32)

@@ -1,0 +1,133 @@
+"""Contenders side by side: all ranks of all contenders are up, one contender runs at a time, and they take turns.
+
+A busy moment of the machine then hits everyone alike, and medians of many turns are compared.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.hosts import Hosts
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@dataclass
+class Samples:
+    """What one contender did in one case. `times`: seconds, the slowest rank's of each repetition."""
+
+    times: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    wire_bytes: int = 0
+
+    def summary(self) -> dict[str, float]:
+        low, _, high = statistics.quantiles(self.times, n=4) if len(self.times) > 1 else self.times * 3
+        return {
+            "median_s": statistics.median(self.times),
+            "quartile1_s": low,
+            "quartile3_s": high,
+            "repetitions": len(self.times),
+            "cpu_s": self.cpu_s / len(self.times),
+            "wire_bytes": self.wire_bytes / len(self.times),
+        }
+
+
+class Gang:
+    """The ranks of one contender, waiting for commands."""
+
+    def __init__(self, contender: str, hosts: Hosts, env: dict[str, str]) -> None:
+        self.contender = contender
+        self._hosts = hosts
+        self._directory = tempfile.TemporaryDirectory()
+        path = str(Path(self._directory.name) / "socket")
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(path)
+        self._server.listen(hosts.ranks)
+        self._log = open(Path(self._directory.name) / "log", "w+")  # noqa: SIM115
+        worker = [sys.executable, "-m", "bench.worker", contender, path]
+        self._processes = [
+            subprocess.Popen(
+                command, env=os.environ | env | more, cwd=REPOSITORY, stdout=self._log, stderr=self._log
+            )
+            for command, more in hosts.commands(contender, worker)
+        ]
+        self._streams = self._accept()
+
+    def _accept(self) -> list[Any]:
+        self._server.settimeout(60)
+        streams: dict[int, Any] = {}
+        try:
+            while len(streams) < self._hosts.ranks:
+                stream = self._server.accept()[0].makefile("rw")
+                streams[json.loads(stream.readline())["rank"]] = stream
+        except (TimeoutError, ValueError) as error:
+            self._log.seek(0)
+            output = self._log.read()
+            self.close()
+            raise RuntimeError(f"{self.contender} did not start: {output[-3000:]}") from error
+        return [streams[rank] for rank in range(self._hosts.ranks)]
+
+    def run(self, repetitions: int, what: dict[str, Any], into: Samples) -> None:
+        before = self._hosts.sent_bytes()
+        for stream in self._streams:
+            stream.write(json.dumps({"do": "run", "repetitions": repetitions, "what": what}) + "\n")
+            stream.flush()
+        answers = [json.loads(stream.readline() or "null") for stream in self._streams]
+        if None in answers:
+            self._log.seek(0)
+            raise RuntimeError(f"{self.contender} failed in {what}: {self._log.read()[-3000:]}")
+        into.times += [max(times) for times in zip(*(a["times"] for a in answers), strict=True)]
+        into.cpu_s += sum(a["cpu_s"] for a in answers)
+        # The warm-up is on the wire too.
+        into.wire_bytes += (self._hosts.sent_bytes() - before) * repetitions // (repetitions + 1)
+
+    def close(self) -> None:
+        for stream in getattr(self, "_streams", []):
+            with contextlib.suppress(OSError):
+                stream.write('{"do": "stop"}\n')
+                stream.flush()
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._server.close()
+        self._log.close()
+        self._directory.cleanup()
+
+
+@contextlib.contextmanager
+def gangs(contenders: dict[str, dict[str, str]], hosts: Hosts) -> Iterator[list[Gang]]:
+    """Gangs by name with their environment. One that can't start is left out, and said."""
+    started: list[Gang] = []
+    try:
+        for contender, env in contenders.items():
+            try:
+                started.append(Gang(contender, hosts, env))
+            except (RuntimeError, OSError) as error:
+                print(f"{contender} is left out: {error}", file=sys.stderr)
+        yield started
+    finally:
+        for gang in started:
+            gang.close()
+
+
+def contest(
+    running: list[Gang], turns: int, repetitions: int, what: dict[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Let all take turns; return their summaries by name."""
+    samples = {gang.contender: Samples() for gang in running}
+    for turn in range(turns):
+        for gang in running if turn % 2 == 0 else reversed(running):
+            gang.run(repetitions, what, samples[gang.contender])
+    return {name: found.summary() for name, found in samples.items()}

@@ -1,0 +1,77 @@
+"""One training step from "all gradients are ready" to "new weights everywhere", ours and PyTorch DDP's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Work = Callable[[], None]
+
+
+def resnet50_shapes() -> list[tuple[int, ...]]:
+    """The 161 parameters of ResNet-50, 25.6 million elements, in the order of the forward pass."""
+    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
+    inputs = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            for shape in ((width, inputs, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
+                shapes += [shape, (shape[0],), (shape[0],)]
+            if block == 0:
+                shapes += [(4 * width, inputs, 1, 1), (4 * width,), (4 * width,)]
+            inputs = 4 * width
+    return [*shapes, (1000, 2048), (1000,)]
+
+
+def _gradients() -> list[Any]:
+    random = np.random.default_rng(0)
+    return [random.standard_normal(shape, dtype=np.float32) for shape in resnet50_shapes()]
+
+
+def ringtrain_step() -> Work:
+    from ringtrain.optim import AdamW, HostOptimizer
+
+    gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
+    optimizer = HostOptimizer({name: np.ones_like(g) for name, g in gradients.items()}, AdamW(lr=1e-3))
+
+    def work() -> None:
+        for name in reversed(gradients):
+            optimizer.submit(name, gradients[name])
+        optimizer.step()
+
+    return work
+
+
+def ddp_step() -> Work:
+    """DDP's own buckets and hooks; the backward pass does nothing but hand over gradients that exist already."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    gradients = [torch.from_numpy(g) for g in _gradients()]
+
+    class HandOver(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, parameter: Any, index: int) -> Any:
+            ctx.index = index
+            return parameter.new_zeros(())
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradients[ctx.index], None
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.ParameterList(torch.ones_like(g) for g in gradients)
+
+        def forward(self) -> Any:
+            return torch.stack([HandOver.apply(w, i) for i, w in enumerate(self.weights)]).sum()
+
+    model = DistributedDataParallel(Model(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def work() -> None:
+        model().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    return work

@@ -1,0 +1,99 @@
+"""The ranks that map one segment: what they run together, and how they fail together."""
+
+import time
+from typing import Final, NoReturn
+
+from ringtrain.errors import RingtrainError
+from ringtrain.shm.native import NativeChannel, Outcome, Work
+from ringtrain.shm.segment import Segment
+from ringtrain.wire.failure import Failure
+from ringtrain.wire.signature import Signature, decode_signature, describe_mismatch
+from ringtrain.world.membership import Membership
+from ringtrain.world.monitor import Closed, Doing, Stalled
+
+# The membership counts progress by process set: the network's are small numbers, those of shared memory are above.
+FIRST_SHARED_SET: Final = 1 << 30
+
+
+class SharedGroup:
+    """Ranks `ranks` of one host, this one at `position`. `suspects`: all ranks that may keep them waiting.
+
+    Who is lost and who is to blame is found out by the membership, over the network, as for any other collective.
+    """
+
+    def __init__(
+        self,
+        member: Membership,
+        process_set: int,
+        ranks: tuple[int, ...],
+        suspects: tuple[int, ...],
+        channel: NativeChannel,
+        segment: Segment,
+    ) -> None:
+        self.ranks = ranks
+        self.position = ranks.index(member.place.rank)
+        self._suspects = suspects
+        self._member = member
+        self._process_set = FIRST_SHARED_SET + process_set
+        self._channel = channel
+        self._segment = segment
+        self._sequence = 0
+        member.verdict.on_reached(channel.stop)
+
+    def run(self, what: Signature, work: Work) -> None:
+        """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
+        self._member.verdict.check()
+        self._sequence += 1
+        self._member.board.begin((self._process_set, self._sequence))
+        started = time.monotonic()
+        try:
+            outcome = self._channel.run(what.encode(), work, self._member.place.pull_timeout_s)
+        except BaseException as error:  # a signal's handler raised
+            self._give_up(self._doing(what), error)
+            raise
+        if outcome is not Outcome.DONE:
+            self._fail(outcome, what, time.monotonic() - started)
+
+    def close(self) -> None:
+        """Unmap the segment; ranks that wait for this one raise PeerLost."""
+        self._member.verdict.forget(self._channel.stop)
+        self._channel.close()
+        self._segment.close()
+
+    def _fail(self, outcome: Outcome, what: Signature, waited_s: float) -> NoReturn:
+        """Report what happened, and raise what the world decides."""
+        doing, monitor = self._doing(what), self._member.monitor
+        blamed = self.ranks[self._channel.blamed]
+        if outcome is Outcome.LEFT:
+            monitor.report(Closed(blamed, "", doing))
+        elif outcome is Outcome.MISMATCH:
+            monitor.report(Failure("mismatch", self._describe_mismatch(what)))
+        elif outcome is Outcome.TIMEOUT:
+            others = [rank for rank in self._suspects if rank not in (blamed, self._member.place.rank)]
+            monitor.report(Stalled((blamed, *others), waited_s, doing))
+        self._await_verdict()
+        self._member.verdict.check()
+        raise RingtrainError(f"{doing.label} failed, and no reason was found in time")
+
+    def _give_up(self, doing: Doing, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        rank = self._member.place.rank
+        self._member.monitor.report(Failure("lost", f"rank {rank} left {doing.label} because of {reason}", rank))
+        self._await_verdict()
+
+    def _await_verdict(self) -> None:
+        self._member.verdict.wait(self._member.place.timeout_s / 5)
+        self._member.monitor.await_announced(self._member.place.timeout_s / 10)
+
+    def _describe_mismatch(self, what: Signature) -> str:
+        position = self._channel.blamed
+        theirs = self._channel.signature_of(position)
+        mine, other = self._member.place.rank, self.ranks[position]
+        if theirs is None or theirs == what.encode():
+            label = f"{what.label} #{self._sequence}"
+            return f"{label}: ranks {mine} and {other} mean different things; every rank must make the same calls"
+        return describe_mismatch(self._sequence, (mine, what), (other, decode_signature(theirs)))
+
+    def _doing(self, what: Signature) -> Doing:
+        names = what.label.removeprefix(what.kind)
+        return Doing(f"{what.kind} #{self._sequence}{names}", self._process_set, self._sequence)
