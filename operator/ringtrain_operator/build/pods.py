@@ -107,7 +107,7 @@ def _add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
         return
     resources = container.setdefault("resources", {})
     for field in ("limits", "requests"):
-        resources.setdefault(field, {}).update({name: str(count) for name, count in devices.items()})
+        resources[field] = {**(resources.get(field) or {}), **{name: str(n) for name, n in devices.items()}}
 
 
 def _launcher_template(job: Job) -> dict[str, Any]:

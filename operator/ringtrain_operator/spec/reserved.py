@@ -57,7 +57,7 @@ def _template_clashes(template: Mapping[str, Any], path: str, reserved: frozense
     for field, why in POD_FIELDS.items():
         if field in pod:
             problems.append(Problem(f"{path}.spec.{field}", f"is set by the operator ({why}); remove it"))
-    if pod.get("restartPolicy", "Never") != "Never":
+    if (pod.get("restartPolicy") or "Never") != "Never":
         problems.append(
             Problem(
                 f"{path}.spec.restartPolicy",
@@ -71,7 +71,7 @@ def _template_clashes(template: Mapping[str, Any], path: str, reserved: frozense
             )
     for main in containers_of(template)[:1]:
         for index, variable in enumerate(main.get("env") or ()):
-            if isinstance(variable, Mapping) and variable.get("name") in reserved:
+            if variable.get("name") in reserved:
                 where = f"{path}.spec.containers[0].env[{index}]"
                 problems.append(Problem(where, f"{variable['name']} is set by the operator; remove it"))
     return problems
@@ -81,7 +81,7 @@ def _mount_clashes(template: Mapping[str, Any], path: str, ours: Mapping[str, st
     problems = []
     for main in containers_of(template)[:1]:
         for index, mount in enumerate(main.get("volumeMounts") or ()):
-            taken = str(mount.get("mountPath")).rstrip("/") if isinstance(mount, Mapping) else ""
+            taken = str(mount.get("mountPath")).rstrip("/")
             if taken in ours:
                 where = f"{path}.spec.containers[0].volumeMounts[{index}].mountPath"
                 problems.append(
@@ -114,8 +114,6 @@ def _device_clashes(spec: JobSpec) -> list[Problem]:
 
 
 def _resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    resources = container.get("resources")
-    if not isinstance(resources, Mapping):
-        return []
+    resources = container.get("resources") or {}
     found = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     return [(str(name), value) for name, value in found.items()]

@@ -39,11 +39,38 @@ WorkerTemplate = Annotated[
 LauncherTemplate = Annotated[dict[str, Any], Schema(_template_schema(_CONTAINER, ()))]
 
 
+_Shape = type | list[Any] | dict[str, Any]
+# What this package reads of a template, and of which shape it must be: a type, a list of a shape, a mapping.
+_CONTAINER_SHAPE: dict[str, Any] = {
+    "name": str,
+    "image": str,
+    "command": [str],
+    "args": [str],
+    "workingDir": str,
+    "terminationMessagePath": str,
+    "env": [{"name": str}],
+    "ports": [{}],
+    "volumeMounts": [{"name": str, "mountPath": str}],
+    "resources": {"limits": {}, "requests": {}},
+    "securityContext": {"capabilities": {"add": [str]}},
+}
+_TEMPLATE: dict[str, Any] = {
+    "metadata": {"labels": {}, "annotations": {}},
+    "spec": {
+        "containers": [_CONTAINER_SHAPE],
+        "initContainers": [_CONTAINER_SHAPE],
+        "volumes": [{"name": str}],
+        "imagePullSecrets": [{}],
+        "securityContext": {},
+        "restartPolicy": str,
+        "serviceAccountName": str,
+    },
+}
+
+
 def containers_of(template: Mapping[str, Any], field: str = "containers") -> list[dict[str, Any]]:
-    """The containers of a template as a list, empty when there are none or the template is malformed."""
-    spec = template.get("spec")
-    found = spec.get(field) if isinstance(spec, Mapping) else None
-    return [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
+    """The containers of a well-formed template as a list, empty when there are none."""
+    return list((template.get("spec") or {}).get(field) or ())
 
 
 def worker_template_problems(template: Mapping[str, Any], path: str) -> list[Problem]:
@@ -87,46 +114,20 @@ def launcher_template_problems(template: Mapping[str, Any], path: str) -> list[P
     return problems
 
 
-def _shape_problems(template: Mapping[str, Any], path: str) -> list[Problem]:
-    """Wrong types on the way to what we read."""
-    problems = []
-    for key in ("metadata", "spec"):
-        if not isinstance(template.get(key) or {}, Mapping):
-            problems.append(Problem(f"{path}.{key}", f"must be a mapping, is {template[key]!r}"))
-    if problems:
-        return problems
-    spec = template.get("spec") or {}
-    for key in ("containers", "initContainers", "volumes", "imagePullSecrets"):
-        problems += _list_problems(spec.get(key) or [], f"{path}.spec.{key}")
-    if not isinstance(spec.get("securityContext") or {}, Mapping):
-        problems.append(
-            Problem(f"{path}.spec.securityContext", f"must be a mapping, is {spec['securityContext']!r}")
-        )
-    for field in ("containers", "initContainers"):
-        for index, container in enumerate(containers_of(template, field)):
-            problems += _container_problems(container, f"{path}.spec.{field}[{index}]")
-    return problems
-
-
-def _container_problems(container: Mapping[str, Any], path: str) -> list[Problem]:
-    problems = []
-    for key in ("command", "args"):
-        value = container.get(key) or []
-        if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-            problems.append(Problem(f"{path}.{key}", f"must be a list of strings, is {value!r}"))
-    for key in ("env", "ports", "volumeMounts"):
-        problems += _list_problems(container.get(key) or [], f"{path}.{key}")
-    for key in ("resources", "securityContext"):
-        if not isinstance(container.get(key) or {}, Mapping):
-            problems.append(Problem(f"{path}.{key}", f"must be a mapping, is {container[key]!r}"))
-    return problems
-
-
-def _list_problems(value: object, path: str) -> list[Problem]:
-    if not isinstance(value, list):
-        return [Problem(path, f"must be a list, is {value!r}")]
-    return [
-        Problem(f"{path}[{index}]", f"must be a mapping, is {item!r}")
-        for index, item in enumerate(value)
-        if not isinstance(item, Mapping)
-    ]
+def _shape_problems(value: object, path: str, shape: _Shape | None = None) -> list[Problem]:
+    """Where `value` is not of the shape that we read. To the API a null field is an absent one; here too."""
+    shape = _TEMPLATE if shape is None else shape
+    if value is None:
+        return []
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return [Problem(path, f"must be a list, is {value!r}")]
+        wrong = (_shape_problems(item, f"{path}[{index}]", shape[0]) for index, item in enumerate(value))
+        nulls = [Problem(f"{path}[{index}]", "is null") for index, item in enumerate(value) if item is None]
+        return nulls + [problem for problems in wrong for problem in problems]
+    if isinstance(shape, dict):
+        if not isinstance(value, Mapping):
+            return [Problem(path, f"must be a mapping, is {value!r}")]
+        inner = (_shape_problems(value.get(key), f"{path}.{key}", known) for key, known in shape.items())
+        return [problem for problems in inner for problem in problems]
+    return [] if isinstance(value, shape) else [Problem(path, f"must be a string, is {value!r}")]

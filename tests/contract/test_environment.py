@@ -1,0 +1,81 @@
+"""What the operator builds is what the runtime reads."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.jobs import job
+
+import ringtrain.contract
+import ringtrain_operator.contract
+from ringtrain.agent.config import AgentConfig
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain_operator import build
+from ringtrain_operator.spec import Job, parse_job
+
+NOW = datetime.now(UTC)
+
+
+def parsed(**spec: Any) -> Job:
+    """Three workers with two slots, everything said that can be."""
+    claim = {"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data"}
+    fields = {"slotsPerWorker": 2, "checkpoint": claim, "networking": {"timeoutSeconds": 7}, **spec}
+    manifest = job(workers=3, **fields)
+    manifest["metadata"] |= {"uid": "0a1b2c3d-4e5f", "namespace": "team"}
+    return parse_job(manifest)
+
+
+def environment(pod: dict[str, Any], secret_dir: Path) -> dict[str, str]:
+    """The main container's environment as a kubelet makes it, its secret in `secret_dir`."""
+    node = {"metadata.name": pod["metadata"]["name"], "status.podIP": "10.0.0.7", "spec.nodeName": "node-a"}
+    found = {
+        variable["name"]: variable.get("value") or node[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        for variable in pod["spec"]["containers"][0]["env"]
+    }
+    (volume,) = [v["secret"] for v in pod["spec"]["volumes"] if "secret" in v]
+    credentials = build.build_secret(parsed(), build.issue_credentials(parsed(), NOW))["data"]
+    for item in volume["items"]:
+        path = secret_dir / item["path"]
+        path.write_bytes(base64.b64decode(credentials[item["key"]]))
+        path.chmod(0o600)
+    return found | {"RINGTRAIN_SECRET_DIR": str(secret_dir)}
+
+
+def test_an_agent_reads_what_is_built_for_a_worker(tmp_path: Path) -> None:
+    """Every setting arrives as the spec says it."""
+    config = AgentConfig.from_env(environment(build.build_worker_pod(parsed(), 4, 2), tmp_path))
+    assert (config.job.name, config.job.namespace, config.job.uid) == ("digits", "team", "0a1b2c3d-4e5f")
+    assert (config.job.attempt, config.workers, config.slots, config.index) == (4, 3, 2, 2)
+    assert config.launcher_address == "digits-launcher.digits.team.svc:7350"
+    assert (config.pod, config.pod_ip, config.node) == ("digits-worker-2", "10.0.0.7", "node-a")
+    assert config.checkpoint_dir == "/data"
+    assert (config.timeout_s, config.start_timeout_s) == (7, 600)
+    assert config.secrets.tls is not None
+
+
+def test_a_launcher_reads_what_is_built_for_it(tmp_path: Path) -> None:
+    """Every setting arrives as the spec says it."""
+    config = LauncherConfig.from_env(environment(build.build_launcher_pod(parsed(), 4), tmp_path))
+    assert (config.job.name, config.job.attempt, config.workers, config.slots) == ("digits", 4, 3, 2)
+    assert (config.port, config.status_port) == (7350, 7351)
+    assert config.log_root == Path("/var/log/ringtrain")
+    assert config.secrets.tls is not None
+
+
+@pytest.mark.parametrize("name", sorted(name for name in vars(ringtrain_operator.contract) if name.isupper()))
+def test_both_sides_have_the_same_constants(name: str) -> None:
+    """A name that both sides have means the same on both."""
+    ours, theirs = getattr(ringtrain_operator.contract, name), getattr(ringtrain.contract, name, None)
+    assert theirs is None or ours == theirs
+
+
+def test_every_variable_is_in_the_contract() -> None:
+    """What is built is on docs/contract.md, by name."""
+    page = (Path(__file__).parents[2] / "docs/contract.md").read_text()
+    pods = (build.build_worker_pod(parsed(), 1, 0), build.build_launcher_pod(parsed(), 1))
+    names = {variable["name"] for pod in pods for variable in pod["spec"]["containers"][0]["env"]}
+    assert {name for name in names if name.startswith("RINGTRAIN_") and f"`{name}`" not in page} == set()

@@ -1,0 +1,218 @@
+"""What the builders make of a user's template."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.jobs import job
+
+from ringtrain_operator import contract
+from ringtrain_operator.build import build_launcher_pod, build_worker_pod
+from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.spec import Job, parse_job
+
+Json = dict[str, Any]
+
+
+def parsed(container: Json | None = None, pod: Json | None = None, **spec: Any) -> Job:
+    """A job whose worker has these extra fields in its container and its pod."""
+    manifest = job(**spec)
+    manifest["metadata"]["uid"] = "0a1b2c3d-0000"
+    worker = manifest["spec"]["worker"]
+    worker["template"]["spec"]["containers"][0].update(container or {})
+    worker["template"]["spec"].update(pod or {})
+    return parse_job(manifest)
+
+
+def main(pod: Json) -> Json:
+    """The pod's first container."""
+    found: Json = pod["spec"]["containers"][0]
+    return found
+
+
+def env(pod: Json) -> dict[str, Any]:
+    """Its plain environment."""
+    return {variable["name"]: variable.get("value") for variable in main(pod)["env"]}
+
+
+def mounts(pod: Json) -> dict[str, str]:
+    """Volume name by path."""
+    return {mount["mountPath"]: mount["name"] for mount in main(pod)["volumeMounts"]}
+
+
+def test_the_command_is_wrapped() -> None:
+    """Command and args become the agent's command; $(NAME) is left to the kubelet."""
+    pod = build_worker_pod(parsed({"command": ["python"], "args": ["t.py", "$(A)"]}), 1, 0)
+    assert main(pod)["command"] == ["ringtrain", "agent", "--", "python", "t.py", "$(A)"]
+    assert "args" not in main(pod)
+
+
+def test_the_template_passes_through() -> None:
+    """Fields that nobody here has heard of are in the pod; the spec itself is not changed."""
+    extra = {"futureField": {"a": [1, {"b": None}]}, "nodeSelector": {"x": "y"}, "priorityClassName": "high"}
+    given_job = parsed({"resources": {"requests": {"cpu": "4"}}, "tty": False}, extra)
+    before = copy.deepcopy(given_job.spec.worker.template)
+    pod = build_worker_pod(given_job, 1, 0)
+    assert {key: pod["spec"][key] for key in extra} == extra
+    assert main(pod)["resources"] == {"requests": {"cpu": "4"}}
+    assert given_job.spec.worker.template == before
+
+
+@pytest.mark.parametrize(
+    "name", ["nvidia.com/gpu", "amd.com/gpu", "graphcore.ai/ipu", "google.com/tpu", "habana.ai/gaudi"]
+)
+def test_devices(name: str) -> None:
+    """Any extended resource is limit and request of the training container, and of nothing else."""
+    manifest = job(worker=None)
+    manifest["spec"]["worker"] = job()["spec"]["worker"] | {"devices": {name: 2}}
+    given_job = parse_job(manifest)
+    worker, launcher = build_worker_pod(given_job, 1, 0), build_launcher_pod(given_job, 1)
+    assert main(worker)["resources"] == {"limits": {name: "2"}, "requests": {name: "2"}}
+    assert env(worker)[contract.ENV_SLOTS_PER_WORKER] == "2"
+    assert name not in str(launcher)
+    assert env(launcher)["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_identity() -> None:
+    """Name, labels, owner, host name: what the Service, the operator and the garbage collector go by."""
+    pod = build_worker_pod(parsed(), 3, 1)
+    metadata = pod["metadata"]
+    assert metadata["name"] == pod["spec"]["hostname"] == "digits-worker-1"
+    assert pod["spec"]["subdomain"] == "digits"
+    assert metadata["labels"] == {
+        "app.kubernetes.io/managed-by": "ringtrain",
+        "app.kubernetes.io/name": "digits",
+        "ringtrain.dev/job-name": "digits",
+        "ringtrain.dev/role": "worker",
+        "ringtrain.dev/attempt": "3",
+        "ringtrain.dev/worker-index": "1",
+    }
+    (owner,) = metadata["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("DistributedTrainingJob", "0a1b2c3d-0000", True)
+
+
+def test_volumes() -> None:
+    """Secret and shared memory on workers, secret and logs on the launcher, checkpoints on both."""
+    claim = {"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data"}
+    given_job = parsed(checkpoint=claim, logs={"persistentVolumeClaim": {"claimName": "l"}})
+    worker, launcher = build_worker_pod(given_job, 1, 0), build_launcher_pod(given_job, 1)
+    assert set(mounts(worker)) == {"/etc/ringtrain/secret", "/data", "/dev/shm"}
+    assert set(mounts(launcher)) == {"/etc/ringtrain/secret", "/data", "/var/log/ringtrain"}
+    assert env(worker)[contract.ENV_CHECKPOINT_DIR] == "/data"
+    sources = {volume["name"]: volume for volume in worker["spec"]["volumes"]}
+    assert sources["ringtrain-shm"]["emptyDir"] == {"medium": "Memory"}
+    keys = {item["key"] for item in sources["ringtrain-secret"]["secret"]["items"]}
+    assert keys == {"ca.crt", "worker.crt", "worker.key", "token"}
+
+
+def test_a_users_own_shared_memory_is_kept() -> None:
+    """A template that mounts /dev/shm keeps its volume."""
+    volume = {"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
+    pod = build_worker_pod(
+        parsed({"volumeMounts": [{"name": "mine", "mountPath": "/dev/shm/"}]}, {"volumes": [volume]}), 1, 0
+    )
+    assert [v["name"] for v in pod["spec"]["volumes"]] == ["mine", "ringtrain-secret"]
+
+
+def test_no_checkpoint_no_variable() -> None:
+    """Without spec.checkpoint nothing says where checkpoints are."""
+    assert contract.ENV_CHECKPOINT_DIR not in env(build_worker_pod(parsed(), 1, 0))
+
+
+def test_restricted_by_default() -> None:
+    """Every container meets the restricted Pod Security Standard unless the template says otherwise."""
+    side = {"initContainers": [{"name": "init", "image": "i"}]}
+    for pod in (build_worker_pod(parsed(pod=side), 1, 0), build_launcher_pod(parsed(), 1)):
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["spec"]["containers"] + pod["spec"].get("initContainers", []):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_a_templates_own_security_is_kept() -> None:
+    """What the template says itself stays, and no field is added that the API would refuse beside it."""
+    own = {"privileged": True, "capabilities": {"add": ["SYS_PTRACE"]}}
+    pod = build_worker_pod(parsed({"securityContext": own}, {"securityContext": {"runAsUser": 0}}), 1, 0)
+    assert main(pod)["securityContext"] == own
+    assert pod["spec"]["securityContext"]["runAsUser"] == 0
+
+
+def test_the_launcher_takes_after_the_worker() -> None:
+    """Without a template the launcher has the worker's image and pull secrets, and none of its placement."""
+    pod = build_launcher_pod(parsed(pod={"imagePullSecrets": [{"name": "s"}], "nodeSelector": {"gpu": "yes"}}), 1)
+    assert main(pod)["image"] == "train:1"
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "s"}]
+    assert "nodeSelector" not in pod["spec"]
+    assert main(pod)["command"] == ["ringtrain", "launcher"]
+
+
+def test_the_launcher_of_an_mpi_job_runs_the_program() -> None:
+    """Under mpi the launcher starts the worker's command, or its own."""
+    worker = {"command": ["./pi"], "args": ["100"]}
+    assert main(build_launcher_pod(parsed(worker, backend="mpi"), 1))["command"] == [
+        *("ringtrain", "launcher", "--", "./pi", "100")
+    ]
+    own = {"template": {"spec": {"containers": [{"command": ["mpirun", "./pi"]}]}}}
+    launcher = build_launcher_pod(parsed(worker, backend="mpi", launcher=own), 1)
+    assert main(launcher)["command"] == ["ringtrain", "launcher", "--", "mpirun", "./pi"]
+
+
+def test_the_users_environment_comes_after_ours() -> None:
+    """So that it can refer to it."""
+    variables = main(build_worker_pod(parsed({"env": [{"name": "X", "value": "$(RINGTRAIN_ATTEMPT)"}]}), 1, 0))[
+        "env"
+    ]
+    names = [variable["name"] for variable in variables]
+    assert names.index("RINGTRAIN_ATTEMPT") < names.index("X")
+    assert len(names) == len(set(names))
+
+
+keys = st.sampled_from(
+    ["name", "capabilities", "add", "privileged", "limits", "requests", "mountPath", "nvidia.com/gpu", "labels"]
+)
+# Values of every shape where a pod's template has fields that we read.
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=6,
+)
+container_fields = st.sampled_from(
+    ["command", "args", "env", "ports", "volumeMounts", "resources", "securityContext", "name", "image"]
+)
+pod_fields = st.sampled_from(
+    ["volumes", "securityContext", "imagePullSecrets", "initContainers", "restartPolicy", "serviceAccountName"]
+)
+metadata = st.dictionaries(st.sampled_from(["labels", "annotations", "name"]), json_values, max_size=2)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(container_fields, json_values, max_size=3),
+    st.dictionaries(pod_fields, json_values, max_size=2),
+    metadata,
+    st.booleans(),
+)
+def test_any_template_is_built_or_refused(container: Json, pod: Json, meta: Json, on_launcher: bool) -> None:
+    """Whatever is in a template, there is a pod or a SpecInvalid, never another exception."""
+    template = {
+        "spec": {"containers": [{"name": "c", "image": "i", "command": ["x"], **container}], **pod},
+        "metadata": meta,
+    }
+    manifest = job()
+    if on_launcher:
+        manifest["spec"]["launcher"] = {"template": template}
+    else:
+        manifest["spec"]["worker"]["template"] = template
+    try:
+        given_job = parse_job(manifest)
+    except SpecInvalid:
+        return
+    assert build_worker_pod(given_job, 1, 0)["spec"]["restartPolicy"] == "Never"
+    assert build_launcher_pod(given_job, 1)["spec"]["restartPolicy"] == "Never"

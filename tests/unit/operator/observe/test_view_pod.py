@@ -1,0 +1,93 @@
+"""What becomes of a pod's status in the API's words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from ringtrain_operator.observe import PodView, last_words, owned_by, owner_name, read_report, view_pod
+
+
+def view(**status: Any) -> PodView:
+    """A worker's pod with this status."""
+    labels = {"role": "worker", "attempt": "2", "worker-index": "1"}
+    metadata = {
+        "name": "digits-worker-1",
+        "labels": {f"ringtrain.dev/{key}": value for key, value in labels.items()},
+    }
+    spec = {"nodeName": "n", "containers": [{"name": "train"}, {"name": "side"}]}
+    return view_pod({"metadata": metadata, "spec": spec, "status": status}, {"n": True})
+
+
+def test_identity() -> None:
+    """Role, attempt and index are labels."""
+    pod = view()
+    assert (pod.role, pod.attempt, pod.index, pod.node, pod.node_ready) == ("worker", 2, 1, "n", True)
+    assert pod.phase == "Pending"
+
+
+def test_an_exit() -> None:
+    """The first container's end is the pod's, though a side-car runs on."""
+    ended = {"exitCode": 3, "reason": "Error", "message": "m", "finishedAt": "2026-01-01T00:00:00Z"}
+    pod = view(
+        phase="Running",
+        containerStatuses=[
+            {"name": "side", "state": {"running": {}}},
+            {"name": "train", "state": {"terminated": ended}},
+        ],
+    )
+    assert pod.finished
+    assert (pod.exit_code, pod.termination_message, pod.exit_time) == (3, "m", datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def test_a_failed_init_container() -> None:
+    """A pod that failed before its first container ran has the init container's exit code."""
+    failed = {"name": "init", "state": {"terminated": {"exitCode": 9, "message": "no data"}}}
+    pod = view(phase="Failed", initContainerStatuses=[failed])
+    assert (pod.exit_code, pod.termination_message) == (9, "no data")
+
+
+def test_an_eviction() -> None:
+    """DisruptionTarget's reason is who took the pod."""
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    pod = view(phase="Failed", reason="Evicted", message="low", conditions=[condition])
+    assert (pod.reason, pod.disruption, pod.exit_code) == ("Evicted", "EvictionByEvictionAPI", None)
+
+
+@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
+def test_an_ordinary_start_is_not_a_cause(reason: str) -> None:
+    """Stages of every start are not reported as trouble."""
+    assert view(containerStatuses=[{"name": "train", "state": {"waiting": {"reason": reason}}}]).waiting == ""
+
+
+def test_an_init_container_that_cannot_start() -> None:
+    """Its words count like the main container's."""
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "denied"}}
+    pod = view(initContainerStatuses=[{"name": "init", "state": waiting}])
+    assert (pod.waiting, pod.waiting_message) == ("ErrImagePull", "denied")
+
+
+def test_owners() -> None:
+    """Only the controller owns."""
+    refs = [{"uid": "a", "kind": "X", "name": "x"}, {"uid": "b", "kind": "Job", "name": "j", "controller": True}]
+    obj = {"metadata": {"ownerReferences": refs}}
+    assert owned_by(obj, "b")
+    assert not owned_by(obj, "a")
+    assert owner_name(obj) == "Job j"
+    assert owner_name({"metadata": {}}) == ""
+
+
+@pytest.mark.parametrize("words", ["", "boom", "[1]", '{"version": 2}', '{"version": 1, "attempt": 1}'])
+def test_words_that_are_not_this_attempts(words: str) -> None:
+    """Another version's, another attempt's, or no message at all: empty."""
+    ended = {"name": "train", "state": {"terminated": {"exitCode": 1, "message": words}}}
+    assert last_words(view(containerStatuses=[ended]), 2) == {}
+
+
+@pytest.mark.parametrize("raw", [{}, {"phase": "Dancing", "attempt": 1, "worldSize": 1}])
+def test_a_report_that_is_none(raw: dict[str, Any]) -> None:
+    """What is not the contract's /status raises what the docstring says."""
+    with pytest.raises((KeyError, ValueError)):
+        read_report(raw)
