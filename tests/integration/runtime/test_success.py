@@ -46,10 +46,11 @@ def test_a_gang_from_barrier_to_success(gang: Callable[..., GangProcesses]) -> N
     assert job.get("/healthz") == "ok\n"
     gate.touch()
     assert [launcher.wait(), *(agent.wait() for agent in agents)] == [0, 0, 0]
-    for pod in (launcher, *agents):
-        assert pod.message() == {
-            "version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 4, "ranksSucceeded": 4,
-        }  # fmt: skip
+    ended = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 4, "ranksSucceeded": 4}
+    last_words = launcher.message()
+    assert last_words.pop("progress")["step"] == 3
+    assert last_words == ended
+    assert [agent.message() for agent in agents] == [ended, ended]
     worlds = [_check_rank(job, rank) for rank in range(4)]
     assert len({tuple(world) for world in worlds}) == 1
     assert len(set(worlds[0])) == 4

@@ -53,6 +53,7 @@ class Pod(Protocol):
     ranks: Ranks
     session: Session
     leaving: str
+    stopping: bool
 
     def start_ranks(self, world: World) -> None:
         """Start all ranks in `world`."""
@@ -104,6 +105,8 @@ class Lifecycle:
             case StopRanks(verdict):
                 self._verdict = verdict
                 self._stop_ranks(signal.SIGTERM)
+                self._pod.stopping = True
+                self._pod.session.changed()
             case Released(verdict):
                 self._stop_ranks(signal.SIGTERM)
                 self._ending = Ending(agent_exit_code(verdict, self._own_ranks()), verdict)
@@ -182,11 +185,14 @@ class Lifecycle:
             return
         config = self._config
         message = f"the launcher at {config.launcher_address} has not answered for {config.launcher_lost_s:g} s"
+        if self._verdict is not None:  # only its release is missing
+            log.warning("%s; the attempt was over already", message)
+            self._stop_and_wait()
+            self._ending = Ending(agent_exit_code(self._verdict, self._own_ranks()), self._verdict)
+            return
         own = self._pod.ranks.first_failure()
-        code = contract.EXIT_GANG_STOPPED if own is None else own.exit_code
-        if self._verdict is not None:
-            code = agent_exit_code(self._verdict, self._own_ranks())
-        self._fail(code or contract.EXIT_GANG_STOPPED, Reason.LAUNCHER_FAILED, message)
+        code = own.exit_code if own is not None and own.exit_code else contract.EXIT_GANG_STOPPED
+        self._fail(code, Reason.LAUNCHER_FAILED, message)
 
     def _fail(self, code: int, reason: Reason, message: str) -> None:
         log.error("%s", message)
@@ -196,7 +202,9 @@ class Lifecycle:
 
     def _stop_and_wait(self) -> None:
         self._stop_ranks(signal.SIGTERM)
-        while not self._pod.ranks.all_ended:
+        # A process that is stuck in the kernel outlives even SIGKILL: leave it to whoever ends this container.
+        give_up_at = time.monotonic() + 3 * self._config.grace_s
+        while not self._pod.ranks.all_ended and time.monotonic() < give_up_at:
             try:
                 event = self._events.get(timeout=self._wait_s())
             except queue.Empty:

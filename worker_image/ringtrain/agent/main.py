@@ -1,12 +1,12 @@
 """`ringtrain agent`: join, start the ranks, watch them and the launcher, ship everything, leave."""
 
 import logging
-import os
 import queue
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ringtrain import contract
@@ -33,34 +33,48 @@ from ringtrain.mpi.worker import MPI_DAEMONS, MpiWorker
 log = logging.getLogger(__name__)
 
 
-def run_agent(config: AgentConfig, command: Sequence[str]) -> int:
-    """Run `command` as the ranks of one worker to the end of the attempt; returns the agent's exit code."""
+def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[str, str]) -> int:
+    """Run `command` as the ranks of one worker to the end of the attempt; returns the agent's exit code.
+
+    `inherited`: the pod's environment, which the ranks get with theirs added.
+    """
     if not command and not config.mpi:
         raise ConfigurationError("an agent of a ring job needs a command: `ringtrain agent -- CMD…`")
     become_subreaper()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with ExitStack() as stack:
         stack.enter_context(_signals_as_events(events))
-        pod = _Pod(config, command, events, stack)
+        pod = _Pod(config, Program(command, inherited), events, stack)
         ending = Lifecycle(config, pod, events).run()
+        if not pod.all_shipped():
+            log.warning("the launcher did not take the last lines of this worker; they are lost")
         message = termination_message(ending.verdict, config.job.attempt, config.workers * config.slots)
         write_termination_message(config.termination, message)
     return ending.exit_code
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the ranks run, and the environment they inherit."""
+
+    command: Sequence[str]
+    inherited: Mapping[str, str]
 
 
 class _Pod:
     """Everything that an agent holds open: ranks, spool, threads, channel, its own service."""
 
     def __init__(
-        self, config: AgentConfig, command: Sequence[str], events: "queue.SimpleQueue[Event]", stack: ExitStack
+        self, config: AgentConfig, program: Program, events: "queue.SimpleQueue[Event]", stack: ExitStack
     ) -> None:
         self._config = config
-        self._command = command
+        self._program = program
         self._instance = uuid.uuid4().hex
         self._collectors: dict[int, Collector] = {}
         self._spool = Spool()
         self.ranks = Ranks(config.first_rank, 0 if config.mpi else config.slots)
         self.leaving = ""
+        self.stopping = False
         self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
         self._held = HeldPorts()
         stack.callback(self._held.release)
@@ -70,14 +84,16 @@ class _Pod:
         self._master_port = self._held.take(ports.master, 1)[0] if config.index == 0 else 0
         self._agent_port = self._serve(stack)
         channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.job.uid))
-        stack.callback(channel.close)
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         self.session = Session(stub, config, self._instance, self._registration, self.state, events.put)
         header = {"attempt": config.job.attempt, "worker_index": config.index}
         heard = ShipperEvents(on_contact=self.session.heard, on_empty=self.session.changed)
         self._shipper = Shipper(stub, self._spool, header, config.call_s, heard)
+        for last_to_first in (self.session.join, self._shipper.join, channel.close):
+            stack.callback(last_to_first)
         stack.callback(self._shipper.close)
         stack.callback(self.session.close)
+        log.info("worker %d dials the launcher at %s", config.index, config.launcher_address)
         self._shipper.start()
         self.session.start()
 
@@ -89,8 +105,8 @@ class _Pod:
             return
         cores = usable_cores()
         processes = self.ranks.start(
-            self._command,
-            lambda local: rank_environment(self._config, world, local, os.environ, cores),
+            self._program.command,
+            lambda local: rank_environment(self._config, world, local, self._program.inherited, cores),
         )
         self._collect(processes)
         self.session.changed()
@@ -128,12 +144,17 @@ class _Pod:
             self._collectors[rank].rank_ended(rank)
 
     def drained(self) -> bool:
-        """Whether no rank runs and all that ranks wrote is in the launcher's files."""
+        """Whether the end has come, no rank runs, and all that ranks wrote is in the launcher's files."""
         return (
-            self.ranks.all_ended
+            (self.stopping or bool(self.leaving))
+            and self.ranks.all_ended
             and self._spool.empty
             and all(state.phase in ENDED or not self.ranks.started for state in self._states())
         )
+
+    def all_shipped(self) -> bool:
+        """Whether all that was read from ranks is in the launcher's files."""
+        return self._spool.empty
 
     def state(self) -> AgentState:
         """What the launcher is told at every heartbeat."""
@@ -180,15 +201,15 @@ class _Pod:
             if self._mpi is not None:
                 self._mpi.register(server)
 
-        server, port = serve(
+        server = serve(
             self._config.ports.agent,
             self._config.secrets,
             Peer(contract.ROLE_LAUNCHER, self._config.job.uid),
             threads=4 + (MPI_DAEMONS if self._mpi else 0),
             register=register,
         )
-        stack.callback(lambda: server.stop(0.5).wait(1.0))
-        return port
+        stack.callback(server.close, 0.5)
+        return server.port
 
 
 @contextmanager

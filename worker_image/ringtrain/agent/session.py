@@ -110,11 +110,14 @@ class Session:
             thread.start()
 
     def close(self) -> None:
-        """Leave: the launcher sees the order stream end."""
+        """Leave: the launcher sees the order stream end. Calls under way end when their channel is closed."""
         self._closed.set()
         self._changed.set()
         if self._orders is not None:
             self._orders.cancel()
+
+    def join(self) -> None:
+        """Wait for the threads, once closed."""
         for thread in self._threads:
             thread.join(self._config.call_s)
 
@@ -139,6 +142,8 @@ class Session:
                 self._note_problem(error)
             except OSError as error:  # the launcher's name does not resolve yet
                 self.last_problem = str(error)
+            except ValueError:  # the channel was closed
+                return
             self._closed.wait(_RETRY_S)
 
     def _register(self) -> bool:
@@ -176,6 +181,8 @@ class Session:
                 self._closed.wait(_RETRY_S)
                 self._changed.set()
                 continue
+            except ValueError:  # the channel was closed
+                return
             self.heard()
             if state.leaving and state.drained:
                 self._deliver(LeaveNoted())

@@ -39,26 +39,35 @@ class Shipper:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, whatever is left."""
+        """Stop, whatever is left. A call under way ends when its channel is closed."""
         self._closed.set()
         self._spool.close()
-        self._thread.join()
+
+    def join(self) -> None:
+        """Wait for the thread, once closed."""
+        self._thread.join(self._call_s)
 
     def _run(self) -> None:
         while not self._closed.is_set():
             chunks = self._spool.take(_BATCH_BYTES, _LOOK_S)
             if not chunks:
                 continue
-            try:
-                reply = self._stub.Append(self._request(chunks), timeout=self._call_s)
-            except grpc.RpcError as error:
-                log.debug("the launcher did not take log lines, they are kept: %s", error)
+            if not self._ship(chunks):
                 self._closed.wait(_RETRY_S)
-                continue
-            self._events.on_contact()
-            self._spool.done({(Stream(d.kind), d.rank): d.last for d in reply.durable})
-            if self._spool.empty:
+            elif self._spool.empty:
                 self._events.on_empty()
+
+    def _ship(self, chunks: list[Chunk]) -> bool:
+        """Offer `chunks` to the launcher; returns whether it has taken all of them."""
+        try:
+            reply = self._stub.Append(self._request(chunks), timeout=self._call_s)
+        except grpc.RpcError as error:
+            log.debug("the launcher did not take log lines, they are kept: %s", error)
+            return False
+        except ValueError:  # the channel was closed
+            return False
+        self._events.on_contact()
+        return self._spool.done({(Stream(d.kind), d.rank): d.last for d in reply.durable})
 
     def _request(self, chunks: list[Chunk]) -> Any:
         return pb.AppendRequest(

@@ -5,10 +5,12 @@ drop gets none, but is counted, and the next record of that rank that fits is pr
 are missing.
 """
 
+import itertools
 import struct
 import tempfile
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from ringtrain.logs.journal import Stream
@@ -63,20 +65,22 @@ class Spool:
                 return self._in_flight
             self._changed.wait_for(lambda: self._memory or self._disk.waiting or self._closed, timeout_s)
             size = 0
+            taken = []
             while size < limit_bytes and (chunk := self._pop()) is not None:
-                self._in_flight.append(chunk)
+                taken.append(chunk)
                 size += len(chunk.data)
+            self._in_flight = coalesce(taken)
             return self._in_flight
 
-    def done(self, durable: dict[tuple[Stream, int], int]) -> None:
-        """Forget what was taken, up to the sequences that are `durable`."""
+    def done(self, durable: dict[tuple[Stream, int], int]) -> bool:
+        """Forget what was taken, up to the sequences that are `durable`; returns whether that is all of it."""
         with self._changed:
             self._in_flight = [
                 chunk
                 for chunk in self._in_flight
                 if durable.get((chunk.stream, chunk.rank), 0) < chunk.first + chunk.lines - 1
             ]
-            self._changed.notify_all()
+            return not self._in_flight
 
     def dropped(self) -> dict[int, int]:
         """Log records dropped so far, by rank."""
@@ -133,6 +137,16 @@ class Spool:
             self._memory_size -= len(chunk.data) + _OVERHEAD
             return chunk
         return self._disk.pop()
+
+
+def coalesce(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """`chunks` with neighbours of the same rank and stream joined: fewer writes, same order."""
+    joined = []
+    for (stream, rank), run in itertools.groupby(chunks, key=lambda chunk: (chunk.stream, chunk.rank)):
+        parts = list(run)
+        lines = sum(part.lines for part in parts)
+        joined.append(Chunk(stream, rank, parts[0].first, lines, b"".join(part.data for part in parts)))
+    return joined
 
 
 class _DiskQueue:

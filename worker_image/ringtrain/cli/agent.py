@@ -16,6 +16,7 @@ def agent(command: tuple[str, ...]) -> None:
 
     Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
     """
+    inherited = dict(os.environ)
     # Ranks are forked from a process in which gRPC runs; its fork handlers would wait for threads of ours.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     log_to_stderr("agent")
@@ -24,6 +25,6 @@ def agent(command: tuple[str, ...]) -> None:
         from ringtrain.agent.config import AgentConfig
         from ringtrain.agent.main import run_agent
 
-        return run_agent(AgentConfig.from_env(os.environ), command)
+        return run_agent(AgentConfig.from_env(inherited), command, inherited)
 
     sys.exit(exit_code_of(body))

@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.control.ports import HeldPorts
 
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 _POLL_S = 0.2
 # The launcher is gone: its agent has its own deadlines, and this long beyond a rank's grace to keep them.
 _AGENT_S = 30.0

@@ -55,10 +55,24 @@ def dial(address: str, secrets: Secrets, peer: Peer) -> grpc.Channel:
     return grpc.intercept_channel(channel, _SendToken(secrets.token)) if secrets.token else channel
 
 
+@dataclass(frozen=True)
+class ControlServer:
+    """A server that listens on `port`."""
+
+    port: int
+    _server: grpc.Server
+    _pool: ThreadPoolExecutor
+
+    def close(self, grace_s: float) -> None:
+        """Stop listening, give calls under way `grace_s` to end, and end the threads."""
+        self._server.stop(grace_s).wait(grace_s + 1.0)
+        self._pool.shutdown(wait=False)
+
+
 def serve(
     port: int, secrets: Secrets, peer: Peer, *, threads: int, register: Callable[[grpc.Server], None]
-) -> tuple[grpc.Server, int]:
-    """Start a server for clients with the role and uid of `peer`; returns it and its port.
+) -> ControlServer:
+    """Start a server for clients with the role and uid of `peer`; `register` adds the services.
 
     Without certificates it listens on loopback only. Raises PortTaken when the port is in use.
     """
@@ -73,7 +87,7 @@ def serve(
     except RuntimeError as exc:
         raise PortTaken(f"port {port} cannot be listened on: is another process using it? ({exc})") from exc
     server.start()
-    return server, bound
+    return ControlServer(bound, server, pool)
 
 
 def _bind_everywhere(server: grpc.Server, port: int, credentials: grpc.ServerCredentials) -> int:

@@ -70,6 +70,7 @@ class Gang:
         with self._changed:
             refusal = self._mismatch(registration) or self._duplicate(registration)
             if refusal is not None:
+                self._changed.notify_all()
                 return refusal
             index = registration.worker_index
             member = self._members.get(index)
@@ -90,11 +91,13 @@ class Gang:
             member = self._member(index, instance)
             if member is None:
                 return False
+            before = (_phases(member), member.drained, member.leaving)
             self._note(member, ranks)
             member.drained = drained
             if leaving and not member.leaving:
                 member.leaving, member.leaving_since = leaving, self._clock()
-            self._changed.notify_all()
+            if before != (_phases(member), member.drained, member.leaving):  # most syncs are mere heartbeats
+                self._changed.notify_all()
             return True
 
     def attach(self, index: int, instance: str) -> bool:
@@ -111,11 +114,16 @@ class Gang:
             self._order = order
             self._changed.notify_all()
 
-    def wait_order(self, seen: Order | None, timeout_s: float) -> Order | None:
-        """The current order once it is another than `seen`; None when that takes longer than `timeout_s`."""
+    def wait_order(self, seen: Order | None, wanted: Callable[[], bool]) -> Order | None:
+        """The current order once it is another than `seen`; None when it is not `wanted` any more (see `wake`)."""
         with self._changed:
-            self._changed.wait_for(lambda: self._order is not seen, timeout_s)
+            self._changed.wait_for(lambda: self._order is not seen or not wanted())
             return None if self._order is seen else self._order
+
+    def wake(self) -> None:
+        """Make everybody who waits look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something changes, at most `timeout_s`."""
@@ -225,11 +233,18 @@ class Gang:
             return None
         if self._order is None and not member.streams and not member.states:
             return None  # its pod was restarted while the gang still assembles: the newer one takes the place
+        if not member.streams:
+            # The newer one would not be here if the older one were: do not wait for it any longer.
+            member.heard = min(member.heard, self._clock() - self._config.lost_after_s)
         return Refusal(
             f"worker {index} is already registered in attempt {registration.attempt} from pod "
             f"{member.registration.pod} at {member.registration.address}; a worker that was restarted joins the "
             "next attempt"
         )
+
+
+def _phases(member: Member) -> dict[int, RankPhase]:
+    return {rank: state.phase for rank, state in member.states.items()}
 
 
 def make_world(registrations: dict[int, Registration]) -> World:

@@ -53,10 +53,13 @@ def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
 
 
 class StatusServer:
-    """Serves HTTP in threads until it is closed. `healthy` decides what `/healthz` says."""
+    """Serves HTTP in threads until it is closed. `healthy` decides what `/healthz` says.
+
+    `everywhere`: on all addresses of this host instead of loopback only.
+    """
 
     def __init__(
-        self, host: str, port: int, status: Callable[[], dict[str, Any]], healthy: Callable[[], bool]
+        self, port: int, status: Callable[[], dict[str, Any]], healthy: Callable[[], bool], *, everywhere: bool
     ) -> None:
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
@@ -70,7 +73,7 @@ class StatusServer:
                 return (200, "text/plain", b"ok\n") if healthy() else (503, "text/plain", b"stalled\n")
             return 404, "text/plain", b"/status, /metrics and /healthz are here\n"
 
-        self._server = _open_server(host, port, _handler(answer))
+        self._server = _open_server(port, _handler(answer), everywhere)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
@@ -93,13 +96,20 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _open_server(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+def _open_server(port: int, handler: type[BaseHTTPRequestHandler], everywhere: bool) -> ThreadingHTTPServer:
+    dual = everywhere and socket.has_dualstack_ipv6()
+
     class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address_family = socket.AF_INET6 if dual else socket.AF_INET
         daemon_threads = True
 
+        def server_bind(self) -> None:
+            if dual:
+                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            super().server_bind()
+
     try:
-        return Server((host, port), handler)
+        return Server(("" if everywhere else "127.0.0.1", port), handler)
     except OSError as exc:
         raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
 

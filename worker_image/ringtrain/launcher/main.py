@@ -182,20 +182,21 @@ def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStac
 def _open_ports(
     config: LauncherConfig, gang: Gang, snapshot: Snapshot, launcher: _Launcher, stack: ExitStack
 ) -> None:
-    host = "127.0.0.1" if config.secrets.tls is None else "0.0.0.0"
-    http = StatusServer(host, config.status_port, snapshot.status, launcher.healthy)
+    http = StatusServer(
+        config.status_port, snapshot.status, launcher.healthy, everywhere=config.secrets.tls is not None
+    )
     stack.callback(http.close)
     service = CoordinatorService(gang, snapshot.store, config.job.attempt)
     add: Callable[..., None] = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
-    server, port = serve(
+    server = serve(
         config.port,
         config.secrets,
         Peer(contract.ROLE_WORKER, config.job.uid),
         threads=config.workers + 16,  # one held by every agent's order stream
         register=lambda server: add(service, server),
     )
-    stack.callback(lambda: server.stop(1.0).wait(2.0))
-    log.info("waiting for %d workers on port %d, status on port %d", config.workers, port, http.port)
+    stack.callback(server.close, 1.0)
+    log.info("waiting for %d workers on port %d, status on port %d", config.workers, server.port, http.port)
 
 
 def _follow_reports(snapshot: Snapshot, console: Console) -> None:
@@ -205,13 +206,13 @@ def _follow_reports(snapshot: Snapshot, console: Console) -> None:
     def on_report(rank: int, report: dict[str, object]) -> None:
         nonlocal printed_at
         with snapshot.reports as reports:
-            closed = reports.add(rank, report)
-            progress, last = reports.progress(), reports.last_report_time or 0.0
-            due = last - printed_at >= _STEP_LINE_EVERY_S or (progress and progress.step == progress.total_steps)
-            if not (closed and progress and due):
+            closed, last = reports.add(rank, report), reports.last_report_time or 0.0
+            is_last_step = bool(closed) and closed[-1] == report.get("totalSteps")
+            if not closed or (last - printed_at < _STEP_LINE_EVERY_S and not is_last_step):
                 return
-            printed_at = last
-            console.show(step_line(progress, reports.speed()).encode() + b"\n")
+            printed_at, progress = last, reports.progress()
+            if progress is not None:
+                console.show(step_line(progress, reports.speed()).encode() + b"\n")
 
     with snapshot.reports as reports:
         for row in snapshot.store.rows():

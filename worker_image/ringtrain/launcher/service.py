@@ -1,6 +1,7 @@
 """The Coordinator service: protobuf in, calls on the gang and the log store, protobuf out."""
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,7 @@ from ringtrain.logs.store import Chunk, LogStore
 
 log = logging.getLogger(__name__)
 
-# How often an order stream looks whether its agent is still there.
-_LOOK_S = 1.0
+_COMPLAIN_EVERY_S = 10.0
 
 
 class CoordinatorService:
@@ -23,6 +23,7 @@ class CoordinatorService:
         self._gang = gang
         self._store = store
         self._attempt = attempt
+        self._complained_at = -_COMPLAIN_EVERY_S
 
     def Register(self, request: Any, context: Any) -> Any:
         registration = registration_from_wire(request)
@@ -38,13 +39,14 @@ class CoordinatorService:
         index, instance = request.worker_index, request.instance
         if not self._gang.attach(index, instance):
             return
+        context.add_callback(self._gang.wake)
         try:
-            seen: Order | None = None
+            order: Order | None = None
             while context.is_active():
-                order = self._gang.wait_order(seen, _LOOK_S)
-                if order is not None:
-                    seen = order
-                    yield _order_to_wire(order)
+                order = self._gang.wait_order(order, context.is_active)
+                if order is None:
+                    return
+                yield _order_to_wire(order)
         finally:
             self._gang.detach(index, instance)
 
@@ -62,9 +64,19 @@ class CoordinatorService:
             self._store.note_dropped(dropped.rank, dropped.lines)
         for chunk in request.chunks:
             stream = Stream(chunk.kind)
-            last = self._store.append(Chunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
+            try:
+                last = self._store.append(Chunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
+            except OSError as error:  # a full or hanging disk: the agent keeps what is not acknowledged
+                self._complain(error)
+                break
             reply.durable.append(pb.Durable(kind=chunk.kind, rank=chunk.rank, last=last))
         return reply
+
+    def _complain(self, error: OSError) -> None:
+        now = time.monotonic()
+        if now - self._complained_at >= _COMPLAIN_EVERY_S:
+            self._complained_at = now
+            log.error("log lines cannot be written, agents keep them for now: %s", error)
 
 
 def _order_to_wire(order: Order) -> Any:

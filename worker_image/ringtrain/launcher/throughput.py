@@ -20,9 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
 WINDOW = 10_000
 _PATIENCE_S = 10.0
+# Steps that some rank has reached and another has not.
+_OPEN_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,13 @@ class Throughput:
 
     def _close_steps(self) -> list[int]:
         waited = (self.last_report_time or 0.0) - (self._first_report or 0.0)
-        if len(self._steps) < self._world_size and waited < _PATIENCE_S and len(self._open) < WINDOW:
+        if len(self._steps) < self._world_size and waited < _PATIENCE_S and len(self._open) < _OPEN_STEPS:
             return []
         reached = min(self._steps.values())
         ready = sorted(step for step in self._open if step <= reached)
         for step in ready:
             self._complete(self._open.pop(step))
-        while len(self._open) > WINDOW:  # a rank that has stopped reporting holds every step open
+        while len(self._open) > _OPEN_STEPS:  # a rank that has stopped reporting holds every step open
             self._open.pop(min(self._open))
         self._closed = max([self._closed, *ready])
         return ready
@@ -113,10 +117,9 @@ class Throughput:
         """Speed of the steps so far; None before two steps are complete or without samples."""
         if self._timed_samples <= 0:
             return None
-        speeds = list(self._speeds)
-        error = statistics.pstdev(speeds) / math.sqrt(len(speeds))
-        middle = statistics.median(speeds)
-        jitter = 1.4826 * statistics.median(abs(speed - middle) for speed in speeds)
+        speeds = np.array(self._speeds)
+        error = float(np.std(speeds)) / math.sqrt(len(speeds))
+        jitter = 1.4826 * float(np.median(np.abs(speeds - np.median(speeds))))
         return Speed(self.total() or 0.0, error, jitter)
 
     def total(self) -> float | None:
@@ -132,12 +135,11 @@ class Throughput:
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
         report = self._latest[slowest]
         losses = [loss for entry in self._latest.values() if (loss := _number(entry.get("loss"))) is not None]
-        speed = self.speed()
         return Progress(
             step=self._steps[slowest],
             total_steps=report.get("totalSteps"),
             epoch=report.get("epoch"),
-            samples_per_s=speed.mean if speed else None,
+            samples_per_s=self.total() if self._timed_samples > 0 else None,
             unit=str(report.get("unit") or "samples"),
             loss=statistics.fmean(losses) if losses else None,
             metrics=dict(report.get("metrics") or {}),

@@ -123,7 +123,10 @@ def _hard(exit: Exit) -> bool:
 def _settled(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> bool:
     if any(_hard(exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
         return True
-    return now - failed[0].at >= patience.settle_s
+    # A rank that failed by itself may only be overtaken by an earlier exit that is still on its way here. One that
+    # lost its peer is not the cause, and the traceback of the one that is may take its time.
+    own_cause = any(lost_peer(exit.state.log_tail, exit.state.rank) is None for exit in failed)
+    return now - failed[0].at >= (patience.settle_s / 2 if own_cause else patience.settle_s)
 
 
 def _gone(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> list[WorkerView]:

@@ -15,6 +15,9 @@ from ringtrain.logs.records import prefixed, skip_records
 
 log = logging.getLogger(__name__)
 
+# A write that takes longer than this holds up its own agent's lines, and nobody else's.
+_LOCK_S = 1.0
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -51,41 +54,44 @@ class LogStore:
 
     @property
     def lines(self) -> int:
-        """Log records in the files."""
-        with self._lock:
-            return sum(last for (stream, _), last in self._last.items() if stream is Stream.LOG)
+        """Log records in the files. Never waits for a write."""
+        return sum(last for (stream, _), last in list(self._last.items()) if stream is Stream.LOG)
 
     @property
     def dropped(self) -> int:
-        """Log records that agents had to drop."""
-        with self._lock:
-            return sum(self._dropped.values())
+        """Log records that agents had to drop. Never waits for a write."""
+        return sum(list(self._dropped.values()))
 
     def note_dropped(self, rank: int, lines: int) -> None:
         """Remember how many records of `rank` its agent has dropped in all."""
-        with self._lock:
-            self._dropped[rank] = max(lines, self._dropped.get(rank, 0))
+        self._dropped[rank] = max(lines, self._dropped.get(rank, 0))
 
     def append(self, chunk: Chunk) -> int:
         """Write what is new in `chunk`; returns the last sequence of its stream that is in the files.
 
-        A repeated chunk changes nothing. A chunk from beyond the next sequence is not written: the answer tells
-        the agent where to go on.
+        A repeated chunk changes nothing. Agents send a chunk from beyond the next sequence only when the launcher
+        before this one had acknowledged what is missing and its files are not here: then the log says so.
+        Raises OSError when the disk refuses, TimeoutError (one, too) when another write hangs; nothing is written.
         """
-        with self._lock:
+        if not self._lock.acquire(timeout=_LOCK_S):
+            raise TimeoutError(f"a write in {self.files.directory} has not ended for {_LOCK_S:g} s")
+        try:
             key = (chunk.stream, chunk.rank)
             last = self._last.get(key, 0)
             known = last + 1 - chunk.first
-            if known < 0 or known >= chunk.lines:
+            if known >= chunk.lines:
                 return last
-            data = skip_records(chunk.data, known) if known else chunk.data
+            data = skip_records(chunk.data, known) if known > 0 else chunk.data
             newest = chunk.first + chunk.lines - 1
             if chunk.stream is Stream.LOG:
-                self._append_log(chunk.rank, newest, data)
+                missing = _missing(last, chunk) if known < 0 else b""
+                self._append_log(chunk.rank, newest, missing + data)
             else:
                 self._append_reports(chunk.rank, newest, data)
             self._last[key] = newest
             return newest
+        finally:
+            self._lock.release()
 
     def rows(self) -> list[dict[str, object]]:
         """The report rows written so far."""
@@ -147,6 +153,11 @@ class LogStore:
         _cut(self.files.metrics, state.metrics_size)
         _cut(self.files.journal, state.good_bytes)
         return True
+
+
+def _missing(last: int, chunk: Chunk) -> bytes:
+    text = f"[ringtrain] lines {last + 1} to {chunk.first - 1} of rank {chunk.rank} are not here: "
+    return (text + "the launcher that had them is gone with its files\n").encode()
 
 
 def _read_journal(path: Path) -> journal.Recovered:

@@ -1,0 +1,224 @@
+"""Gangs that fail: who is named, how everybody ends, and that nothing is left."""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from support.gang import GangProcesses, until
+
+Gang = Callable[..., GangProcesses]
+
+# A rank that waits for its peers: it notices within milliseconds that the marker of a dead one has appeared.
+PEER = """
+import os, pathlib, signal, sys, time
+from ringtrain.errors import PeerLost
+rank = int(os.environ["RANK"])
+marker = pathlib.Path(os.environ["MARKER"])
+print("rank", rank, "waits")
+if rank == 3:
+    FAIL
+while not marker.exists():
+    time.sleep(0.005)
+raise PeerLost(3, f"rank {rank}: rank 3 closed its connection in allreduce 7")
+"""
+
+
+@pytest.mark.parametrize(
+    ("fail", "code", "name", "message"),
+    [
+        pytest.param(
+            "marker.touch(); os.kill(os.getpid(), signal.SIGKILL)",
+            137, "SIGKILL", "rank 3 was killed by SIGKILL", id="killed",
+        ),
+        pytest.param(
+            "marker.touch(); time.sleep(0.5); raise ValueError('bad sample')",
+            1, None, "rank 3 exited with 1", id="slow-traceback",
+        ),
+        pytest.param(
+            "marker.touch(); os.kill(os.getpid(), signal.SIGSTOP)",
+            1, None, "rank 3 stopped answering and was lost by rank(s) 0, 1, 2", id="hangs",
+        ),
+    ],
+)  # fmt: skip
+def test_the_first_cause_is_named(gang: Gang, fail: str, code: int, name: str | None, message: str) -> None:
+    """Not the ranks that merely lost their peer, though they end at the same moment or earlier."""
+    job = gang(2, 2, RINGTRAIN_TIMEOUT="20")
+    job.settings["MARKER"] = str(job.directory / "marker")
+    launcher, agents = job.launcher(), job.agents(*job.python(PEER.replace("FAIL", fail)))
+    assert launcher.wait() == code
+    assert [agent.wait() for agent in agents] == [75, code]
+    failure = launcher.message()["failure"]
+    assert (failure["rank"], failure["pod"], failure["node"]) == (3, "job-worker-1", "node-1")
+    assert (failure["exitCode"], failure["signal"], failure["message"]) == (code, name, message)
+    assert failure["reason"] == "RankFailed"
+    assert failure["logTail"]
+    assert agents[0].message()["failure"] == failure
+
+
+@pytest.mark.parametrize("code", [3, 70, 200])
+def test_exit_codes_are_exact(gang: Gang, code: int) -> None:
+    """The code of the first failed rank is the code of its agent and of the launcher."""
+    job = gang(1, 2)
+    script = f'if [ "$RANK" = 1 ]; then echo last words; exit {code}; fi; sleep 1000'
+    launcher, agent = job.launcher(), job.agent(0, "sh", "-c", script)
+    assert [launcher.wait(), agent.wait()] == [code, code]
+    failure = agent.message()["failure"]
+    assert (failure["rank"], failure["exitCode"], failure["logTail"]) == (1, code, ["last words"])
+
+
+def test_a_command_that_does_not_exist(gang: Gang) -> None:
+    """127, as in a shell, and the failure says which program."""
+    job = gang(1, 1)
+    launcher, agent = job.launcher(), job.agent(0, "no-such-program")
+    assert [launcher.wait(), agent.wait()] == [127, 127]
+    assert "no-such-program cannot be executed" in agent.message()["failure"]["logTail"][0]
+
+
+def test_a_killed_agent(gang: Gang) -> None:
+    """AgentLost names its pod, node and ranks; its ranks die with it; the others are stopped with 75."""
+    job = gang(2, 2, RINGTRAIN_TIMEOUT="12")
+    launcher, agents = job.launcher(), job.agents("sleep", "1000")
+    job.until_running()
+    ranks = job.descendants()
+    assert len(ranks) == 4
+    agents[1].kill()
+    assert [launcher.wait(), agents[0].wait()] == [75, 75]
+    failure = launcher.message()["failure"]
+    assert (failure["reason"], failure["rank"], failure["pod"], failure["node"]) == (
+        "AgentLost", 2, "job-worker-1", "node-1",
+    )  # fmt: skip
+    assert "rank(s) 2, 3" in failure["message"]
+    until("no rank left", lambda: not any(rank.is_running() for rank in ranks))
+
+
+def test_workers_that_never_come(gang: Gang) -> None:
+    """The launcher names who is missing and ends with 69, and so do those that came."""
+    job = gang(3, 1)
+    agent = job.agent(1, "true")
+    until("the agent dials", lambda: "dials" in agent.err())
+    launcher = job.launcher(RINGTRAIN_START_TIMEOUT="3")
+    assert [launcher.wait(), agent.wait()] == [69, 69]
+    message = launcher.message()
+    assert message["failure"]["reason"] == "NotAssembled"
+    said = "2 of 3 workers did not register within 3 s: job-worker-0, job-worker-2"
+    assert message["failure"]["message"] == said
+    assert message["ranksSucceeded"] == 0
+
+
+def test_a_launcher_that_never_comes(gang: Gang) -> None:
+    """The agent says which address it did not reach, and ends with 69."""
+    job = gang(1, 1, RINGTRAIN_START_TIMEOUT="1")
+    agent = job.agent(0, "true")
+    assert agent.wait() == 69
+    failure = agent.message()["failure"]
+    assert f"the launcher at 127.0.0.1:{job.control_port} was not reached within 1 s" in failure["message"]
+
+
+def test_a_launcher_that_stays_away(gang: Gang) -> None:
+    """Ranks are stopped when the launcher has not come back within the timeout; the agent ends with 75."""
+    job = gang(1, 1, RINGTRAIN_TIMEOUT="4")
+    launcher, agent = job.launcher(), job.agent(0, "sleep", "1000")
+    job.until_running()
+    launcher.kill()
+    assert agent.wait() == 75
+    assert agent.message()["failure"]["reason"] == "LauncherFailed"
+
+
+def test_a_second_agent_for_the_same_worker(gang: Gang) -> None:
+    """It is refused with the reason, the first one goes on."""
+    job = gang(1, 1)
+    gate = job.directory / "gate"
+    launcher, first = job.launcher(), job.agent(0, "sh", "-c", f"while ! test -e {gate}; do sleep 0.02; done")
+    job.until_running()
+    second = job.agent(0, "true", name="impostor")
+    assert second.wait() == 69
+    said = second.message()["failure"]["message"]
+    assert "worker 0 is already registered in attempt 1 from pod job-worker-0" in said
+    gate.touch()
+    assert [launcher.wait(), first.wait()] == [0, 0]
+    assert "refused worker 0 (impostor" in launcher.err()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"RINGTRAIN_ATTEMPT": "2"}, "attempt is 2 at the worker and 1 at the launcher"),
+        ({"RINGTRAIN_SLOTS_PER_WORKER": "3"}, "slots per worker is 3 at the worker and 1 at the launcher"),
+    ],
+    ids=["attempt", "slots"],
+)
+def test_an_agent_that_was_told_something_else(gang: Gang, setting: dict[str, str], said: str) -> None:
+    """It is refused, and 64 says that trying again will not help."""
+    job = gang(1, 1)
+    job.launcher()
+    agent = job.agent(0, "true", **setting)
+    assert agent.wait() == 64
+    assert said in agent.message()["failure"]["message"]
+
+
+def test_bad_configuration(gang: Gang) -> None:
+    """A wrong variable: 64, and the termination message names variable, value and what was expected."""
+    job = gang(2, 1)
+    agent = job.agent(0, "true", RINGTRAIN_WORKER_INDEX="7")
+    launcher = job.launcher(RINGTRAIN_NUM_WORKERS="")
+    assert [agent.wait(), launcher.wait()] == [64, 64]
+    assert agent.message()["failure"]["reason"] == "BadConfiguration"
+    assert agent.message()["failure"]["message"] == "RINGTRAIN_WORKER_INDEX='7': expected an integer from 0 to 1"
+    assert "RINGTRAIN_NUM_WORKERS is not set" in launcher.message()["failure"]["message"]
+
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("heard SIGTERM"))
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"])
+print("ready")
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_asked_to_stop(gang: Gang) -> None:
+    """SIGTERM to the launcher reaches every rank; after a grace all their processes are killed."""
+    job = gang(1, 2, RINGTRAIN_TIMEOUT="12")
+    launcher, agent = job.launcher(), job.agent(0, *job.python(STUBBORN))
+    until("both ranks ready", lambda: job.rank_log(0) == job.rank_log(1) == b"ready\n")
+    left = until("their children", lambda: len(found := job.descendants()) >= 10 and found)
+    launcher.send(signal.SIGTERM)
+    assert [launcher.wait(), agent.wait()] == [143, 143]
+    assert launcher.message()["outcome"] == agent.message()["outcome"] == "Stopped"
+    assert job.rank_log(0) == job.rank_log(1) == b"ready\nheard SIGTERM\n"
+    assert [process for process in left if process.is_running()] == []
+
+
+POLITE = """
+import signal, sys
+def leave(*_):
+    print("goodbye")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready")
+signal.pause()
+"""
+
+
+def test_a_worker_asked_to_stop(gang: Gang) -> None:
+    """SIGTERM to one agent: its ranks may say goodbye, the launcher names the pod, the others are stopped."""
+    job = gang(2, 1, RINGTRAIN_TIMEOUT="20")
+    launcher, agents = job.launcher(), job.agents(*job.python(POLITE))
+    until("both ranks ready", lambda: job.rank_log(0) == job.rank_log(1) == b"ready\n")
+    agents[1].send(signal.SIGTERM)
+    assert [launcher.wait(), agents[0].wait(), agents[1].wait()] == [143, 75, 143]
+    failure = launcher.message()["failure"]
+    assert (failure["reason"], failure["pod"], failure["signal"]) == ("AgentLost", "job-worker-1", "SIGTERM")
+    assert job.rank_log(1) == b"ready\ngoodbye\n"
+
+
+def test_what_a_rank_leaves_behind(gang: Gang) -> None:
+    """A process that a rank left in the background is gone, and does not hold up the end."""
+    job = gang(1, 1)
+    launcher, agent = job.launcher(), job.agent(0, "sh", "-c", "setsid sleep 1000 & echo $!; exec true")
+    assert [launcher.wait(), agent.wait()] == [0, 0]
+    left = int(job.rank_log(0))
+    assert not os.path.exists(f"/proc/{left}")

@@ -1,0 +1,55 @@
+"""`ringtrain run` on this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from support.gang import DEADLINE_S, until
+
+
+def _start(directory: Path, *words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "ringtrain", "run", *words],
+        cwd=directory,
+        env={**os.environ, "TMPDIR": str(directory)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_output_logs_and_exit_status(tmp_path: Path) -> None:
+    """The merged log on stdout, files under runs/, and the exit status of the first rank that failed."""
+    script = 'echo "rank $RANK of $WORLD_SIZE"; test "$RANK" = 0 || exit 9'
+    run = _start(tmp_path, "-np", "2", "-H", "localhost:2", "--name", "demo", "sh", "-c", script)
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 9
+    assert sorted(out.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
+    assert "rank 1 exited with 9" in err
+    logs = tmp_path / "runs/local/demo/1"
+    assert f"logs: {logs}" in err
+    assert (logs / "rank-0001.log").read_text() == "rank 1 of 2\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C stops the ranks; nothing is left; the status is that of the signal."""
+    run = _start(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
+    processes = until("the ranks", lambda: len(found := psutil.Process(run.pid).children(True)) >= 6 and found)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 130
+    assert not [process for process in processes if process.is_running()]
+
+
+def test_killed(tmp_path: Path) -> None:
+    """kill -9 of `ringtrain run` takes launcher, agent and ranks along."""
+    run = _start(tmp_path, "-np", "2", "sleep", "1000")
+    processes = until("the ranks", lambda: len(found := psutil.Process(run.pid).children(True)) >= 4 and found)
+    run.kill()
+    run.communicate(timeout=DEADLINE_S)
+    until("nothing left", lambda: not any(process.is_running() for process in processes))

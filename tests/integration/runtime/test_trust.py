@@ -1,0 +1,166 @@
+"""Who may join a job: its token, its certificates, the right role, the right uid; everybody else is told so."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support.certificates import JobAuthority
+from support.gang import DEADLINE_S, GangProcesses
+
+from ringtrain.control.address import own_address
+from ringtrain.control.environment import Environment
+from ringtrain.control.rpc import ControlServer, Peer, dial, serve
+from ringtrain.control.secrets import Secrets, load_secrets
+from ringtrain.gen import coordinator_pb2 as pb
+from ringtrain.gen import coordinator_pb2_grpc
+
+UID = "uid-1"
+WORKERS, LAUNCHER = Peer("worker", UID), Peer("launcher", UID)
+
+
+class Answer:
+    """A coordinator that only says yes."""
+
+    def Register(self, request: Any, context: Any) -> Any:
+        return pb.RegisterReply(accepted=True)
+
+    def Sync(self, request: Any, context: Any) -> Any:
+        return pb.SyncReply(known=True)
+
+    def Append(self, request: Any, context: Any) -> Any:
+        return pb.AppendReply()
+
+    def Orders(self, request: Any, context: Any) -> Any:
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Job:
+    authority: JobAuthority
+    directory: Path
+    launcher: Secrets
+    worker: Secrets
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job's secrets."""
+    directory = tmp_path_factory.mktemp("secrets")
+    authority = JobAuthority(UID)
+    launcher, worker = (_load(authority.secret_dir(directory / role, role)) for role in ("launcher", "worker"))
+    return Job(authority, directory, launcher, worker)
+
+
+@pytest.fixture(scope="module")
+def port(job: Job) -> Iterator[int]:
+    """A coordinator with the job's certificates and token."""
+    server = _serve(job.launcher)
+    yield server.port
+    server.close(0)
+
+
+def test_the_jobs_own_worker_is_heard(job: Job, port: int) -> None:
+    """The right certificate and token are let in, on unary calls and streams."""
+    with dial(f"127.0.0.1:{port}", job.worker, LAUNCHER) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        assert stub.Register(pb.RegisterRequest(), timeout=DEADLINE_S, wait_for_ready=True).accepted
+        assert list(stub.Orders(pb.OrdersRequest(), timeout=DEADLINE_S)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        pytest.param(lambda job: replace(job.worker, token=""), "PERMISSION_DENIED", "token", id="no-token"),
+        pytest.param(lambda job: replace(job.worker, token="x"), "PERMISSION_DENIED", "token", id="wrong-token"),
+        pytest.param(
+            lambda job: _load(job.authority.secret_dir(job.directory / "stranger", "worker", uid="uid-2")),
+            "PERMISSION_DENIED", "worker.uid-2.ringtrain, expected worker.uid-1.ringtrain", id="other-job",
+        ),
+        pytest.param(
+            lambda job: job.launcher,
+            "PERMISSION_DENIED", "launcher.uid-1.ringtrain, expected worker.uid-1.ringtrain", id="other-role",
+        ),
+        pytest.param(
+            lambda job: _load(JobAuthority(UID).secret_dir(job.directory / "forged", "worker")),
+            "UNAVAILABLE", "", id="other-authority",
+        ),
+        pytest.param(lambda job: Secrets(None, "token-1"), "UNAVAILABLE", "", id="no-certificate"),
+    ],
+)  # fmt: skip
+def test_strangers_are_refused_and_logged(
+    job: Job, port: int, change: Callable[[Job], Secrets], code: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each with its own reason."""
+    with (
+        caplog.at_level(logging.WARNING),
+        dial(f"127.0.0.1:{port}", change(job), LAUNCHER) as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
+        coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
+    assert refused.value.code().name == code
+    assert words in refused.value.details()
+    if code == "PERMISSION_DENIED":
+        assert words in caplog.text
+
+
+@pytest.mark.parametrize("peer", [Peer("launcher", "uid-2"), Peer("worker", UID)], ids=["other-job", "other-role"])
+def test_a_false_launcher_is_not_spoken_to(job: Job, port: int, peer: Peer) -> None:
+    """An agent that expects another role or job than the server's certificate says ends the handshake."""
+    with dial(f"127.0.0.1:{port}", job.worker, peer) as channel, pytest.raises(grpc.RpcError) as refused:
+        coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_without_certificates_only_loopback(job: Job) -> None:
+    """A server without certificates is not there on any other address of this host."""
+    address = own_address("192.0.2.1:9")
+    if address.startswith("127."):
+        pytest.skip("this host has no address but loopback")
+    server = _serve(Secrets())
+    with dial(f"{address}:{server.port}", Secrets(), LAUNCHER) as channel, pytest.raises(grpc.RpcError) as refused:
+        coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    server.close(0)
+
+
+def test_servers_and_channels_leave_no_thread() -> None:
+    """Closed means closed."""
+    before = set(threading.enumerate())
+    server = _serve(Secrets())
+    with dial(f"127.0.0.1:{server.port}", Secrets(), LAUNCHER) as channel:
+        coordinator_pb2_grpc.CoordinatorStub(channel).Sync(pb.SyncRequest(), timeout=DEADLINE_S)
+    server.close(0)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def test_a_gang_with_certificates(gang: Callable[..., GangProcesses], job: Job) -> None:
+    """A whole attempt over mTLS; an agent with another token ends with 64; ranks get the token's file."""
+    wrong = job.authority.secret_dir(job.directory / "wrong-token", "worker", token="guess")
+    processes = gang(1, 1)
+    launcher = processes.launcher(RINGTRAIN_SECRET_DIR=str(job.directory / "launcher"))
+    stranger = processes.agent(0, "true", name="stranger", RINGTRAIN_SECRET_DIR=str(wrong))
+    assert stranger.wait() == 64
+    assert "the job's token is missing or wrong" in stranger.message()["failure"]["message"]
+    secret_dir = str(job.directory / "worker")
+    agent = processes.agent(0, "sh", "-c", "echo $RINGTRAIN_TOKEN_FILE", RINGTRAIN_SECRET_DIR=secret_dir)
+    assert [launcher.wait(), agent.wait()] == [0, 0]
+    assert processes.rank_log(0).decode() == f"{secret_dir}/token\n"
+    assert "refused a call" in launcher.err()
+
+
+def _load(directory: Path) -> Secrets:
+    return load_secrets(Environment({"RINGTRAIN_SECRET_DIR": str(directory)}))
+
+
+def _serve(secrets: Secrets) -> ControlServer:
+    def register(server: grpc.Server) -> None:
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Answer(), server)
+
+    return serve(0, secrets, WORKERS, threads=4, register=register)

@@ -1,0 +1,88 @@
+"""What agent and launcher are told, and what they say when it is wrong."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ringtrain.agent.config import AgentConfig
+from ringtrain.errors import ConfigurationError
+from ringtrain.launcher.config import LauncherConfig
+
+JOB = {
+    "RINGTRAIN_JOB_NAME": "digits",
+    "RINGTRAIN_JOB_NAMESPACE": "default",
+    "RINGTRAIN_JOB_UID": "uid-1",
+    "RINGTRAIN_ATTEMPT": "2",
+    "RINGTRAIN_BACKEND": "ring",
+    "RINGTRAIN_NUM_WORKERS": "3",
+    "RINGTRAIN_SLOTS_PER_WORKER": "2",
+}
+WORKER = {**JOB, "RINGTRAIN_WORKER_INDEX": "1", "RINGTRAIN_LAUNCHER_ADDRESS": "digits-launcher:7350"}
+
+
+def test_defaults_of_the_contract() -> None:
+    """What is not said is as docs/contract.md says."""
+    agent, launcher = AgentConfig.from_env(WORKER), LauncherConfig.from_env(JOB)
+    ports = agent.ports
+    assert (ports.agent, ports.ring_base, ports.master, ports.tf_base) == (7360, 7400, 7390, 7500)
+    assert (launcher.port, launcher.status_port) == (7350, 7351)
+    assert agent.timeout_s == launcher.timeout_s == 60
+    assert agent.start_timeout_s == launcher.start_timeout_s == 600
+    assert launcher.log_root == Path("/var/log/ringtrain")
+    assert agent.pod == "digits-worker-1"
+    assert agent.first_rank == 2
+    assert launcher.world_size == 6
+    assert agent.termination.path == Path("/dev/termination-log")
+    assert not agent.termination.required
+    assert agent.secrets.tls is None
+
+
+def test_inner_deadlines_derive_from_one_knob() -> None:
+    """An agent is lost before its ranks' peers give up on them, and heartbeats come well within that."""
+    for timeout in ("4", "60", "600"):
+        agent = AgentConfig.from_env({**WORKER, "RINGTRAIN_TIMEOUT": timeout})
+        launcher = LauncherConfig.from_env({**JOB, "RINGTRAIN_TIMEOUT": timeout})
+        assert agent.heartbeat_s * 3 < launcher.lost_after_s < float(timeout)
+        assert launcher.settle_s < launcher.lost_after_s
+        assert agent.grace_s < launcher.drain_s
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"RINGTRAIN_JOB_NAME": ""}, "RINGTRAIN_JOB_NAME is not set"),
+        ({"RINGTRAIN_ATTEMPT": "0"}, "RINGTRAIN_ATTEMPT='0': expected an integer from 1 to"),
+        ({"RINGTRAIN_NUM_WORKERS": "two"}, "RINGTRAIN_NUM_WORKERS='two': expected an integer"),
+        ({"RINGTRAIN_WORKER_INDEX": "3"}, "RINGTRAIN_WORKER_INDEX='3': expected an integer from 0 to 2"),
+        ({"RINGTRAIN_LAUNCHER_ADDRESS": "digits"}, "RINGTRAIN_LAUNCHER_ADDRESS='digits': expected host:port"),
+        ({"RINGTRAIN_TIMEOUT": "-1"}, "RINGTRAIN_TIMEOUT='-1': expected seconds above 0"),
+        ({"RINGTRAIN_TIMEOUT": "soon"}, "RINGTRAIN_TIMEOUT='soon': expected a number of seconds"),
+        ({"RINGTRAIN_TIMEOUT": "nan"}, "RINGTRAIN_TIMEOUT='nan': expected seconds above 0"),
+        ({"RINGTRAIN_RING_PORT_BASE": "65535"}, "RINGTRAIN_RING_PORT_BASE=65535: 2 ports from it on go beyond"),
+        ({"RINGTRAIN_AGENT_PORT": "70000"}, "RINGTRAIN_AGENT_PORT='70000': expected an integer from 0 to 65535"),
+        ({"RINGTRAIN_BACKEND": "smoke"}, "RINGTRAIN_BACKEND='smoke': expected one of ring, mpi"),
+        ({"RINGTRAIN_SECRET_DIR": "/nowhere"}, "RINGTRAIN_SECRET_DIR='/nowhere': no such directory"),
+    ],
+)
+def test_a_wrong_variable_is_named(change: Mapping[str, str], message: str) -> None:
+    """The error names variable, value and what was expected."""
+    with pytest.raises(ConfigurationError) as wrong:
+        AgentConfig.from_env({**WORKER, **change})
+    assert message in str(wrong.value)
+
+
+def test_half_a_secret(tmp_path: Path) -> None:
+    """A directory with some of the certificates is not quietly used without them."""
+    (tmp_path / "token").write_text("t")
+    assert AgentConfig.from_env({**WORKER, "RINGTRAIN_SECRET_DIR": str(tmp_path)}).secrets.token == "t"
+    (tmp_path / "ca.crt").write_text("pem")
+    with pytest.raises(ConfigurationError, match=r"expected tls\.crt, tls\.key in it"):
+        AgentConfig.from_env({**WORKER, "RINGTRAIN_SECRET_DIR": str(tmp_path)})
+
+
+def test_secrets_are_not_shown() -> None:
+    """Neither key nor token is in what a traceback or log may print."""
+    from ringtrain.control.secrets import Secrets, TlsFiles
+
+    assert "hidden" not in repr(Secrets(TlsFiles(b"ca", b"certificate", b"hidden"), "hidden"))

@@ -1,0 +1,83 @@
+"""`ringtrain.report`: a line of JSON, or nothing; never in the way of training."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.report import report
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The read end of this rank's report pipe."""
+    read, write = os.pipe()
+    monkeypatch.setenv("RINGTRAIN_REPORT_FD", str(write))
+    yield read
+    os.close(read)
+    os.close(write)
+
+
+def test_one_line_for_one_report(pipe: int) -> None:
+    """Everything given is in it, under the contract's names, as plain numbers."""
+    report(
+        np.int64(12), total_steps=300, epoch=1, samples=128, loss=np.float32(0.5), unit="images",
+        metrics={"accuracy": np.float64(0.97), "diverged": float("nan")},
+    )  # fmt: skip
+    line = os.read(pipe, 1 << 16)
+    document = json.loads(line)
+    assert line.endswith(b"\n")
+    assert document.pop("time") > 1e9
+    assert document == {
+        "step": 12, "totalSteps": 300, "epoch": 1, "samples": 128, "loss": 0.5, "unit": "images",
+        "metrics": {"accuracy": 0.97, "diverged": None},
+    }  # fmt: skip
+
+
+def test_outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing happens, also when the descriptor is not a pipe of ours."""
+    monkeypatch.delenv("RINGTRAIN_REPORT_FD", raising=False)
+    report(1)
+    monkeypatch.setenv("RINGTRAIN_REPORT_FD", "987")
+    report(1)
+    with open(os.devnull, "wb") as other:
+        monkeypatch.setenv("RINGTRAIN_REPORT_FD", str(other.fileno()))
+        report(1)
+
+
+def test_a_full_pipe_does_not_block(pipe: int) -> None:
+    """Reports are dropped, and the next one that fits says how many."""
+    for step in range(5000):
+        report(step)
+    arrived = os.read(pipe, 1 << 20).count(b"\n")
+    assert 0 < arrived < 5000
+    report(5000)
+    report(5001)
+    first, second = (json.loads(line) for line in os.read(pipe, 1 << 16).splitlines())
+    assert first["dropped"] == 5000 - arrived
+    assert "dropped" not in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step": -1}, "step=-1: expected an integer from 0 on"),
+        ({"step": 1.5}, "step=1.5: expected an integer"),
+        ({"step": "x"}, "step='x': expected an integer"),
+        ({"step": 1, "total_steps": 0}, "total_steps=0: expected an integer from 1 on"),
+        ({"step": 1, "samples": -2}, "samples=-2: expected a number from 0 on"),
+        ({"step": 1, "loss": "low"}, "loss='low': expected a number"),
+        ({"step": 1, "unit": ""}, "unit='': expected a word"),
+        ({"step": 1, "metrics": {"accuracy": None}}, "accuracy=None: expected a number"),
+        ({"step": 1, "metrics": {f"m{n}": 1 for n in range(500)}}, "fewer metrics"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
+    """With or without a job: a mistake shows on the first machine the script runs on."""
+    with pytest.raises(ConfigurationError) as wrong:
+        report(**arguments)
+    assert message in str(wrong.value)

@@ -1,0 +1,135 @@
+"""The spool: bounded, ordered, and honest about what it dropped."""
+
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtrain.agent.spool import Spool, coalesce
+from ringtrain.logs.journal import Stream
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.store import Chunk, LogStore
+
+NOTICE = re.compile(rb"\[ringtrain\] (\d+) lines of rank (\d+) were dropped")
+
+
+def test_the_same_until_it_is_durable() -> None:
+    """What was taken is given again until it is acknowledged, and not after."""
+    spool = Spool()
+    spool.put(Stream.LOG, 0, b"a\nb\n")
+    first = spool.take(1 << 20, 0)
+    assert first == spool.take(1 << 20, 0) == [Chunk(Stream.LOG, 0, 1, 2, b"a\nb\n")]
+    assert not spool.done({(Stream.LOG, 0): 1})
+    assert spool.take(1 << 20, 0) == first
+    assert spool.done({(Stream.LOG, 0): 2})
+    assert spool.take(1 << 20, 0) == []
+    assert spool.empty
+
+
+def test_neighbours_are_joined() -> None:
+    """Runs of one rank become one chunk; the order of ranks stays."""
+    spool = Spool()
+    for rank, data in ((0, b"a\n"), (0, b"b\n"), (1, b"x\n"), (0, b"c\n")):
+        spool.put(Stream.LOG, rank, data)
+    assert [(c.rank, c.first, c.lines, c.data) for c in spool.take(1 << 20, 0)] == [
+        (0, 1, 2, b"a\nb\n"), (1, 1, 1, b"x\n"), (0, 3, 1, b"c\n"),
+    ]  # fmt: skip
+    assert coalesce([]) == []
+
+
+def test_beyond_memory_comes_the_disk() -> None:
+    """Order holds across memory and disk, and back."""
+    spool = Spool(memory_bytes=1000, disk_bytes=100_000)
+    lines = [b"line %d\n" % number for number in range(50)]
+    for line in lines:
+        spool.put(Stream.LOG, 0, line)
+    assert spool.dropped() == {}
+    assert _drain(spool) == b"".join(lines)
+    spool.close()
+
+
+@pytest.mark.parametrize("stream", [Stream.LOG, Stream.REPORT])
+def test_what_is_dropped_is_said(stream: Stream) -> None:
+    """The next line that fits is preceded by how many are missing."""
+    spool = Spool(memory_bytes=700, disk_bytes=0)
+    spool.put(stream, 3, b"kept\n")
+    spool.put(stream, 3, b"x" * 600 + b"\n" + b"y\n")
+    assert spool.dropped() == ({3: 2} if stream is Stream.LOG else {})
+    assert _drain(spool) == b"kept\n"
+    spool.put(stream, 3, b"later\n")
+    what = b"lines" if stream is Stream.LOG else b"reports"
+    said = b"[ringtrain] 2 %s of rank 3 were dropped: " % what
+    notice, later = _drain(spool).splitlines()
+    assert notice.startswith(said)
+    assert later == b"later"
+
+
+def test_what_is_dropped_last_is_said_at_the_end() -> None:
+    """A rank that ends says what was dropped of it even when the spool is still full."""
+    spool = Spool(memory_bytes=300, disk_bytes=0)
+    spool.put(Stream.LOG, 0, b"x" * 90 + b"\n")
+    spool.put(Stream.LOG, 0, b"dropped\n")
+    spool.finish(0)
+    assert b"[ringtrain] 1 lines of rank 0 were dropped" in _drain(spool)
+
+
+STEP = st.one_of(
+    st.tuples(st.just("write"), st.integers(0, 2), st.integers(1, 5)),
+    st.tuples(st.just("ship"), st.booleans(), st.just(0)),
+    st.tuples(st.just("restart"), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(STEP, max_size=40))
+def test_every_line_is_stored_once_or_counted(steps: list[tuple[str, int, int]]) -> None:
+    """Whatever is written, shipped with its answer lost, or met by a restarted launcher: lines are in the file
+    once and in order, and those that are not are exactly as many as the notices say."""
+    with tempfile.TemporaryDirectory() as directory:
+        files = AttemptFiles.of(Path(directory), "default", "job", 1)
+        spool, store = Spool(memory_bytes=900, disk_bytes=300), LogStore(files, "uid", 1)
+        written = [0, 0, 0]
+        for what, first, second in steps:
+            if what == "write":
+                for _ in range(second):
+                    spool.put(Stream.LOG, first, b"%d\n" % written[first])
+                    written[first] += 1
+            elif what == "ship":
+                _ship(spool, store, answer_lost=bool(first))
+            else:
+                store.close()
+                store = LogStore(files, "uid", 1)
+        for rank in range(3):
+            spool.finish(rank)
+        while not spool.empty:
+            _ship(spool, store, answer_lost=False)
+        store.close()
+        spool.close()
+        for rank in range(3):
+            _check(files.rank_log(rank), rank, written[rank], spool.dropped().get(rank, 0))
+
+
+def _check(path: Path, rank: int, written: int, dropped: int) -> None:
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    notices = [match for line in lines if (match := NOTICE.match(line))]
+    numbers = [int(line) for line in lines if not NOTICE.match(line)]
+    assert numbers == sorted(set(numbers))
+    assert all(int(match[2]) == rank for match in notices)
+    assert sum(int(match[1]) for match in notices) == dropped == written - len(numbers)
+
+
+def _ship(spool: Spool, store: LogStore, *, answer_lost: bool) -> None:
+    durable = {(chunk.stream, chunk.rank): store.append(chunk) for chunk in spool.take(200, 0)}
+    if not answer_lost:
+        spool.done(durable)
+
+
+def _drain(spool: Spool) -> bytes:
+    data = b""
+    while chunks := spool.take(1 << 20, 0):
+        data += b"".join(chunk.data for chunk in chunks)
+        spool.done({(chunk.stream, chunk.rank): chunk.first + chunk.lines - 1 for chunk in chunks})
+    return data

@@ -1,0 +1,121 @@
+"""The barrier: who may join, and what is known of those that did."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringtrain.control.model import RankPhase, RankState, Registration, World
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.gang import Gang, Refusal, Start, make_world
+
+CONFIG = LauncherConfig.from_env(
+    {
+        "RINGTRAIN_JOB_NAME": "digits",
+        "RINGTRAIN_JOB_NAMESPACE": "default",
+        "RINGTRAIN_JOB_UID": "uid-1",
+        "RINGTRAIN_ATTEMPT": "1",
+        "RINGTRAIN_NUM_WORKERS": "2",
+        "RINGTRAIN_SLOTS_PER_WORKER": "2",
+    }
+)
+WORLD = World(1, (), (), "h", 1)
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def worker(index: int, instance: str = "first") -> Registration:
+    return Registration(
+        "uid-1", 1, index, 2, instance, f"pod-{index}", f"node-{index}", "fd00::7" if index else "10.0.0.7", 7360,
+        (7400, 7401), (7500, 7501), 7390,
+    )  # fmt: skip
+
+
+def test_the_world_of_a_complete_gang() -> None:
+    """Addresses by rank, brackets around IPv6, the master on worker 0."""
+    gang = Gang(CONFIG, Clock())
+    for index in (1, 0):
+        assert gang.register(worker(index)) is None
+    world = make_world(gang.registrations())
+    assert world.ring_addresses == ("10.0.0.7:7400", "10.0.0.7:7401", "[fd00::7]:7400", "[fd00::7]:7401")
+    assert world.tf_addresses[3] == "[fd00::7]:7501"
+    assert (world.master_address, world.master_port) == ("10.0.0.7", 7390)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"uid": "uid-2"}, "job uid is uid-2 at the worker and uid-1 at the launcher"),
+        ({"attempt": 2}, "attempt is 2 at the worker and 1 at the launcher"),
+        ({"slots": 4}, "slots per worker is 4 at the worker and 2 at the launcher"),
+        ({"worker_index": 2}, "worker index 2 is not one of the 2 workers (from 0)"),
+    ],
+    ids=["uid", "attempt", "slots", "index"],
+)
+def test_an_agent_that_was_told_something_else(change: dict[str, object], reason: str) -> None:
+    """Refused for good, naming both values."""
+    gang = Gang(CONFIG, Clock())
+    assert gang.register(replace(worker(0), **change)) == Refusal(reason, misconfigured=True)  # type: ignore[arg-type]
+
+
+def test_registering_again() -> None:
+    """The same instance may; another only while the gang assembles and the first has left."""
+    gang = Gang(CONFIG, Clock())
+    assert gang.register(worker(0)) is None
+    assert gang.register(worker(0)) is None
+    assert gang.attach(0, "first")
+    refusal = gang.register(worker(0, "second"))
+    assert refusal is not None
+    assert "worker 0 is already registered in attempt 1 from pod pod-0 at 10.0.0.7" in refusal.reason
+    assert not refusal.misconfigured
+    gang.detach(0, "first")
+    assert gang.register(worker(0, "second")) is None
+    assert not gang.knows(0, "first")
+    gang.give(Start(WORLD))
+    assert gang.register(worker(0, "third")) is not None
+
+
+def test_a_restarted_worker_proves_that_the_first_is_gone() -> None:
+    """A disconnected agent counts as lost as soon as another comes in its place."""
+    clock = Clock()
+    gang = Gang(CONFIG, clock)
+    gang.register(worker(1))
+    gang.give(Start(WORLD))
+    gang.register(worker(1, "second"))
+    assert gang.view().workers[1].silent_since == clock.now - CONFIG.lost_after_s
+
+
+def test_silence_and_heartbeats() -> None:
+    """An attached agent is heard of; one whose heartbeats end is not, though its stream seems open."""
+    clock = Clock()
+    gang = Gang(CONFIG, clock)
+    gang.register(worker(0))
+    assert gang.view().workers[0].silent_since == 100.0
+    gang.attach(0, "first")
+    assert gang.view().workers[0].silent_since is None
+    clock.now += CONFIG.lost_after_s
+    assert gang.view().workers[0].silent_since == 100.0
+    assert gang.sync(0, "first", (), drained=False, leaving="")
+    assert gang.view().workers[0].silent_since is None
+    assert not gang.sync(0, "another", (), drained=False, leaving="")
+
+
+def test_exits_are_dated_when_they_are_first_seen() -> None:
+    """By the age that the agent gave; repeated states do not move them."""
+    clock = Clock()
+    gang = Gang(CONFIG, clock)
+    gang.register(worker(0))
+    failed = RankState(1, RankPhase.FAILED, 1, exited_ago_s=2.0)
+    gang.sync(0, "first", (failed,), drained=False, leaving="")
+    clock.now += 50
+    gang.sync(0, "first", (replace(failed, exited_ago_s=52.5),), drained=False, leaving="")
+    view = gang.view()
+    assert [exit.at for exit in view.exits] == [98.0]
+    assert [state.phase.value for state in view.ranks] == ["Waiting", "Failed", "Waiting", "Waiting"]

@@ -1,0 +1,87 @@
+"""The termination message, and what becomes of errors that nothing else handles."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtrain.cli.failures import exit_code_of
+from ringtrain.control.model import Failure, Outcome, Reason, Verdict
+from ringtrain.control.ports import PortTaken
+from ringtrain.control.termination import TerminationPath, termination_message, write_termination_message
+from ringtrain.errors import ConfigurationError
+
+
+def test_a_failure_in_the_words_of_the_contract() -> None:
+    """Every field of docs/contract.md."""
+    failure = Failure(
+        Reason.RANK_FAILED,
+        "rank 3 was killed by SIGKILL",
+        3,
+        "digits-worker-1",
+        "node-b",
+        137,
+        "SIGKILL",
+        ("last",),
+    )
+    message = termination_message(Verdict(Outcome.FAILED, 137, 1, failure), attempt=2, world_size=4)
+    assert json.loads(message) == {
+        "version": 1, "attempt": 2, "outcome": "Failed", "worldSize": 4, "ranksSucceeded": 1,
+        "failure": {
+            "rank": 3, "pod": "digits-worker-1", "node": "node-b", "exitCode": 137, "signal": "SIGKILL",
+            "reason": "RankFailed", "message": "rank 3 was killed by SIGKILL", "logTail": ["last"],
+        },
+    }  # fmt: skip
+
+
+@settings(deadline=None)
+@given(tail=st.lists(st.text(max_size=600), max_size=25), message=st.text(max_size=5000))
+def test_never_more_than_a_pod_may_say(tail: list[str], message: str) -> None:
+    """At most 4096 bytes of JSON; the log's end and the message survive as far as they fit."""
+    failure = Failure(Reason.RANK_FAILED, message, 0, log_tail=tuple(tail))
+    encoded = termination_message(Verdict(Outcome.FAILED, 1, 0, failure), 1, 1)
+    assert len(encoded) <= 4096
+    told = json.loads(encoded)["failure"]
+    kept = told["logTail"]
+    assert message.startswith(told["message"])
+    if len(kept) > 1:
+        assert kept == tail[-len(kept) :]
+    if kept:
+        assert told["message"] == message
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning when it was asked for, silence for the default."""
+    absent = tmp_path / "absent" / "log"
+    write_termination_message(TerminationPath(absent, required=False), b"{}")
+    assert not caplog.records
+    write_termination_message(TerminationPath(absent, required=True), b"{}")
+    assert "the termination message could not be written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (ConfigurationError("X='1': expected 2"), 64, "BadConfiguration"),
+        (PortTaken("port 7 is in use"), 69, "NotAssembled"),
+        (ZeroDivisionError("division"), 70, "InternalError"),
+    ],
+    ids=["configuration", "port", "defect"],
+)
+def test_errors_become_exit_codes(
+    error: Exception, code: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a termination message that says the same."""
+    monkeypatch.setenv("RINGTRAIN_TERMINATION_MESSAGE_PATH", str(tmp_path / "message"))
+    monkeypatch.setenv("RINGTRAIN_ATTEMPT", "3")
+    monkeypatch.setenv("RINGTRAIN_NUM_WORKERS", "bad")
+
+    def fail() -> int:
+        raise error
+
+    assert exit_code_of(fail) == code
+    told = json.loads((tmp_path / "message").read_bytes())
+    assert (told["attempt"], told["outcome"], told["failure"]["reason"]) == (3, "Failed", reason)
+    assert str(error) in told["failure"]["message"]

@@ -1,0 +1,96 @@
+"""Throughput as the TensorFlow benchmarks define it, checked by hand."""
+
+import math
+from typing import Any
+
+import pytest
+
+from ringtrain.launcher.throughput import Progress, Speed, Throughput, step_line, total_line
+
+
+def report(step: int, time: float, **more: Any) -> dict[str, Any]:
+    return {"step": step, "time": time, "samples": 10, "unit": "images", **more}
+
+
+def test_mean_uncertainty_and_jitter() -> None:
+    """Steps of 1, 2 and 1 s with 20 samples each: speeds 20, 10 and 20."""
+    throughput = Throughput(2)
+    closed = []
+    for step, time in ((1, 100.0), (2, 101.0), (3, 103.0), (4, 104.0)):
+        closed += throughput.add(0, report(step, time - 0.5))
+        closed += throughput.add(1, report(step, time))
+    assert closed == [1, 2, 3, 4]
+    speed = throughput.speed()
+    assert speed is not None
+    assert speed.mean == throughput.total() == 60 / 4
+    mean = 50 / 3
+    deviation = math.sqrt(((20 - mean) ** 2 * 2 + (10 - mean) ** 2) / 3)
+    assert speed.uncertainty == pytest.approx(deviation / math.sqrt(3))
+    assert speed.jitter == 0  # median of |20-20|, |10-20|, |20-20|
+
+
+def test_jitter_is_scaled_to_a_standard_deviation() -> None:
+    """Speeds 10, 20 and 40: the median deviation from 20 is 10."""
+    throughput = Throughput(1)
+    for step, time in ((1, 0.0), (2, 1.0), (3, 1.5), (4, 1.75)):
+        throughput.add(0, report(step, 20 + time))
+    speed = throughput.speed()
+    assert speed is not None
+    assert speed.jitter == pytest.approx(14.826)
+
+
+def test_ranks_may_report_at_different_times() -> None:
+    """A step is complete with its last rank, in order, whoever's reports come first."""
+    throughput = Throughput(2)
+    for step in (1, 2, 3):
+        assert throughput.add(0, report(step, step)) == []
+    assert throughput.add(1, report(1, 1.5)) == [1]
+    assert throughput.add(1, report(2, 2.5)) == [2]
+    progress = throughput.progress()
+    assert progress is not None
+    assert progress.step == 2
+    assert throughput.step_of(0) == 3
+    assert throughput.step_of(5) is None
+
+
+def test_reports_of_one_rank_alone() -> None:
+    """After ten seconds without a word of the others, those that report are the gang."""
+    throughput = Throughput(4)
+    closed = [step for second in range(15) for step in throughput.add(0, report(second, second))]
+    assert closed == list(range(15))
+    assert throughput.total() == 10
+
+
+def test_without_samples_there_is_no_speed() -> None:
+    """Progress is there all the same."""
+    throughput = Throughput(1)
+    for step in (1, 2):
+        throughput.add(0, {"step": step, "time": float(step), "loss": 0.5})
+    assert throughput.speed() is None
+    progress = throughput.progress()
+    assert progress == Progress(2, None, None, None, "samples", 0.5, {})
+
+
+def test_no_report_no_progress() -> None:
+    """Nothing before the first report."""
+    assert Throughput(1).progress() is None
+    assert Throughput(1).total() is None
+
+
+def test_how_it_is_printed() -> None:
+    """The lines people know."""
+    progress = Progress(40, 300, 1, 5120.3, "images", 0.412, {})
+    assert step_line(progress, Speed(5120.3, 31.2, 12.4)) == (
+        "Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412"
+    )
+    assert step_line(Progress(1, None, None, None, "samples", None, {}), None) == "Step 1"
+    assert total_line("images", 5123.876) == "total images/sec: 5123.88"
+
+
+def test_memory_is_bounded() -> None:
+    """A rank that has stopped reporting does not make the others' reports pile up."""
+    throughput = Throughput(2)
+    throughput.add(1, report(1, 0))
+    for step in range(1, 5000):
+        throughput.add(0, report(step, step))
+    assert len(throughput._open) <= 1000

@@ -1,0 +1,179 @@
+"""Naming the first cause, as a table of gangs."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from ringtrain.control.model import Outcome, RankPhase, RankState, Reason
+from ringtrain.launcher.verdict import Exit, GangView, Patience, WorkerView, decide, lost_peer
+
+PATIENCE = Patience(lost_after_s=15, settle_s=2)
+RUNNING, SUCCEEDED, FAILED, STOPPED = (
+    RankPhase.RUNNING,
+    RankPhase.SUCCEEDED,
+    RankPhase.FAILED,
+    RankPhase.STOPPED,
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank that ended `at`, for writing tables."""
+
+    rank: int
+    at: float
+    code: int = 1
+    signal: str = ""
+    says: str = "ValueError: bad sample"
+    phase: RankPhase = FAILED
+    order: int = 1
+
+
+def lost(rank: int, at: float, peer: int, **more: int) -> Ended:
+    """A rank that raised PeerLost for `peer`."""
+    return Ended(
+        rank, at, says=f"ringtrain.errors.PeerLost: rank {rank}: rank {peer} closed its connection", **more
+    )
+
+
+def gang(*ended: Ended, size: int = 4, silent: dict[int, float] | None = None) -> GangView:
+    """Two workers with `size` ranks, all running but those that `ended`; `silent`: worker → since when."""
+    states = [RankState(rank, RUNNING) for rank in range(size)]
+    exits = []
+    for e in ended:
+        states[e.rank] = RankState(e.rank, e.phase, e.code, e.signal, e.order, log_tail=("Traceback …", e.says))
+        exits.append(Exit(states[e.rank], e.at))
+    workers = [
+        WorkerView(index, f"job-worker-{index}", f"node-{index}", (silent or {}).get(index)) for index in range(2)
+    ]
+    return GangView(size // 2, workers, states, exits)
+
+
+KILLED = Ended(3, 10.2, 137, "SIGKILL", says="step 7")
+
+
+@pytest.mark.parametrize(
+    ("view", "rank", "code", "words"),
+    [
+        pytest.param(gang(KILLED), 3, 137, "was killed by SIGKILL", id="killed-alone"),
+        pytest.param(gang(lost(0, 10.0, 3), lost(1, 10.1, 3), KILLED), 3, 137, "SIGKILL", id="killed-seen-late"),
+        pytest.param(
+            gang(Ended(0, 10.0, says="RuntimeError: Connection closed by peer"), KILLED), 3, 137, "SIGKILL",
+            id="killed-beside-another-library's-complaint",
+        ),
+        pytest.param(
+            gang(Ended(0, 10.1, 134, "SIGABRT", says="terminate called"), Ended(2, 10.0)), 2, 1, "exited with 1",
+            id="abort-is-a-consequence",
+        ),
+        pytest.param(
+            gang(lost(0, 10.0, 2), Ended(2, 10.4), lost(3, 10.1, 2)), 2, 1, "exited with 1", id="slow-cause",
+        ),
+        pytest.param(gang(Ended(1, 10.3, 7), Ended(2, 10.1, 9)), 2, 9, "exited with 9", id="earlier-of-two"),
+        pytest.param(
+            gang(Ended(1, 10.001, 7, order=2), Ended(0, 10.004, 9, order=1)), 0, 9, "exited with 9",
+            id="same-moment-by-order",
+        ),
+        pytest.param(
+            gang(lost(0, 10.0, 2), lost(1, 10.0, 2), lost(3, 10.0, 2)), 2, 1, "stopped answering", id="hangs",
+        ),
+        pytest.param(
+            gang(lost(0, 10.0, 3), lost(1, 10.1, 2), lost(3, 10.1, 2)), 2, 1, "lost by rank(s) 0, 1, 3",
+            id="hangs-and-one-names-a-witness",
+        ),
+        pytest.param(
+            gang(lost(0, 10.0, 1), lost(1, 10.2, 0)), 0, 1, "exited with 1", id="only-each-other",
+        ),
+        pytest.param(gang(lost(0, 10.0, 9)), 0, 1, "exited with 1", id="names-a-rank-that-does-not-exist"),
+    ],
+)  # fmt: skip
+def test_the_first_cause(view: GangView, rank: int, code: int, words: str) -> None:
+    """The rank that began it, with its own exit code, pod and log."""
+    verdict = decide(view, 13.0, PATIENCE)
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.FAILED, code)
+    assert (verdict.failure.rank, verdict.failure.reason) == (rank, Reason.RANK_FAILED)
+    assert (verdict.failure.pod, verdict.failure.node) == (f"job-worker-{rank // 2}", f"node-{rank // 2}")
+    assert words in verdict.failure.message
+    assert verdict.failure.log_tail
+
+
+@pytest.mark.parametrize(
+    ("view", "now"),
+    [
+        pytest.param(gang(), 10.0, id="nothing-happened"),
+        pytest.param(gang(lost(0, 10.0, 3)), 11.9, id="lost-its-peer"),
+        pytest.param(gang(Ended(0, 10.0)), 10.9, id="may-be-overtaken"),
+        pytest.param(gang(Ended(0, 10.0, 0, phase=SUCCEEDED)), 99.0, id="one-finished"),
+        pytest.param(gang(silent={1: 10.0}), 24.9, id="silent-for-a-while"),
+    ],
+)
+def test_open(view: GangView, now: float) -> None:
+    """Not decided yet."""
+    assert decide(view, now, PATIENCE) is None
+
+
+@pytest.mark.parametrize(
+    ("view", "now"),
+    [
+        pytest.param(gang(silent={1: 10.0}), 25.0, id="silent-too-long"),
+        pytest.param(gang(lost(0, 10.1, 2), lost(1, 10.2, 3), silent={1: 10.0}), 12.2, id="its-ranks-are-missed"),
+        pytest.param(
+            gang(Ended(0, 10.1, says="RuntimeError: Connection closed by peer"), silent={1: 10.0}), 12.2,
+            id="missed-by-another-library",
+        ),
+    ],
+)  # fmt: skip
+def test_a_lost_agent(view: GangView, now: float) -> None:
+    """An agent that fell silent is the cause, not those whose peers it took along."""
+    verdict = decide(view, now, PATIENCE)
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert (verdict.failure.reason, verdict.exit_code) == (Reason.AGENT_LOST, 75)
+    assert (verdict.failure.rank, verdict.failure.exit_code) == (2, None)
+    assert verdict.failure.message == (
+        "worker 1 (pod job-worker-1 on node node-1) is no longer heard of; its rank(s) 2, 3 are lost"
+    )
+
+
+def test_a_leaving_agent() -> None:
+    """An agent that was asked to stop decides at once, with the code of its signal."""
+    view = gang(Ended(2, 10.0, 143, "SIGTERM", phase=STOPPED))
+    workers = [view.workers[0], WorkerView(1, "job-worker-1", "", leaving="SIGTERM", leaving_since=10.0)]
+    verdict = decide(GangView(2, workers, view.ranks, view.exits), 10.0, PATIENCE)
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert (verdict.exit_code, verdict.failure.signal, verdict.failure.pod) == (143, "SIGTERM", "job-worker-1")
+
+
+def test_success_is_every_rank() -> None:
+    """All ranks of the world exited 0: attested."""
+    ended = [Ended(rank, 10.0, 0, phase=SUCCEEDED) for rank in range(4)]
+    verdict = decide(gang(*ended), 10.0, PATIENCE)
+    assert verdict is not None
+    assert (verdict.outcome, verdict.exit_code, verdict.ranks_succeeded) == (Outcome.SUCCEEDED, 0, 4)
+
+
+def test_an_incomplete_world_is_a_failure() -> None:
+    """Nobody failed, all ended, and yet not all ranks exited 0."""
+    ended = [Ended(rank, 10.0, 0, phase=SUCCEEDED) for rank in range(3)]
+    verdict = decide(gang(*ended, Ended(3, 10.0, 143, "SIGTERM", phase=STOPPED)), 10.0, PATIENCE)
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert (verdict.failure.reason, verdict.ranks_succeeded) == (Reason.WORLD_INCOMPLETE, 3)
+    assert verdict.failure.message == "only 3 of 4 ranks finished; rank(s) 3 did not"
+
+
+@pytest.mark.parametrize(
+    ("tail", "peer"),
+    [
+        pytest.param(("ringtrain.errors.PeerLost: rank 2 closed",), 2, id="plain"),
+        pytest.param(("PeerLost: rank 0: lost rank 3 in allreduce 7",), 3, id="own-rank-first"),
+        pytest.param(("PeerLost: rank 2", "ringtrain.errors.PeerLost: rank 1"), 1, id="the-last-one-counts"),
+        pytest.param(("ValueError: rank 2 is odd",), None, id="another-error"),
+        pytest.param((), None, id="nothing"),
+    ],
+)
+def test_who_is_called_lost(tail: tuple[str, ...], peer: int | None) -> None:
+    """The rank in the last PeerLost of a log that is not the rank's own."""
+    assert lost_peer(tail, 0) == peer

@@ -1,0 +1,149 @@
+"""The files of an attempt: every record once and in order, also after a kill between any two writes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtrain.logs.journal import Entry, Recovered, Stream, encode, header, recover
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.store import Chunk, LogStore
+
+ENTRIES = [Entry(Stream.LOG, 0, 3, 30, 42), Entry(Stream.REPORT, 1, 1, 80, 42), Entry(Stream.LOG, 0, 5, 50, 70)]
+
+
+def test_a_journal_says_how_far_files_are_good() -> None:
+    """The newest entry of each stream, and the sizes."""
+    data = header("uid") + b"".join(map(encode, ENTRIES))
+    expected = {(Stream.LOG, 0): ENTRIES[2], (Stream.REPORT, 1): ENTRIES[1]}
+    assert recover(data) == Recovered("uid", expected, job_size=70, metrics_size=80, good_bytes=len(data))
+
+
+@settings(deadline=None)
+@given(cut=st.integers(0, 200))
+def test_a_torn_journal(cut: int) -> None:
+    """Wherever the journal ends, what it says is what it said after its last whole record."""
+    whole = header("uid") + b"".join(map(encode, ENTRIES))
+    torn = whole[:cut]
+    state = recover(torn)
+    if len(torn) < len(header("uid")):
+        assert state.uid is None
+        return
+    records = (len(torn) - len(header("uid"))) // len(encode(ENTRIES[0]))
+    good = header("uid") + b"".join(map(encode, ENTRIES[:records]))
+    assert state == recover(good)
+    assert state.good_bytes == len(good)
+
+
+def test_a_damaged_record_ends_a_journal() -> None:
+    """A record whose checksum is wrong is not believed, nor is anything after it."""
+    records = [bytearray(encode(entry)) for entry in ENTRIES]
+    records[1][5] ^= 1
+    state = recover(header("uid") + b"".join(records))
+    assert set(state.entries) == {(Stream.LOG, 0)}
+    assert state.entries[Stream.LOG, 0].last == 3
+
+
+def test_recovery_from_any_torn_write(tmp_path: Path) -> None:
+    """Cut the files anywhere behind the last acknowledged record: the next store goes on from there."""
+    chunks = [Chunk(Stream.LOG, 0, 1, 2, b"a\nb\n"), Chunk(Stream.LOG, 1, 1, 1, b"x\n")]
+    late = Chunk(Stream.LOG, 0, 3, 2, b"c\nd\n")
+    sizes = _sizes_after(tmp_path / "reference", chunks), _sizes_after(tmp_path / "reference-2", [*chunks, late])
+    for extra in range(1, 20):
+        root = tmp_path / str(extra)
+        store = LogStore(_files(root), "uid", 1)
+        for chunk in (*chunks, late):
+            store.append(chunk)
+        store.close()
+        budget = extra  # how many bytes of the last append reached the files, in the order of its writes
+        for name in ("rank-0000.log", "job.log", ".journal"):
+            kept = min(budget, sizes[1][name] - sizes[0][name])
+            budget -= kept
+            with (_files(root).directory / name).open("r+b") as file:
+                file.truncate(sizes[0][name] + kept)
+        store = LogStore(_files(root), "uid", 1)
+        assert store.resumed
+        assert store.append(late) == 4
+        store.close()
+        assert _files(root).rank_log(0).read_bytes() == b"a\nb\nc\nd\n"
+        assert _files(root).job_log.read_bytes() == b"[0] a\n[0] b\n[1] x\n[0] c\n[0] d\n"
+
+
+def test_repeated_chunks_change_nothing(tmp_path: Path) -> None:
+    """A chunk that comes again, or again with more behind it, adds only what is new."""
+    store = LogStore(_files(tmp_path), "uid", 1)
+    assert store.append(Chunk(Stream.LOG, 2, 1, 2, b"a\nb\n")) == 2
+    assert store.append(Chunk(Stream.LOG, 2, 1, 2, b"a\nb\n")) == 2
+    assert store.append(Chunk(Stream.LOG, 2, 2, 2, b"b\nc\n")) == 3
+    assert store.append(Chunk(Stream.LOG, 2, 1, 1, b"a\n")) == 3
+    assert store.lines == 3
+    store.close()
+    assert store.files.rank_log(2).read_bytes() == b"a\nb\nc\n"
+
+
+def test_lines_that_went_with_an_earlier_launcher(tmp_path: Path) -> None:
+    """A gap means that acknowledged files are gone: the log says which lines."""
+    store = LogStore(_files(tmp_path), "uid", 1)
+    assert store.append(Chunk(Stream.LOG, 0, 8, 1, b"h\n")) == 8
+    store.close()
+    first, second = store.files.rank_log(0).read_text().splitlines()
+    assert first.startswith("[ringtrain] lines 1 to 7 of rank 0 are not here")
+    assert second == "h"
+
+
+def test_another_job_of_the_same_name(tmp_path: Path) -> None:
+    """Its logs are moved aside, not overwritten and not continued."""
+    for uid in ("old", "new"):
+        store = LogStore(_files(tmp_path), uid, 1)
+        assert not store.resumed
+        store.append(Chunk(Stream.LOG, 0, 1, 1, uid.encode() + b"\n"))
+        store.close()
+    assert _files(tmp_path).rank_log(0).read_text() == "new\n"
+    assert (tmp_path / "default/job/1.earlier-1/rank-0000.log").read_text() == "old\n"
+
+
+def test_reports_become_rows(tmp_path: Path) -> None:
+    """With rank and attempt added; what is no report is left out and said once to the log of the launcher."""
+    seen: list[tuple[int, object]] = []
+    store = LogStore(_files(tmp_path), "uid", 4)
+    store.on_report = lambda rank, report: seen.append((rank, report["step"]))
+    rows = b'{"step": 1, "time": 2.5}\nnonsense\n{"step": 2, "time": 3.5}\n'
+    assert store.append(Chunk(Stream.REPORT, 3, 1, 3, rows)) == 3
+    store.close()
+    assert [json.loads(row) for row in store.files.metrics.read_text().splitlines()] == [
+        {"step": 1, "time": 2.5, "rank": 3, "attempt": 4},
+        {"step": 2, "time": 3.5, "rank": 3, "attempt": 4},
+    ]
+    assert seen == [(3, 1), (3, 2)]
+
+
+def test_a_full_disk_keeps_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one file cannot be written, none of them keeps anything, and the chunk may come again."""
+    store = LogStore(_files(tmp_path), "uid", 1)
+    store.append(Chunk(Stream.LOG, 0, 1, 1, b"a\n"))
+    whole = store.files.job_log
+    moved = whole.with_suffix(".moved")
+    store._open[whole].close()
+    store._open[whole] = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    with pytest.raises(OSError):
+        store.append(Chunk(Stream.LOG, 0, 2, 1, b"b\n"))
+    assert store.files.rank_log(0).read_bytes() == b"a\n"
+    assert not moved.exists()
+    store._open.pop(whole).close()
+    assert store.append(Chunk(Stream.LOG, 0, 2, 1, b"b\n")) == 2
+    store.close()
+    assert whole.read_bytes() == b"[0] a\n[0] b\n"
+
+
+def _files(root: Path) -> AttemptFiles:
+    return AttemptFiles.of(root, "default", "job", 1)
+
+
+def _sizes_after(root: Path, chunks: list[Chunk]) -> dict[str, int]:
+    store = LogStore(_files(root), "uid", 1)
+    for chunk in chunks:
+        store.append(chunk)
+    store.close()
+    return {path.name: path.stat().st_size for path in _files(root).directory.iterdir()}
