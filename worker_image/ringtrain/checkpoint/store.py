@@ -1,6 +1,7 @@
 """Checkpoints of a job: rank 0 writes them, and every rank resumes from the same one."""
 
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,18 +76,48 @@ class Checkpoints:
         self._keep = keep
         self._group = group or world_group()
         self._on_stage = on_stage
+        self._writer: threading.Thread | None = None
+        self._failure: Exception | None = None
 
-    def save(self, step: int, state: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Mapping[str, Any], *, background: bool = False) -> None:
         """Write `state` as the checkpoint of `step`, atomically, and remove the oldest ones.
 
         Only rank 0 does anything; the others may pass whatever they have, and return at once. `state` is dicts
         with string keys, lists, arrays, numbers, strings, booleans and None. Raises CheckpointError when it cannot
         be written; earlier checkpoints are then still there.
+        `background`: write on a thread and return at once. The others then need not wait for a slow disk, which
+        they do for RINGTRAIN_TIMEOUT at most. `state` must stay as it is (a `state_dict` does) until the next
+        save() or finish(), which raises what went wrong.
         """
+        self.finish()
         if self._group.rank != 0:
             return
         if step < 0:
             raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
+        if not background:
+            self._write(step, state)
+            return
+        # Not a daemon: the interpreter waits for it before it ends.
+        self._writer = threading.Thread(target=self._write_apart, args=(step, state), name="ringtrain-checkpoint")
+        self._writer.start()
+
+    def finish(self) -> None:
+        """Return when a save in the background is done; raise what made it fail."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _write_apart(self, step: int, state: Mapping[str, Any]) -> None:
+        try:
+            self._write(step, state)
+        except Exception as error:
+            log.error("%s", error)  # here too, because training may end before anyone asks
+            self._failure = error
+
+    def _write(self, step: int, state: Mapping[str, Any]) -> None:
         path = checkpoint_path(self.directory, step)
         try:
             write_atomically(path, lambda file: write_state(file, step, state), self._on_stage)
@@ -103,6 +134,7 @@ class Checkpoints:
         A damaged one is logged and renamed to `….damaged`, and the one before it is used. Raises CheckpointError
         on every rank when all are damaged (better than starting over in silence) or the directory cannot be read.
         """
+        self.finish()
         found: Saved | None = None
         told: dict[str, Any] = {}
         if self._group.rank == 0:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,33 @@ def test_if_all_are_damaged_the_job_does_not_start_over_in_silence(tmp_path: Pat
             CheckpointError, match=r"every checkpoint in .* is damaged: .*02\.npz.*01\.npz.*start over"
         ):
             _alone(tmp_path).latest()
+
+
+def test_a_save_in_the_background_lets_training_go_on(tmp_path: Path) -> None:
+    """save() returns while the file is being written; the next call waits for it, and sees it."""
+    allowed = threading.Event()
+    checkpoints = _alone(tmp_path, on_stage=lambda stage: allowed.wait(60) and None)
+    checkpoints.save(1, STATE, background=True)
+    assert _names(tmp_path) in ([], ["ckpt-0000000001.npz.tmp"])
+    allowed.set()
+    saved = checkpoints.latest()
+    assert saved is not None
+    assert _same(saved.state, STATE)
+    assert not any(thread.name == "ringtrain-checkpoint" for thread in threading.enumerate())
+
+
+def test_a_failed_save_in_the_background_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged at once and raised by the next call; after that saving goes on."""
+    (tmp_path / "below").touch()
+    checkpoints = _alone(tmp_path / "below")
+    checkpoints.save(1, STATE, background=True)
+    with pytest.raises(CheckpointError, match=r"ckpt-0000000001.npz cannot be written"):
+        checkpoints.finish()
+    assert "ckpt-0000000001.npz cannot be written" in caplog.text
+    (tmp_path / "below").unlink()
+    checkpoints.save(2, STATE, background=True)
+    checkpoints.finish()
+    assert _names(tmp_path / "below") == ["ckpt-0000000002.npz"]
 
 
 class Stopped(Exception):
