@@ -17,20 +17,21 @@ from .failures import told
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
 @click.option("--plain", is_flag=True, help="Lines instead of a live display; so it is anyway in a pipe.")
-def local(manifest: Path, run_dir: Path, plain: bool) -> None:
+@click.option("-o", "--output", is_flag=True, help="Print what the ranks write, too.")
+def local(manifest: Path, run_dir: Path, plain: bool, output: bool) -> None:
     """Run the job in MANIFEST on this machine, its pods as processes.
 
     Restarts, deadlines and clean-up are decided by the code that decides them in a cluster. Saving a changed
     MANIFEST while it runs is like applying it: change replicas, suspend, resume. Logs are kept under the run
     directory, claims in its "claims". Exit code: 0 when the job succeeded, 1 when it failed, 130 after Ctrl-C.
     """
-    from ..local.run import run_local
+    from ..local.run import Show, run_local
     from ..local.summary import print_summary
 
     signal.signal(signal.SIGTERM, _stop)
     with told(f"{manifest}: "):
         try:
-            finished = run_local(manifest, run_dir, plain)
+            finished = run_local(manifest, run_dir, Show(plain, output))
         except KeyboardInterrupt:
             click.echo("stopped; every process of the job has ended", err=True)
             sys.exit(130)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .driver import View
+from .tail import Tail
 from .telling import STATE_STYLES, duration, job_name, numbers, progress_of, ranks_of, why
 
 # More ranks than fit on a screen are counted by state instead.
@@ -22,9 +23,10 @@ RANKS_SHOWN = 32
 
 
 class LiveDisplay:
-    """A context manager that owns the terminal's lower lines while the job runs."""
+    """A context manager that owns the terminal's lower lines meanwhile. `tail`: ranks' output to print."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, tail: Tail | None) -> None:
+        self._tail = tail
         # Transient: the summary takes the panel's place at the end.
         self._live = Live(console=console, refresh_per_second=8, transient=True)
 
@@ -42,6 +44,8 @@ class LiveDisplay:
         for event in view.events:
             if event.type == "Warning":
                 self._live.console.print(Text(f"{event.reason}: {event.message}", style="yellow"))
+        for line in self._tail.lines(view.status.attempt) if self._tail is not None else ():
+            self._live.console.print(Text(line), soft_wrap=True)
         self._live.update(render(view, datetime.now(UTC)))
 
 

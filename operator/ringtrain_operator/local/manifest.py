@@ -57,17 +57,17 @@ class ManifestFile:
     """A manifest on disk, followed while its job runs."""
 
     path: Path
-    seen: int = 0
+    seen: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        self.seen = _mtime(self.path)
+        self.seen = _version(self.path)
 
     def refresh(self, job: dict[str, Any]) -> dict[str, Any]:
         """`job`, with the file's spec if the file was saved since.
 
         A change that admission would refuse, such as one of an immutable field, leaves what runs as it is.
         """
-        now = _mtime(self.path)
+        now = _version(self.path)
         if now == self.seen:
             return job
         try:
@@ -83,8 +83,10 @@ class ManifestFile:
         return {**job, "spec": new["spec"], "metadata": {**job["metadata"], "generation": generation}}
 
 
-def _mtime(path: Path) -> int:
+def _version(path: Path) -> tuple[int, ...]:
+    """Differs after every save: times alone are too coarse for two saves at once."""
     try:
-        return path.stat().st_mtime_ns
+        found = path.stat()
     except OSError:
-        return 0
+        return ()
+    return (found.st_mtime_ns, found.st_size, found.st_ino)

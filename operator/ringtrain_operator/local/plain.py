@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from .driver import View
+from .tail import Tail
 from .telling import job_name, numbers, progress_of, why
 
 # Between two lines about progress alone.
@@ -14,10 +15,11 @@ PROGRESS_INTERVAL_S = 5.0
 
 
 class PlainDisplay:
-    """Writes lines to `out`, each readable by itself."""
+    """Writes lines to `out`, each readable by itself. `tail`: ranks' output to write, too."""
 
-    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, out: TextIO, tail: Tail | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
+        self._tail = tail
         self._clock = clock
         self._said = ("", "")
         self._step: object = None
@@ -29,6 +31,8 @@ class PlainDisplay:
         if now != self._said:
             self._said = now
             self._line(f"{job_name(view)} {now[0]} (attempt {view.status.attempt}): {now[1]}")
+        for line in self._tail.lines(view.status.attempt) if self._tail is not None else ():
+            self._line(line)
         self._show_progress(view)
 
     def _show_progress(self, view: View) -> None:

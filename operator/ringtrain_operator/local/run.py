@@ -19,6 +19,15 @@ from .manifest import ManifestFile, load_job
 from .plain import PlainDisplay
 from .process import ProcessRunner
 from .summary import Results, read_results
+from .tail import Tail
+
+
+@dataclass(frozen=True)
+class Show:
+    """What is shown meanwhile. `plain`: lines, no panel. `output`: what the ranks write, too."""
+
+    plain: bool = False
+    output: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class Finished:
     run_dir: Path
 
 
-def run_local(manifest: Path, runs: Path, plain: bool) -> Finished:
+def run_local(manifest: Path, runs: Path, show: Show) -> Finished:
     """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
 
     Raises ManifestUnreadable or SpecInvalid before anything is started.
@@ -44,18 +53,19 @@ def run_local(manifest: Path, runs: Path, plain: bool) -> Finished:
     print(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", flush=True)
     runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
     try:
-        with _display(plain) as display:
+        with _display(show, Tail(run_dir / "logs" / namespace / name)) as display:
             status = Driver(LocalCluster(job, runner), display, file).run()
     finally:
         runner.close()
     return Finished(status, read_results(run_dir / "logs", namespace, name, status.attempt), run_dir)
 
 
-def _display(plain: bool) -> contextlib.AbstractContextManager[Display]:
+def _display(show: Show, tail: Tail) -> contextlib.AbstractContextManager[Display]:
     console = Console()
-    if plain or not console.is_terminal:
-        return contextlib.nullcontext(PlainDisplay(sys.stdout))
-    return LiveDisplay(console)
+    shown = tail if show.output else None
+    if show.plain or not console.is_terminal:
+        return contextlib.nullcontext(PlainDisplay(sys.stdout, shown))
+    return LiveDisplay(console, shown)
 
 
 def _new_directory(runs: Path, name: str) -> Path:

@@ -74,9 +74,8 @@ def _rows_of(status: JobStatus, results: Results) -> Iterator[tuple[str, str, st
 def _print_failure(console: Console, failure: Failure) -> None:
     who = f"rank {failure.rank} ({failure.pod})" if failure.rank is not None else str(failure.pod or "the gang")
     code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
-    console.print(
-        Text(f"\nFirst failure of attempt {failure.attempt}: {who}, {failure.reason}{code}", style="bold red")
-    )
+    title = f"\nFirst failure of attempt {failure.attempt}: {who}, {failure.reason}{code}"
+    console.print(Text(title, style="bold red"), soft_wrap=True)
     if failure.message:
         console.print(Text(failure.message), soft_wrap=True)
     for line in failure.log_tail[-LOG_LINES_SHOWN:]:

@@ -53,6 +53,11 @@ class Situation:
         report = self.observed.launcher
         return report if report is not None and report.attempt == self.attempt else None
 
+    @property
+    def world_size(self) -> int:
+        """Ranks of the present attempt."""
+        return self.status.attempt_workers * self.job.spec.slots
+
     @cached_property
     def wanted_names(self) -> tuple[str, ...]:
         """Names of the present attempt's pods, the launcher first."""

@@ -22,7 +22,7 @@ def success(s: Situation) -> Opinion:
     if launcher is None or launcher.exit_code != 0:
         return NO_OPINION
     words = last_words(launcher, s.attempt)
-    world = s.status.attempt_workers * s.job.spec.slots
+    world = s.world_size
     attested = (
         words.get("outcome") == "Succeeded" and words.get("worldSize") == words.get("ranksSucceeded") == world
     )

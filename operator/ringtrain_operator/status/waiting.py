@@ -16,6 +16,10 @@ def running_or_why_not(s: Situation) -> Said:
     """The Running condition of a job that is neither finished nor suspended."""
     if s.stale_pods:
         return _not("WaitingForOldPods", f"pods of an earlier attempt are still ending: {_names(s.stale_pods)}")
+    absent = _absent(s)
+    gang = _gang(s)
+    if not absent and gang.status == "True":
+        return gang
     if s.observed.foreign:
         return _not("NameTaken", _taken(s.observed.foreign))
     if s.observed.refusals:
@@ -23,7 +27,7 @@ def running_or_why_not(s: Situation) -> Said:
     start = s.status.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
-    return _stuck_pod(s) or _pending_pods(s) or _gang(s)
+    return _stuck_pod(s) or _pending_pods(s, absent) or gang
 
 
 def _stuck_pod(s: Situation) -> Said | None:
@@ -35,9 +39,12 @@ def _stuck_pod(s: Situation) -> Said | None:
     return _not(first.waiting, f"{first.name}: {first.waiting_message or first.waiting}{others}")
 
 
-def _pending_pods(s: Situation) -> Said | None:
-    pending = [pod.name for pod in s.pods if pod.phase in ("Pending", "Unknown")]
-    absent = [*s.missing_names, *pending]
+def _absent(s: Situation) -> list[str]:
+    """Pods that do not run, or do not exist."""
+    return [*s.missing_names, *(pod.name for pod in s.pods if pod.phase in ("Pending", "Unknown"))]
+
+
+def _pending_pods(s: Situation, absent: Sequence[str]) -> Said | None:
     if not absent:
         return None
     shown = ", ".join(absent[:NAMES_SHOWN]) + (", …" if len(absent) > NAMES_SHOWN else "")
@@ -50,8 +57,7 @@ def _gang(s: Situation) -> Said:
         registered = sum(bool(worker.get("registered")) for worker in s.report.workers)
         return _not("WaitingForAgents", f"{registered} of {s.status.attempt_workers} workers have registered")
     if s.report is not None or s.status.is_true("Running"):
-        world = s.status.attempt_workers * s.job.spec.slots
-        return Said("Running", "True", "GangRunning", f"attempt {s.attempt} runs with {world} ranks")
+        return Said("Running", "True", "GangRunning", f"attempt {s.attempt} runs with {s.world_size} ranks")
     cause = f": {s.observed.launcher_error}" if s.observed.launcher_error else ""
     return _not("WaitingForLauncher", f"all pods run; the launcher's status could not be read yet{cause}")
 

@@ -1,0 +1,104 @@
+"""From a built pod to a command on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.jobs import job
+
+from ringtrain_operator import build, contract
+from ringtrain_operator.local.errors import LocalUnsupported
+from ringtrain_operator.local.places import Places
+from ringtrain_operator.local.sandbox import Command, command_of, expand
+from ringtrain_operator.spec import parse_job
+
+
+def places(root: Path) -> Places:
+    """Directories under `root`."""
+    return Places(root / "run", root / "claims", root / "scratch")
+
+
+def command(root: Path, container: dict[str, Any] | None = None, pod: dict[str, Any] | None = None) -> Command:
+    """What is run for worker 1 of a job with these fields in its template and a claim at /data."""
+    claim = {"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data"}
+    manifest = job(checkpoint=claim)
+    manifest["metadata"]["uid"] = "0a1b2c3d"
+    template = manifest["spec"]["worker"]["template"]["spec"]
+    template["containers"][0].update(container or {})
+    template.update(pod or {})
+    parsed = parse_job(manifest)
+    secret = build.build_secret(parsed, dict.fromkeys(contract.SECRET_KEYS, b"x"))["metadata"]["name"]
+    built = build.build_worker_pod(parsed, 1, 1)
+    pod_dir = root / "pod"
+    pod_dir.mkdir()
+    return command_of(built, places(root), pod_dir, {secret: dict.fromkeys(contract.SECRET_KEYS, b"x")})
+
+
+def test_the_environment_is_this_machines(tmp_path: Path) -> None:
+    """Addresses are loopback, ports are free ones or any, paths are directories that exist."""
+    env = command(tmp_path).env
+    host, port = env[contract.ENV_LAUNCHER_ADDRESS].split(":")
+    assert (host, env[contract.ENV_POD_IP]) == ("127.0.0.1", "127.0.0.1")
+    assert int(port) != contract.PORT_LAUNCHER
+    assert env[contract.ENV_AGENT_PORT] == env[contract.ENV_RING_PORT_BASE] == "0"
+    assert env[contract.ENV_POD_NAME] == "digits-worker-1"
+    assert Path(env[contract.ENV_CHECKPOINT_DIR]) == (tmp_path / "claims/c").resolve()
+    assert env["PATH"].startswith(str(Path(sys.executable).parent))
+
+
+def test_secrets_are_for_this_user_only(tmp_path: Path) -> None:
+    """Files of mode 0600, the role's own pair under the names of the contract."""
+    directory = Path(command(tmp_path).env[contract.ENV_SECRET_DIR])
+    modes = {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
+    assert modes == dict.fromkeys(("ca.crt", "tls.crt", "tls.key", "token"), 0o600)
+
+
+def test_paths_in_arguments_are_mapped(tmp_path: Path) -> None:
+    """A mounted path is this machine's directory also in the command; a path that only begins alike is not."""
+    argv = command(tmp_path, {"command": ["t", "--dir=/data/x", "/data", "/database"]}).argv
+    here = (tmp_path / "claims/c").resolve()
+    assert argv[-3:] == (f"--dir={here}/x", str(here), "/database")
+
+
+def test_another_jobs_world_is_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables with which a rank could find itself in another job stay outside."""
+    for name in ("RINGTRAIN_RANK", "TF_CONFIG", "RANK", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("HOME_OF_TESTS", "kept")
+    env = command(tmp_path).env
+    assert env["HOME_OF_TESTS"] == "kept"
+    assert "7" not in {env.get(name) for name in ("RINGTRAIN_RANK", "TF_CONFIG", "RANK", "PMI_RANK")}
+
+
+@pytest.mark.parametrize(
+    ("container", "pod", "says"),
+    [
+        pytest.param({"envFrom": [{"configMapRef": {"name": "c"}}]}, {}, "envFrom", id="env-from"),
+        pytest.param({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {}}}]}, {}, "env 'A'", id="secret-key"),
+        pytest.param(
+            {"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
+            {"volumes": [{"name": "v", "configMap": {"name": "c"}}]},
+            "a configMap cannot be had",
+            id="config-map",
+        ),
+        pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}, {}, "names no volume", id="no-volume"),
+    ],
+)
+def test_what_needs_a_cluster_is_said(
+    tmp_path: Path, container: dict[str, Any], pod: dict[str, Any], says: str
+) -> None:
+    """A pod that one machine cannot have is refused by the name of what it asks for."""
+    with pytest.raises(LocalUnsupported, match=says):
+        command(tmp_path, container, pod)
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [("$(A)-b", "1-b"), ("$(NO)", "$(NO)"), ("$$(A)", "$(A)"), ("$A", "$A"), ("a$(A)$(A)", "a11")],
+)
+def test_references_expand_as_a_kubelet_does(text: str, expanded: str) -> None:
+    """Known names are replaced, unknown ones stay, $$ is $."""
+    assert expand(text, {"A": "1"}) == expanded

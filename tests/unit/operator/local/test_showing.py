@@ -1,0 +1,143 @@
+"""What a person sees: manifest problems, lines, the panel, the summary."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+from support.jobs import job
+from support.planworld import World
+
+from ringtrain_operator.local.driver import View
+from ringtrain_operator.local.live import render
+from ringtrain_operator.local.manifest import ManifestFile, ManifestUnreadable, load_job
+from ringtrain_operator.local.plain import PlainDisplay
+from ringtrain_operator.local.summary import print_summary, read_results
+from ringtrain_operator.local.tail import Tail
+
+
+def view(w: World) -> View:
+    """What a display gets to see of a world."""
+    return View(w.job, w.status, w.observed(), ())
+
+
+def running(step: int) -> World:
+    """A gang at this step."""
+    w = World(job())
+    w.start_gang(step)
+    assert w.report is not None
+    w.report["ranks"] = [{"rank": r, "state": "Running", "step": step, "exitCode": None} for r in range(2)]
+    return w
+
+
+def on_screen(w: World) -> str:
+    """The panel as text."""
+    console = Console(width=90, file=io.StringIO(), force_terminal=False)
+    console.print(render(view(w), datetime(2026, 1, 1, 0, 1, tzinfo=UTC)))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_panel_shows_steps_numbers_and_ranks() -> None:
+    """Bar, loss, rate, and every rank by its worker."""
+    text = on_screen(running(40))
+    for part in ("default/digits", "Running", "40/100", "40%", "loss 0.5000", "samples/s 10", "digits-worker-1"):
+        assert part in text
+    assert "rank 1 Running step 40" in text
+
+
+def test_many_ranks_are_counted() -> None:
+    """More ranks than fit a screen are counted by state."""
+    w = running(40)
+    assert w.report is not None
+    w.report["ranks"] = [{"rank": r, "state": "Running" if r else "Failed"} for r in range(100)]
+    text = on_screen(w)
+    assert "99 Running" in text
+    assert "1 Failed" in text
+
+
+def test_lines_say_what_changed() -> None:
+    """A line a change, none without."""
+    w, out = World(job()), io.StringIO()
+    display = PlainDisplay(out, None)
+    for _ in range(3):
+        display.show(view(w))
+    w.start_gang(7)
+    display.show(view(w))
+    lines = out.getvalue().splitlines()
+    assert lines[-2:] == [
+        "default/digits Running (attempt 1): attempt 1 runs with 2 ranks",
+        "step 7/100, loss 0.5000, samples/s 10",
+    ]
+    assert len(lines) == 3
+
+
+def test_the_summary_of_a_failure() -> None:
+    """State, cause, and the failed rank's last lines."""
+    w = running(1)
+    w.launcher_ends(64, reason="BadConfiguration", message="no data", logTail=["Traceback", "boom"])
+    w.settle()
+    out = io.StringIO()
+    nothing = read_results(Path("/nonexistent"), "default", "digits", 1)
+    print_summary(Console(file=out, width=80), w.status, nothing)
+    text = out.getvalue()
+    assert "First failure of attempt 1: rank 0 (digits-worker-0), BadConfiguration, exit code 64" in text
+    assert "boom" in text
+
+
+def test_the_accuracy_that_training_code_prints(tmp_path: Path) -> None:
+    """Code that reports no metrics usually prints one: the last one is taken."""
+    directory = tmp_path / "default/digits/1"
+    directory.mkdir(parents=True)
+    (directory / "job.log").write_text("[0] accuracy 0.5\n[0] test accuracy: 0.9806\n")
+    assert read_results(tmp_path, "default", "digits", 1).metrics == {"test accuracy": 0.9806}
+    (directory / "metrics.jsonl").write_text('{"metrics": {"f1": 0.5}}\n{"metrics": {"f1"')
+    assert read_results(tmp_path, "default", "digits", 1).metrics == {"f1": 0.5}
+
+
+def test_output_is_followed_by_whole_lines(tmp_path: Path) -> None:
+    """Half a line waits for its end; a new attempt begins anew."""
+    log = tmp_path / "1" / "job.log"
+    tail = Tail(tmp_path)
+    assert tail.lines(1) == []
+    log.parent.mkdir()
+    log.write_text("[0] a\n[1] b")
+    assert tail.lines(1) == ["[0] a"]
+    log.write_text("[0] a\n[1] bc\n")
+    assert tail.lines(1) == ["[1] bc"]
+    assert tail.lines(2) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param("a: [", "not YAML", id="not-yaml"),
+        pytest.param("kind: Pod", "holds no DistributedTrainingJob", id="no-job"),
+        pytest.param(yaml.safe_dump_all([job("a"), job("b")]), "holds 2 jobs", id="two-jobs"),
+    ],
+)
+def test_a_manifest_that_cannot_be_run(tmp_path: Path, text: str, says: str) -> None:
+    """The file is named, and what is wrong with it."""
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(ManifestUnreadable, match=rf"job\.yaml: {says}"):
+        load_job(path)
+
+
+def test_a_saved_change_is_an_apply(tmp_path: Path) -> None:
+    """A new spec takes effect with the next generation; a broken or forbidden one does not."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job()))
+    obj, file = load_job(path), ManifestFile(path)
+    assert file.refresh(obj) is obj
+    path.write_text("a: [")
+    assert file.refresh(obj) is obj
+    path.write_text(yaml.safe_dump(job(backend="mpi")))
+    assert file.refresh(obj)["spec"].get("backend") is None
+    path.write_text(yaml.safe_dump(job(workers=5)))
+    changed = file.refresh(obj)
+    assert (changed["spec"]["worker"]["replicas"], changed["metadata"]["generation"]) == (5, 2)
