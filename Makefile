@@ -36,10 +36,11 @@ lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
 
 generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and reference pages
 	$(BIN)/python -m ringtrain_operator.generate .
+	$(BIN)/python charts/generate.py .
 	$(BIN)/python proto/generate.py
 
 verify: generate  ## regenerate, then no diff
-	git diff --exit-code -- manifests docs worker_image/ringtrain/gen
+	git diff --exit-code -- manifests charts docs worker_image/ringtrain/gen
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

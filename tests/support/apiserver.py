@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from ringtrain_operator.cluster.api import CUSTOM_RESOURCE_DEFINITIONS, ApiClient, Connection
+from support.installation import install_rights, manifests
 from support.ports import free_ports
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
@@ -57,6 +58,7 @@ class ControlPlane:
     folder: Path
     crds: tuple[dict[str, Any], ...] = ()
     url: str = ""
+    operator_token: str = ""
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _commands: dict[str, list[str]] = field(default_factory=dict)
 
@@ -69,6 +71,7 @@ class ControlPlane:
             plane._start_apiserver()
             asyncio.run(plane._install_crds())
             plane._start_controller_manager()
+            asyncio.run(plane._install_operator())
         except BaseException:
             plane.stop()
             raise
@@ -186,6 +189,10 @@ class ControlPlane:
                 await api.create(CUSTOM_RESOURCE_DEFINITIONS, None, crd)
             for crd in self.crds:
                 await _established(api, crd["metadata"]["name"])
+
+    async def _install_operator(self) -> None:
+        async with ApiClient(self.connection()) as api:
+            self.operator_token = await install_rights(api, manifests())
 
     def _service_account_key(self) -> Path:
         path = self.folder / "sa.key"

@@ -17,10 +17,11 @@ WAIT_S = 60.0  # generous: what is waited for takes well under a second on an id
 
 @dataclass(frozen=True)
 class Cluster:
-    """An API server, as its admin. `fake` is None for the real one, `plane` for the fake one."""
+    """An API server, as its admin and as the operator. `fake` or `plane` says which it is."""
 
     connection: Connection
     api: ApiClient
+    operator_connection: Connection
     fake: FakeApi | None = None
     plane: ControlPlane | None = None
 
@@ -31,6 +32,18 @@ class Cluster:
         if self.plane is not None:
             await self.until_exists(SERVICE_ACCOUNTS, name, "default")
         return name
+
+    async def pause(self) -> None:
+        """A moment between two looks."""
+        await asyncio.sleep(0.02)
+
+    async def until_quiet(self) -> None:
+        """Return when the fake has not been written to for a while (long against the gap between two writes)."""
+        assert self.fake is not None
+        seen = -1
+        while seen != self.fake.store.version:
+            seen = self.fake.store.version
+            await asyncio.sleep(0.15)
 
     async def until_exists(self, resource: Resource, namespace: str | None, name: str) -> Json:
         """The object, as soon as it is there."""
@@ -71,11 +84,11 @@ OpenCluster = Callable[[], AbstractAsyncContextManager[Cluster]]
 async def fake_cluster() -> AsyncIterator[Cluster]:
     """The fake API server, fresh."""
     async with FakeApi() as fake, ApiClient(Connection(fake.url), user_agent="test") as api:
-        yield Cluster(Connection(fake.url), api, fake=fake)
+        yield Cluster(Connection(fake.url), api, Connection(fake.url), fake=fake)
 
 
 @asynccontextmanager
 async def real_cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
     """The running control plane, shared by the tests of a session."""
     async with ApiClient(plane.connection(), user_agent="test") as api:
-        yield Cluster(plane.connection(), api, plane=plane)
+        yield Cluster(plane.connection(), api, plane.connection(plane.operator_token), plane=plane)

@@ -2,45 +2,66 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ringtrain_operator.cluster.api import Connection
 from ringtrain_operator.cluster.config import OperatorConfig
+from ringtrain_operator.cluster.lease import LeaseTimes
 from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.poll import PollTimes
+from ringtrain_operator.cluster.reconcile import Clock, utc_now
 
 QUICK_POLLS = PollTimes(interval_s=0.2, first_s=0.05)
 
 
-@asynccontextmanager
-async def running_operator(connection: Connection, **config: Any) -> AsyncIterator[Operator]:
-    """An operator that watches; what breaks it breaks the test."""
+async def start_operator(
+    connection: Connection,
+    clock: Clock = utc_now,
+    *,
+    lease_times: LeaseTimes | None = None,
+    wait: bool = True,
+    **config: Any,
+) -> "tuple[Operator, asyncio.Task[None]]":
+    """An operator that watches (unless not to `wait`), and the task it runs in; raises what kept it from that."""
     settings: dict[str, Any] = {"listen": "127.0.0.1:0", "leader_election": False, "grace_s": 5.0, **config}
-    operator = Operator(OperatorConfig(**settings), connection, poll_times=QUICK_POLLS)
+    operator = Operator(
+        OperatorConfig(**settings), connection, poll_times=QUICK_POLLS, lease_times=lease_times, clock=clock
+    )
     running = asyncio.create_task(operator.run())
-    watching = asyncio.create_task(operator.watching.wait())
-    try:
+    if wait:
+        watching = asyncio.create_task(operator.watching.wait())
         await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
+        watching.cancel()
+    if running.done():
+        running.result()
+    return operator, running
+
+
+async def stop_operator(operator: Operator, running: "asyncio.Task[None]") -> None:
+    """End an operator gracefully; raises what broke it."""
+    operator.stop()
+    await running
+
+
+@asynccontextmanager
+async def running_operator(
+    connection: Connection, clock: Clock = utc_now, **config: Any
+) -> AsyncIterator[Operator]:
+    """An operator that watches; what breaks it breaks the test."""
+    operator, running = await start_operator(connection, clock, **config)
+    try:
         yield operator
     except BaseException:
         if running.done():  # the operator broke: that is the cause, not what the test missed because of it
             running.result()
         raise
     finally:
-        watching.cancel()
-        operator.stop()
-        if running.done() and not running.cancelled():
-            running.result()
-        else:
-            await running
+        await stop_operator(operator, running)
 
 
 async def cut_off(operator: Operator, running: "asyncio.Task[None]") -> None:
     """End an operator as a killed process ends: nothing more is sent."""
     operator.api.fence(lambda: False)
     running.cancel()
-    with suppress(asyncio.CancelledError, Exception):
-        await running
+    await asyncio.wait((running,))

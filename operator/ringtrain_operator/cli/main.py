@@ -9,6 +9,7 @@ import click
 # Loaded when used, so that `dtj validate` does not wait for a Kubernetes client.
 _COMMANDS = {
     "local": "ringtrain_operator.cli.local:local",
+    "operator": "ringtrain_operator.cli.operator:operator",
     "render": "ringtrain_operator.cli.render:render",
     "validate": "ringtrain_operator.cli.validate:validate",
 }

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from ringtrain_operator import contract
@@ -56,7 +56,9 @@ class Reading:
     pods: tuple[Json, ...]
 
 
-async def read_surroundings(api: ApiClient, job: Mapping[str, Any], memory: Memory, answer: Answer) -> Reading:
+async def read_surroundings(
+    api: ApiClient, job: Mapping[str, Any], memory: Memory, answer: Answer, now: datetime
+) -> Reading:
     """Everything `plan` looks at. Raises ApiError."""
     meta, status = job["metadata"], job.get("status") or {}
     selector = f"{contract.LABEL_JOB}={meta['name']}"
@@ -66,7 +68,7 @@ async def read_surroundings(api: ApiClient, job: Mapping[str, Any], memory: Memo
     )
     ours = [p for p in pods if owned_by(p, meta["uid"])]
     others = [Foreign(ObjectRef("Pod", p["metadata"]["name"]), owner_name(p)) for p in pods if p not in ours]
-    nodes = await _readiness_of_suspects(api, ours)
+    nodes = await _readiness_of_suspects(api, ours, now)
     observed = Observed(
         pods=tuple(view_pod(p, nodes) for p in ours),
         objects=frozenset(memory.owned),
@@ -106,9 +108,8 @@ async def find_owner(
     return ref if owned_by(obj, job["metadata"]["uid"]) else Foreign(ref, owner_name(obj))
 
 
-async def _readiness_of_suspects(api: ApiClient, pods: list[Json]) -> dict[str, bool]:
+async def _readiness_of_suspects(api: ApiClient, pods: list[Json], now: datetime) -> dict[str, bool]:
     """Readiness of the nodes whose pods should be gone by now; empty where nodes may not be read."""
-    now = datetime.now(UTC)
     suspects = {p["spec"].get("nodeName") for p in pods if _overdue(p, now)} - {None}
     return {str(name): ready for name in suspects if (ready := await _node_is_ready(api, str(name))) is not None}
 

@@ -14,7 +14,7 @@ from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
-from ringtrain_operator.cluster.reconcile import Reconciler
+from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
 from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Operator:
         *,
         poll_times: PollTimes | None = None,
         lease_times: LeaseTimes | None = None,
+        clock: Clock = utc_now,
     ) -> None:
         self.config = config
         self.metrics = Metrics()
@@ -45,7 +46,7 @@ class Operator:
         self.queue = KeyedQueue()
         self.api = ApiClient(connection, connections=config.connections)
         self._poller = LauncherPoller(self.queue.add, poll_times)
-        self._reconciler = Reconciler(self.api, self.queue, self._poller, self.metrics)
+        self._reconciler = Reconciler(self.api, self.queue, self._poller, self.metrics, clock)
         self._standby = False
 
     def stop(self) -> None:

@@ -18,16 +18,30 @@ from ringtrain_operator.plan import Plan, plan_object
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
+Clock = Callable[[], datetime]
+
+
+def utc_now() -> datetime:
+    """The time of day."""
+    return datetime.now(UTC)
 
 
 class Reconciler:
     """Brings jobs one step nearer to what they ask for. It keeps nothing that it could not find out again."""
 
-    def __init__(self, api: ApiClient, queue: KeyedQueue, poller: LauncherPoller, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        queue: KeyedQueue,
+        poller: LauncherPoller,
+        metrics: Metrics,
+        clock: Clock = utc_now,
+    ) -> None:
         self._api = api
         self._queue = queue
         self._poller = poller
         self._metrics = metrics
+        self._clock = clock
         self._memories: dict[str, Memory] = {}
         self._uids: dict[Key, str] = {}
 
@@ -39,8 +53,9 @@ class Reconciler:
             self._forget(key)
             return
         memory = self._memory_of(key, job)
-        reading = await read_surroundings(self._api, job, memory, self._poller.answer(key))
-        plan = plan_object(job, reading.observed, datetime.now(UTC))
+        now = self._clock()
+        reading = await read_surroundings(self._api, job, memory, self._poller.answer(key), now)
+        plan = plan_object(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
         surprised = await apply_plan(self._api, job, plan, memory)
         await send_events(self._api, job, plan.events)
@@ -128,6 +143,3 @@ def _finished(job: Json) -> bool:
 
 def _restarts(status: Mapping[str, Any]) -> int:
     return int(status.get("restarts") or 0) + int(status.get("disruptions") or 0)
-
-
-Enqueue = Callable[[Key], None]

@@ -60,6 +60,10 @@ def _run_kopf(scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Eve
     asyncio.run(_watch_until(scope, host, stop, enqueue))
 
 
+# kopf warns that it does not handle signals in a thread; ours are handled by the process.
+logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+
+
 async def _watch_until(
     scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Event, enqueue: Enqueue
 ) -> None:

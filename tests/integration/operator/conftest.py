@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,3 +49,9 @@ def open_cluster(request: pytest.FixtureRequest) -> OpenCluster:
     if request.param == "fake":
         return fake_cluster
     return functools.partial(real_cluster, request.getfixturevalue("control_plane"))
+
+
+@pytest.fixture(scope="session")
+def venv_bin() -> Path:
+    """The folder with the programs of this environment, `ringtrain` among them."""
+    return Path(sys.executable).parent

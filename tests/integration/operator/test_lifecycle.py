@@ -1,29 +1,256 @@
-"""A job's life under the operator, with nodes that run containers by script."""
+"""A job's life under the operator, which has its own ServiceAccount's rights; nodes run containers by script."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from support.cluster import OpenCluster
-from support.jobs import job, state, termination_message
-from support.kubelet import Kubelet, ScriptedRuntime
-from support.operating import running_operator
+from support.jobs import condition, state, termination_message
+from support.stage import open_stage
 
-from ringtrain_operator.cluster.api import JOBS, PODS
+from ringtrain_operator.cluster.api import (
+    JOBS,
+    NETWORK_POLICIES,
+    PODS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+)
 
 
 async def test_a_job_runs_to_succeeded(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """Launcher and workers are made and run; when all end well, the job has succeeded."""
-    async with open_cluster() as c:
-        ns = await c.new_namespace()
-        runtime = ScriptedRuntime()
-        async with (
-            Kubelet(c.api, runtime, tmp_path, namespace=ns),
-            running_operator(c.connection, namespaces=(ns,)),
-        ):
-            await c.api.create(JOBS, ns, job())
-            for pod in ("digits-launcher", "digits-worker-0", "digits-worker-1"):
-                await c.until(PODS, ns, pod, lambda p: p and p["status"]["phase"] == "Running")
-            for pod in ("digits-worker-0", "digits-worker-1"):
-                runtime.finish(pod)
-            runtime.finish("digits-launcher", message=termination_message())
-            done = await c.until(JOBS, ns, "digits", lambda j: state(j) in ("Succeeded", "Failed"))
-            assert state(done) == "Succeeded", done["status"]
+    """Launcher and workers are made and run; when all end well, the job has succeeded, and says so for ever."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit()
+        await s.until_running()
+        s.succeed()
+        done = await s.until_state("Succeeded", "Failed")
+        assert state(done) == "Succeeded", done["status"]
+        assert "finalizers" not in done["metadata"]
+        assert "annotations" not in done["metadata"]
+        await s.change({"worker": {"replicas": 3}})
+        s.skip(3600)
+        assert state(await s.until(lambda j: j["metadata"]["generation"] == 2)) == "Succeeded"
+
+
+async def test_all_that_belongs_to_a_job_goes_with_it(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """A deleted job takes its pods, Service, account, NetworkPolicy and Secret along."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        made = await s.submit()
+        await s.until_running()
+        secret = f"digits-{made['metadata']['uid'][:8]}"
+        for resource, name in [
+            (SERVICES, "digits"),
+            (SERVICE_ACCOUNTS, "digits"),
+            (NETWORK_POLICIES, "digits"),
+            (SECRETS, secret),
+        ]:
+            await s.cluster.until_exists(resource, s.namespace, name)
+        await s.cluster.api.delete(JOBS, s.namespace, "digits")
+        await s.cluster.until_gone(SECRETS, s.namespace, secret)
+        await s.cluster.until_gone(SERVICES, s.namespace, "digits")
+        await s.until_pods(0)
+
+
+async def test_a_suspended_job_has_no_pods(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Created suspended nothing runs; resumed it runs; suspended again its pods go; resumed it goes on."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"suspend": True})
+        await s.until_state("Suspended")
+        assert await s.pods() == []
+        await s.change({"runPolicy": {"suspend": False}})
+        await s.until_running()
+        await s.change({"runPolicy": {"suspend": True}})
+        await s.until_state("Suspended")
+        await s.until_pods(0)
+        await s.change({"runPolicy": {"suspend": False}})
+        resumed = await s.until(lambda j: j["status"].get("attempt") == 2)
+        assert resumed["status"]["restarts"] == 0
+        await s.until_running(attempt=2)
+
+
+async def test_a_failed_gang_restarts_within_its_limit(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Attempt 1 fails and attempt 2 follows; when that fails too, the limit of one is used up."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"backoffLimit": 1})
+        await s.until_running()
+        s.fail(code=3)
+        again = await s.until(lambda j: j["status"].get("restarts") == 1)
+        failure = again["status"]["failure"]
+        assert (failure["rank"], failure["exitCode"], failure["pod"]) == (1, 3, "digits-worker-1")
+        assert failure["logTail"] == ["the last line"]
+        s.skip(30)
+        await s.until_running(attempt=2)
+        s.fail(code=4, attempt=2)
+        done = await s.until_state("Failed", "Succeeded")
+        assert state(done) == "Failed"
+        assert done["status"]["failure"]["exitCode"] == 4
+
+
+async def test_a_rule_fails_a_job_at_once(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """An exit code that a rule names ends the job without a restart."""
+    rule = {"action": "FailJob", "onExitCodes": {"values": [42]}}
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"failureRules": [rule]})
+        await s.until_running()
+        s.fail(code=42)
+        done = await s.until_state("Failed", "Restarting")
+        assert state(done) == "Failed"
+        assert done["status"]["restarts"] == 0
+
+
+async def test_an_evicted_pod_restarts_the_gang_uncounted(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """An eviction is not the job's fault: a new attempt, and backoffLimit untouched."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"backoffLimit": 0})
+        await s.until_running()
+        await s.kubelet.evict(s.namespace, "digits-worker-1")
+        again = await s.until(lambda j: j["status"].get("attempt") == 2)
+        assert (again["status"]["restarts"], again["status"]["disruptions"]) == (0, 1)
+        s.skip(30)
+        await s.until_running(attempt=2)
+        s.succeed(attempt=2)
+        await s.until_state("Succeeded")
+
+
+async def test_pods_of_a_dead_node_are_replaced(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """A pod that stays Terminating on a node that is gone is deleted by force, and the gang starts again."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"backoffLimit": 0})
+        await s.until_running()
+        victims = s.kubelet.pods_on("node-b")
+        await s.kubelet.lose_node("node-b")
+        for name in victims:
+            await s.kubelet.mark_disrupted(s.namespace, name, "DeletionByTaintManager")
+            await s.cluster.api.delete(PODS, s.namespace, name)
+        await s.until(lambda j: j["status"].get("attempt") == 2)
+        s.skip(120)
+        await s.until_running(attempt=2)
+        assert {p["spec"]["nodeName"] for p in await s.pods()} == {"node-a"}
+
+
+async def test_a_deadline_ends_a_job_that_waits(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """activeDeadlineSeconds counts from the start, pods or not."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"activeDeadlineSeconds": 60}, worker=_devices(4))
+        await s.until_condition("Running", "False", "Insufficient")
+        s.skip(61)
+        await s.until_condition("Failed", "True", "deadline")
+        await s.until_pods(0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [
+        pytest.param("None", 3, id="none"),
+        pytest.param("Running", 2, id="running"),
+        pytest.param("All", 0, id="all"),
+    ],
+)
+async def test_pods_are_cleaned_as_the_policy_says(
+    open_cluster: OpenCluster, tmp_path: Path, policy: str, left: int
+) -> None:
+    """None keeps all pods, Running deletes those that still run, All deletes all."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"cleanPodPolicy": policy})
+        await s.until_running()
+        s.runtime.finish("digits-worker-0")
+        s.runtime.finish("digits-launcher", message=termination_message())
+        await s.until_state("Succeeded")
+        s.skip(60)
+        await s.until_pods(left)
+
+
+async def test_a_finished_job_is_deleted_after_its_ttl(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """ttlSecondsAfterFinished deletes the job itself."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"ttlSecondsAfterFinished": 100})
+        await s.until_running()
+        s.succeed()
+        await s.until_state("Succeeded")
+        s.skip(101)
+        await s.cluster.until_gone(JOBS, s.namespace, "digits")
+
+
+async def test_a_scaled_job_starts_again_with_its_new_world(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """A changed number of workers is a new attempt of that many."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit()
+        await s.until_running()
+        await s.change({"worker": {"replicas": 3}})
+        await s.until(lambda j: j["status"].get("attempt") == 2)
+        await s.until_running(attempt=2, workers=3)
+        assert (await s.job())["status"]["restarts"] == 0
+
+
+async def test_somebody_elses_job_is_left_alone(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """A job with another managedBy gets neither pods nor a status."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(managedBy="kueue.x-k8s.io/multikueue")
+        s.name = "ours"
+        await s.submit()
+        await s.until_running()
+        s.name = "digits"
+        assert await s.pods() == []
+        assert not (await s.job()).get("status")
+
+
+async def test_an_image_that_cannot_be_pulled_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """The condition has the kubelet's own words."""
+    template = {"spec": {"containers": [{"name": "train", "image": "missing:1", "command": ["train"]}]}}
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(worker={"replicas": 2, "template": template})
+        said = await s.until_condition("Running", "False", "ImagePullBackOff")
+        assert 'Back-off pulling image "missing:1"' in said["message"]
+
+
+async def test_a_pod_without_a_place_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """The condition has the scheduler's own words; devices are on the workers and not on the launcher."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(worker=_devices(4))
+        said = await s.until_condition("Running", "False", "Insufficient nvidia.com/gpu")
+        assert "0/2 nodes are available" in said["message"]
+        pods = {p["metadata"]["name"]: p["spec"]["containers"][0] for p in await s.pods()}
+        resources = pods["digits-worker-0"]["resources"]
+        assert resources["limits"]["nvidia.com/gpu"] == resources["requests"]["nvidia.com/gpu"] == "4"
+        assert "nvidia.com/gpu" not in str(pods["digits-launcher"].get("resources"))
+
+
+async def test_a_foreign_object_of_our_name_is_not_touched(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """A Service of somebody else's under the job's name stays as it is, and the job says what is in its way."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        spec = {"ports": [{"port": 80}], "selector": {"app": "theirs"}}
+        theirs = await s.cluster.api.create(SERVICES, s.namespace, {"metadata": {"name": "digits"}, "spec": spec})
+        await s.submit()
+        await s.until_condition("Running", "False", "Service digits")
+        now = await s.cluster.api.get(SERVICES, s.namespace, "digits")
+        assert now["metadata"]["resourceVersion"] == theirs["metadata"]["resourceVersion"]
+        await s.cluster.api.delete(SERVICES, s.namespace, "digits")
+        s.skip(700)
+        await s.until_running()
+
+
+async def test_a_recreated_job_starts_afresh(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """A job deleted and created again under its name gets its own pods, not its predecessor's."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        first = await s.submit()
+        await s.until_running()
+        await s.cluster.api.delete(JOBS, s.namespace, "digits")
+        second = await s.submit()
+        assert first["metadata"]["uid"] != second["metadata"]["uid"]
+        owner = second["metadata"]["uid"]
+        for name in s.pod_names(2):
+            await s.cluster.until(PODS, s.namespace, name, lambda p: p and _owner(p) == owner)
+        await s.until_running()
+        s.succeed()
+        done = await s.until_state("Succeeded", "Failed")
+        assert condition(done, "Succeeded")["status"] == "True"
+
+
+def _owner(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["ownerReferences"][0]["uid"])
+
+
+def _devices(count: int) -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "train", "image": "train:1", "command": ["train"]}]}}
+    return {"replicas": 2, "devices": {"nvidia.com/gpu": count}, "template": template}

@@ -138,6 +138,10 @@ class Store:
             raise gone(f"too old resource version: {version} ({self._oldest})")
         return (c for c in list(self._history) if c.version > version)
 
+    def additions(self, plural: str) -> list[Change]:
+        """Every creation of that kind so far, as far as history reaches."""
+        return [c for c in self._history if c.kind.plural == plural and c.type == "ADDED"]
+
     def waker(self) -> asyncio.Event:
         """An event that is set on every change, until `forget(waker)`."""
         event = asyncio.Event()

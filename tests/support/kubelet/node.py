@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import re
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from support.kubelet.logs import LogServer
 from support.kubelet.pod import PodLife, now_text
 from support.kubelet.runtimes import Runtime
 
+log = logging.getLogger(__name__)
 Json = dict[str, Any]
 _DNS_NAME = re.compile(r"^(?P<pod>[a-z0-9-]+)\.[a-z0-9.-]+\.svc(\.cluster\.local)?:(?P<port>\d+)$")
 
@@ -130,8 +132,12 @@ class Kubelet:
 
     async def _follow_forever(self) -> None:
         while True:
-            with suppress(ApiError):
+            try:
                 await self._follow()
+            except ApiError:
+                pass  # the API server is away: a kubelet tries for ever
+            except Exception:
+                log.exception("defect in the kubelet")
             await asyncio.sleep(0.1)
 
     async def _follow(self) -> None:

@@ -100,10 +100,11 @@ class ApiClient:
 
     async def post(
         self, resource: Resource, namespace: str | None, name: str, subresource: str, obj: Mapping[str, Any]
-    ) -> None:
-        """Post to a subresource, such as a pod's `binding` or `eviction`."""
+    ) -> Json:
+        """Post to a subresource, such as a pod's `binding` or an account's `token`."""
         path = resource.path(namespace, name, subresource)
-        await self._transport.send(Request("POST", path, body=obj), want_body=False)
+        answer: Json = await self._transport.send(Request("POST", path, body=obj))
+        return answer
 
     async def delete(
         self,

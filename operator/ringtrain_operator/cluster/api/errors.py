@@ -17,8 +17,10 @@ ApiError
 from collections.abc import Mapping
 from typing import Any
 
+from ringtrain_operator.errors import OperatorError
 
-class ApiError(Exception):
+
+class ApiError(OperatorError):
     """A request failed; `message` holds the API server's own words."""
 
     def __init__(

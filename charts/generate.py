@@ -1,0 +1,53 @@
+"""`python charts/generate.py ROOT`: what is rendered from the chart, and the chart's copy of the CRD."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+NAMESPACE = "ringtrain-system"
+HEADER = "# Rendered from charts/ringtrain-operator by `make generate`; do not edit.\n"
+# The operator's own pods keep to the strictest of the Pod Security Standards.
+NAMESPACE_MANIFEST = f"""apiVersion: v1
+kind: Namespace
+metadata:
+  name: {NAMESPACE}
+  labels: {{pod-security.kubernetes.io/enforce: restricted}}
+---
+"""
+KEEP = """  {{- if .Values.crds.keep }}
+  annotations:
+    helm.sh/resource-policy: keep
+  {{- end }}
+"""
+
+
+def chart_crd(crd: str) -> str:
+    """The CRD as a template: installed and upgraded with the chart, kept when that goes, as the values say.
+
+    It is text all the way, because Helm's own toYaml writes large integers as floats.
+    """
+    if "{{" in crd:
+        raise ValueError("the CRD holds '{{', which a Helm template would take for its own")
+    head, marker, tail = crd.partition("metadata:\n")
+    if not marker:
+        raise ValueError("manifests/crd.yaml has no metadata")
+    return f"{{{{- if .Values.crds.install }}}}\n{head}{marker}{KEEP}{tail.rstrip()}\n{{{{- end }}}}\n"
+
+
+def render(chart: Path, *options: str) -> str:
+    """The chart's manifests as Helm renders them, release `ringtrain`."""
+    helm = Path(sys.executable).with_name("helm")
+    command = [str(helm), "template", "ringtrain", str(chart), f"--namespace={NAMESPACE}", *options]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def main(root: Path) -> None:
+    """Write the chart's CRD and manifests/operator.yaml."""
+    chart, manifests = root / "charts" / "ringtrain-operator", root / "manifests"
+    (chart / "templates" / "crd.yaml").write_text(chart_crd((manifests / "crd.yaml").read_text()))
+    rendered = render(chart, "--set=crds.install=false")
+    (manifests / "operator.yaml").write_text(HEADER + NAMESPACE_MANIFEST + rendered.lstrip("-\n"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))

@@ -1,0 +1,60 @@
+{{/* Name of everything that is installed once a release. */}}
+{{- define "operator.fullname" -}}
+{{- if contains "ringtrain-operator" .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else if eq .Release.Name "ringtrain" -}}
+ringtrain-operator
+{{- else -}}
+{{- printf "%s-ringtrain-operator" .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What the selectors match. Jobs' NetworkPolicies admit pods by the first label: it is not a value. */}}
+{{- define "operator.selectorLabels" -}}
+app.kubernetes.io/name: ringtrain-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "operator.labels" -}}
+{{ include "operator.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "operator.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* What the operator may do where it serves jobs. Secrets: create only, it never reads one. */}}
+{{- define "operator.rules" -}}
+- apiGroups: [ringtrain.dev]
+  resources: [distributedtrainingjobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [ringtrain.dev]
+  resources: [distributedtrainingjobs/status]
+  verbs: [patch]
+# Where OwnerReferencesPermissionEnforcement is on, owning an object takes this right on the owner.
+- apiGroups: [ringtrain.dev]
+  resources: [distributedtrainingjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [services, serviceaccounts]
+  verbs: [get, create]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, create, patch]
+{{- end -}}

@@ -1,0 +1,49 @@
+"""`ringtrain-operator` (also `dtj operator`): run the operator until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from .failures import told
+
+ENV_PREFIX = "RINGTRAIN_OPERATOR"
+
+
+@click.command(context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]})
+@click.option("--namespace", "namespaces", multiple=True, help="Serve this namespace; again for more. None: all.")
+@click.option("--workers", default=16, show_default=True, help="Jobs looked at in parallel.")
+@click.option("--connections", default=24, show_default=True, help="Requests to the API server in parallel.")
+@click.option("--resync", "resync_s", default=600.0, show_default=True, help="Seconds between looks at every job.")
+@click.option("--listen", default=":8080", show_default=True, help="host:port of /healthz, /readyz, /metrics.")
+@click.option(
+    "--leader-election/--no-leader-election", default=True, show_default=True, help="One of many writes."
+)
+@click.option("--lease-namespace", default="", help="Where the Lease lies; default: the pod's own namespace.")
+@click.option("--lease-name", default="ringtrain-operator", show_default=True, help="Name of the Lease.")
+@click.option("--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True)
+@click.option("--log-level", default="info", show_default=True, help="debug, info, warning or error.")
+@click.option("--kubeconfig", default=None, help="Kubeconfig to use instead of the pod's ServiceAccount.")
+@click.version_option(package_name="ringtrain-operator", prog_name="ringtrain-operator")
+def operator(kubeconfig: str | None, **options: Any) -> None:
+    """Run the operator. Every option can be given as RINGTRAIN_OPERATOR_<OPTION>.
+
+    Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
+    """
+    from ringtrain_operator.cluster.api import Connection
+    from ringtrain_operator.cluster.config import OperatorConfig, default_identity
+    from ringtrain_operator.cluster.logs import configure_logging
+    from ringtrain_operator.cluster.main import run_until_signalled
+
+    config = OperatorConfig(identity=default_identity(os.environ), **options)
+    configure_logging(config.log_format, config.log_level)
+    with told():
+        connection = Connection.from_env(os.environ, kubeconfig)
+        failure = run_until_signalled(config, connection)
+    if failure is not None:
+        logging.getLogger("ringtrain_operator").error("the operator ends: %s", failure)
+        sys.exit(1)

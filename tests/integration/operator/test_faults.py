@@ -1,0 +1,160 @@
+"""What goes wrong between operator and API server: the job ends as if nothing had."""
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster import fake_cluster
+from support.fakeapi import FakeApi
+from support.fakeapi.server import Call
+from support.jobs import state
+from support.stage import Stage, open_stage
+
+from ringtrain_operator.cluster.api import EVENTS
+
+
+async def finish(s: Stage) -> dict[str, Any]:
+    """Let the job run to its end; every pod was made once, and there is no storm of events."""
+    await s.until_running()
+    s.succeed()
+    done = await s.until_state("Succeeded", "Failed")
+    assert state(done) == "Succeeded", done["status"]
+    assert done["status"]["attempt"] == 1
+    assert s.cluster.fake is not None
+    made = [c.obj["metadata"]["name"] for c in s.cluster.fake.store.additions("pods")]
+    assert sorted(made) == sorted(s.pod_names(2))
+    assert len(await s.cluster.api.select(EVENTS, s.namespace)) <= 4
+    return done
+
+
+@pytest.mark.parametrize(
+    ("method", "plural", "code", "options"),
+    [
+        pytest.param("POST", "pods", 500, {"times": 6}, id="500-on-pods"),
+        pytest.param("POST", "pods", 0, {"times": 2, "when": "after"}, id="answer-lost-on-pods"),
+        pytest.param("POST", "secrets", 503, {"times": 2}, id="503-on-the-secret"),
+        pytest.param("POST", "secrets", 0, {"when": "after"}, id="answer-lost-on-the-secret"),
+        pytest.param("POST", "services", 429, {"times": 2, "retry_after_s": 0}, id="429-on-the-service"),
+        pytest.param("PATCH", "distributedtrainingjobs/status", 409, {"times": 3}, id="409-on-status"),
+        pytest.param("PATCH", "distributedtrainingjobs/status", 0, {"when": "after"}, id="status-answer-lost"),
+        pytest.param("GET", "distributedtrainingjobs", 504, {"times": 3}, id="504-on-reading"),
+        pytest.param("GET", "pods", 0, {"times": 5}, id="connection-dropped-on-listing"),
+        pytest.param("POST", "events", 500, {"times": 50}, id="events-refused"),
+    ],
+)
+async def test_a_fault_of_the_api_changes_nothing(
+    tmp_path: Path, method: str, plural: str, code: int, options: dict[str, Any]
+) -> None:
+    """The request is tried again, or the next look makes good for it."""
+    async with open_stage(fake_cluster, tmp_path) as s:
+        assert s.cluster.fake is not None
+        fault = s.cluster.fake.faults.add(method, plural, code, **options)
+        await s.submit()
+        await finish(s)
+        assert fault.fired
+
+
+async def test_retry_after_is_respected(tmp_path: Path) -> None:
+    """After a 429 with Retry-After no request of that kind comes earlier."""
+    async with open_stage(fake_cluster, tmp_path) as s:
+        assert s.cluster.fake is not None
+        fault = s.cluster.fake.faults.add("POST", "services", 429, retry_after_s=1)
+        at: list[float] = []
+
+        def note(call: Call, when: str) -> None:
+            if (call.method, call.plural, when) == ("POST", "services", "before"):
+                at.append(asyncio.get_running_loop().time())
+
+        s.cluster.fake.on_call = note
+        await s.submit()
+        await finish(s)
+        assert fault.fired == 1
+        assert at[1] - at[0] >= 1.0
+
+
+async def test_dropped_watches_and_lost_history_are_made_good(tmp_path: Path) -> None:
+    """Watches are cut again and again while history is compacted; nothing is missed."""
+    async with open_stage(fake_cluster, tmp_path) as s:
+        fake = s.cluster.fake
+        assert fake is not None
+        cutting = asyncio.create_task(cut_watches(fake))
+        await s.submit()
+        await finish(s)
+        cutting.cancel()
+
+
+async def cut_watches(fake: FakeApi) -> None:
+    """Be an API server that loses its watches five times a second."""
+    while True:
+        await asyncio.sleep(0.2)
+        fake.store.compact()
+        fake.drop_watches()
+
+
+async def test_an_outage_is_survived(tmp_path: Path) -> None:
+    """For a while the API server answers nobody: operator, kopf and kubelet go on when it is back."""
+    async with open_stage(fake_cluster, tmp_path) as s:
+        fake = s.cluster.fake
+        assert fake is not None
+        await s.submit()
+        await s.until_running()
+        refused = asyncio.Event()
+
+        def away(call: Call, _when: str) -> None:
+            if call.agent.startswith("ringtrain-operator"):
+                refused.set()
+                raise ConnectionAbortedError
+
+        fake.on_call = away
+        fake.drop_watches()
+        s.succeed()
+        await refused.wait()
+        await asyncio.sleep(1.0)  # the outage itself
+        fake.on_call = None
+        done = await s.until_state("Succeeded", "Failed")
+        assert (state(done), done["status"]["attempt"]) == ("Succeeded", 1)
+
+
+@pytest.mark.parametrize("skew_s", [-300, 300], ids=["clock-behind", "clock-ahead"])
+async def test_a_wrong_clock_does_no_harm(tmp_path: Path, skew_s: int) -> None:
+    """The operator's clock is five minutes off the API server's."""
+    async with open_stage(fake_cluster, tmp_path) as s:
+        s.clock.ahead = timedelta(seconds=skew_s)
+        await s.submit(runPolicy={"activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 3600})
+        await finish(s)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        pytest.param(403, "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1", id="quota"),
+        pytest.param(
+            422, 'Pod "digits-launcher" is invalid: spec.containers[0].image: Invalid value', id="invalid"
+        ),
+    ],
+)
+async def test_a_refusal_is_said_in_the_apis_own_words(tmp_path: Path, code: int, message: str) -> None:
+    """A refused creation is in the job's condition, is tried again without haste, and the job goes on."""
+    async with open_stage(fake_cluster, tmp_path) as s:
+        assert s.cluster.fake is not None
+        fault = s.cluster.fake.faults.add("POST", "pods", code, times=9, message=message)
+        await s.submit()
+        said = await s.until_condition("Running", "False", message)
+        assert message in said["message"]
+        await finish(s)
+        assert fault.fired == 9
+
+
+async def test_an_operator_that_has_nothing_to_do_asks_nothing(tmp_path: Path) -> None:
+    """Once a job has ended, no request follows but those of its open watches."""
+    async with open_stage(fake_cluster, tmp_path) as s:
+        fake = s.cluster.fake
+        assert fake is not None
+        await s.submit()
+        await finish(s)
+        await s.cluster.until_quiet()
+        before = len([c for c in fake.calls if c.agent == "ringtrain-operator"])
+        await asyncio.sleep(1.0)  # the silence itself
+        assert len([c for c in fake.calls if c.agent == "ringtrain-operator"]) == before

@@ -1,0 +1,52 @@
+"""Install the operator's rights on an API server as its manifests have them, and get its own token."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ringtrain_operator.cluster.api import NAMESPACES, SERVICE_ACCOUNTS, AlreadyExists, ApiClient, Resource
+
+ROOT = Path(__file__).parents[2]
+Json = dict[str, Any]
+RBAC = "rbac.authorization.k8s.io/v1"
+INSTALLED = {
+    "Namespace": NAMESPACES,
+    "ServiceAccount": SERVICE_ACCOUNTS,
+    "ClusterRole": Resource(RBAC, "ClusterRole", "clusterroles", namespaced=False),
+    "ClusterRoleBinding": Resource(RBAC, "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
+    "Role": Resource(RBAC, "Role", "roles"),
+    "RoleBinding": Resource(RBAC, "RoleBinding", "rolebindings"),
+}
+
+
+def manifests(path: Path = ROOT / "manifests" / "operator.yaml") -> list[Json]:
+    """The objects of a manifest file."""
+    return [obj for obj in yaml.safe_load_all(path.read_text()) if obj]
+
+
+async def install_rights(api: ApiClient, objects: list[Json]) -> str:
+    """Create namespace, account, roles and bindings; returns a token of the operator's ServiceAccount."""
+    account: Json = {}
+    for obj in objects:
+        resource = INSTALLED.get(obj["kind"])
+        if resource is None:
+            continue  # no kubelet runs the Deployment here: the test is the operator's process
+        try:
+            await api.create(resource, obj["metadata"].get("namespace"), obj)
+        except AlreadyExists:
+            await api.replace(resource, obj["metadata"].get("namespace"), obj)
+        if obj["kind"] == "ServiceAccount":
+            account = obj["metadata"]
+    return await token_of(api, account["namespace"], account["name"])
+
+
+async def token_of(api: ApiClient, namespace: str, name: str) -> str:
+    """A token of a ServiceAccount, as the kubelet would get it for a pod."""
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": 7200},
+    }
+    answer = await api.post(SERVICE_ACCOUNTS, namespace, name, "token", request)
+    return str(answer["status"]["token"])

@@ -1,0 +1,150 @@
+"""An API server, nodes that run containers by script, and an operator: where a scenario is played."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from ringtrain_operator import contract
+from ringtrain_operator.cluster.api import JOBS, PODS
+from ringtrain_operator.cluster.operator import Operator
+from ringtrain_operator.cluster.queue import Key
+from support.cluster import Cluster, Json, OpenCluster
+from support.jobs import condition, job, state, termination_message
+from support.kubelet import Kubelet, ScriptedRuntime
+from support.operating import running_operator
+
+
+@dataclass
+class Clock:
+    """The operator's time of day, which a test may move ahead."""
+
+    ahead: timedelta = timedelta()
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
+
+
+@dataclass
+class Stage:
+    """What a scenario needs. `name` is the job it is about."""
+
+    cluster: Cluster
+    namespace: str
+    runtime: ScriptedRuntime
+    kubelet: Kubelet
+    operator: Operator
+    clock: Clock
+    name: str = "digits"
+    attempts: dict[int, set[str]] = field(default_factory=dict)
+
+    async def submit(self, *, workers: int = 2, **spec: Any) -> Json:
+        """Create the job."""
+        return await self.cluster.api.create(JOBS, self.namespace, job(self.name, workers=workers, **spec))
+
+    async def change(self, patch: Json) -> None:
+        """Merge `patch` into the job's spec."""
+        await self.cluster.api.patch(JOBS, self.namespace, self.name, {"spec": patch})
+
+    async def job(self) -> Json:
+        """The job as it is."""
+        return await self.cluster.api.get(JOBS, self.namespace, self.name)
+
+    async def until(self, holds: Callable[[Json], Any]) -> Json:
+        """The job once `holds` for it."""
+        return await self.cluster.until(JOBS, self.namespace, self.name, lambda j: j is not None and holds(j))
+
+    async def until_state(self, *states: str) -> Json:
+        """The job once its state is one of `states`."""
+        return await self.until(lambda j: state(j) in states)
+
+    async def until_condition(self, kind: str, status: str, says: str = "") -> Json:
+        """The condition once it has `status` and its reason or message holds `says`."""
+
+        def holds(j: Json) -> bool:
+            found = condition(j, kind)
+            told = f"{found.get('reason')} {found.get('message')}"
+            return found.get("status") == status and says.lower() in told.lower()
+
+        return condition(await self.until(holds), kind)
+
+    def pod_names(self, workers: int) -> list[str]:
+        """Names of an attempt's pods."""
+        return [f"{self.name}-launcher", *(f"{self.name}-worker-{i}" for i in range(workers))]
+
+    async def until_running(self, attempt: int = 1, workers: int = 2) -> None:
+        """Return when all pods of the attempt run."""
+        for name in self.pod_names(workers):
+            await self.cluster.until(PODS, self.namespace, name, lambda p: _runs(p, attempt))
+
+    async def until_pods(self, count: int) -> list[Json]:
+        """The job's pods once there are `count`."""
+        found: list[Json] = []
+
+        def enough(_job: Json | None) -> bool:
+            return len(found) == count
+
+        async def look() -> None:
+            found[:] = await self.pods()
+
+        await look()
+        while not enough(None):
+            await self.cluster.pause()
+            await look()
+        return found
+
+    async def pods(self) -> list[Json]:
+        """The job's pods."""
+        selector = f"{contract.LABEL_JOB}={self.name}"
+        return await self.cluster.api.select(PODS, self.namespace, labels=selector)
+
+    def succeed(self, workers: int = 2, attempt: int = 1) -> None:
+        """All containers of the attempt end well."""
+        for name in self.pod_names(workers)[1:]:
+            self.runtime.finish(name)
+        self.runtime.finish(f"{self.name}-launcher", message=termination_message(attempt=attempt, world=workers))
+
+    def fail(self, code: int = 1, attempt: int = 1, workers: int = 2, **failure: Any) -> None:
+        """The first rank fails, and the gang with it."""
+        said = {
+            "rank": 1,
+            "pod": f"{self.name}-worker-1",
+            "node": "node-b",
+            "exitCode": code,
+            "reason": "RankFailed",
+            "message": f"rank 1 exited with {code}",
+            "logTail": ["the last line"],
+            **failure,
+        }
+        message = termination_message("Failed", attempt, workers, **said)
+        self.runtime.finish(f"{self.name}-worker-1", code, message)
+        for name in self.pod_names(workers):
+            if not name.endswith("worker-1"):
+                launcher = name.endswith("launcher")
+                self.runtime.finish(name, code if launcher else 75, message if launcher else "")
+
+    def skip(self, seconds: float) -> None:
+        """Move the operator's time ahead, and have it look."""
+        self.clock.ahead += timedelta(seconds=seconds)
+        self.operator.queue.add(Key(self.namespace, self.name))
+
+
+def _runs(pod: Json | None, attempt: int) -> bool:
+    if pod is None or "deletionTimestamp" in pod["metadata"]:
+        return False
+    of_attempt = pod["metadata"]["labels"].get(contract.LABEL_ATTEMPT) == str(attempt)
+    return of_attempt and pod["status"].get("phase") == "Running"
+
+
+@asynccontextmanager
+async def open_stage(open_cluster: OpenCluster, folder: Path, **options: Any) -> AsyncIterator[Stage]:
+    """A stage on a namespace of its own; `options` are the kubelet's."""
+    async with open_cluster() as cluster:
+        namespace, runtime, clock = await cluster.new_namespace(), ScriptedRuntime(), Clock()
+        async with (
+            Kubelet(cluster.api, runtime, folder, namespace=namespace, **options) as kubelet,
+            running_operator(cluster.operator_connection, clock, namespaces=(namespace,)) as operator,
+        ):
+            yield Stage(cluster, namespace, runtime, kubelet, operator, clock)
