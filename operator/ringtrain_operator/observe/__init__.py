@@ -3,7 +3,6 @@
 from .last_words import failure_in, last_words
 from .model import Foreign, LauncherReport, ObjectRef, Observed, PodView, Refusal
 from .pods import owned_by, owner_name, read_report, view_pod
-from .situation import Situation
 
 __all__ = [
     "Foreign",
@@ -12,7 +11,6 @@ __all__ = [
     "Observed",
     "PodView",
     "Refusal",
-    "Situation",
     "failure_in",
     "last_words",
     "owned_by",

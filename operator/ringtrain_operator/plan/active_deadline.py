@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ..observe import Situation
+from ..status.situation import Situation
 from .verdict import NO_OPINION, Finish, Opinion
 
 REASON = "DeadlineExceeded"

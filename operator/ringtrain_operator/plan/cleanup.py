@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from ..observe import PodView, Situation
+from ..observe import PodView
 from ..status import JobStatus
+from ..status.situation import Situation
 from . import active_deadline
 
 # How long a finished gang's pods have to end by themselves before they count as still running.

@@ -9,10 +9,11 @@ from typing import Any
 
 from ..build import Issuer, issue_credentials
 from ..errors import SpecInvalid
-from ..observe import Observed, Situation
+from ..observe import Observed
 from ..spec import Job, parse_job
 from ..status import JobStatus, dump_status, parse_status
 from ..status.compose import compose, rejected
+from ..status.situation import Situation
 from .active_deadline import active_deadline
 from .disruption import disruption
 from .events import events_between

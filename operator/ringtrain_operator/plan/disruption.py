@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..observe import PodView, Situation
+from ..observe import PodView
+from ..status.situation import Situation
 from .verdict import NO_OPINION, Opinion, Restart
 
 # Reasons in a pod's status with which kubelet or control plane end it for causes outside the job.

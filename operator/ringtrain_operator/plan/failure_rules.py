@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..contract import EXIT_BAD_CONFIGURATION
-from ..observe import Situation
 from ..status import Failure
+from ..status.situation import Situation
 from .verdict import Finish, Restart
 
 # Failures that a restart cannot mend, unless a rule says otherwise.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ..observe import Situation
 from ..status import JobStatus
+from ..status.situation import Situation
 from .verdict import Begin, Finish, Halt, Restart, Verdict
 
 FIRST_DELAY_S = 1

@@ -10,8 +10,9 @@ from typing import Any
 from .. import build
 from ..build import Issuer
 from ..contract import KIND
-from ..observe import ObjectRef, PodView, Situation
+from ..observe import ObjectRef, PodView
 from ..spec import Job
+from ..status.situation import Situation
 from . import cleanup, ttl
 from .result import Deletion
 from .stuck import deletion, force_time

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ..contract import EXIT_GANG_STOPPED
-from ..observe import PodView, Situation, failure_in, last_words
+from ..observe import PodView, failure_in, last_words
 from ..status import Failure
+from ..status.situation import Situation
 from .failure_rules import judge
 from .verdict import NO_OPINION, Finish, Opinion, Restart
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ..observe import Situation
 from ..status import Failure
+from ..status.situation import Situation
 from .failure_rules import judge
 from .verdict import NO_OPINION, Opinion
 

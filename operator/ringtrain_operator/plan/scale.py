@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..observe import Situation
+from ..status.situation import Situation
 from .verdict import NO_OPINION, Opinion, Restart
 
 

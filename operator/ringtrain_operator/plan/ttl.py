@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from ..observe import Situation
+from ..status.situation import Situation
 
 
 def expiry(s: Situation) -> datetime | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from ..observe import Situation
 from ..status import Failure
 from ..status.conditions import Said
+from ..status.situation import Situation
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 from ..errors import SpecInvalid
-from ..observe import Situation
 from .conditions import Said, with_conditions
 from .counts import counts
 from .model import JobStatus, State
 from .progress import progress_fields
+from .situation import Situation
 from .waiting import running_or_why_not
 
 

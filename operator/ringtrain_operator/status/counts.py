@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..build import worker_selector
-from ..observe import PodView, Situation
+from ..observe import PodView
 from .model import ReplicaStatus, ReplicaStatuses
+from .situation import Situation
 
 
 def counts(s: Situation) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..observe import Situation, last_words
+from ..observe import last_words
 from .model import Progress
+from .situation import Situation
 
 # A status that changed at every step would be an API write at every step.
 WRITE_INTERVAL = timedelta(seconds=10)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..observe import Foreign, PodView, Refusal, Situation
+from ..observe import Foreign, PodView, Refusal
 from .conditions import Said
 from .model import format_time
+from .situation import Situation
 
 # Named in a message; the rest are counted. A message with a thousand names helps nobody.
 NAMES_SHOWN = 3

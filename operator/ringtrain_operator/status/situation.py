@@ -7,10 +7,9 @@ from datetime import datetime
 from functools import cached_property
 
 from ..build import launcher_name, worker_name
+from ..observe import LauncherReport, Observed, PodView, failure_in
 from ..spec import Job
-from ..status import JobStatus
-from .last_words import failure_in
-from .model import LauncherReport, Observed, PodView
+from .model import JobStatus
 
 
 @dataclass(frozen=True)
