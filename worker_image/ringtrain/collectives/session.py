@@ -19,6 +19,8 @@ from ringtrain.world.membership import Membership
 from ringtrain.world.place import Place
 
 WORLD = 0  # the process set of all ranks
+# Ids from here on are chosen by those who use them; shared memory has its own half of the 32 bits.
+PRIVATE_SETS = 1 << 20
 
 
 class Session:
@@ -46,10 +48,14 @@ class Session:
             )
         return found
 
-    def add_process_set(self, ranks: tuple[int, ...]) -> int:
-        """Return the id of a new set; all ranks must add the same sets in the same order."""
-        number = self._next_process_set
-        self._next_process_set += 1
+    def add_process_set(self, ranks: tuple[int, ...], number: int | None = None) -> int:
+        """Return the id of a new set; all ranks must add the same sets in the same order.
+
+        `number`: an id of `PRIVATE_SETS` or above that the set's own ranks chose; other ranks need not add it.
+        """
+        if number is None:
+            number = self._next_process_set
+            self._next_process_set += 1
         if self.config.rank in ranks:
             network = ExchangeCommunicator(self._member, number, ranks, self._segment_bytes)
             self._communicators[number] = choose_communicator(self._member, number, network, self.config)

@@ -13,7 +13,7 @@ import numpy as np
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.layout import even_bounds
 from ringtrain.collectives.ops import Op
-from ringtrain.collectives.session import current
+from ringtrain.collectives.session import PRIVATE_SETS, current
 from ringtrain.named.group import Array, as_array
 from ringtrain.wire.dtypes import CODES
 from ringtrain.wire.signature import Signature
@@ -27,6 +27,9 @@ _WIDER = {
     "uint8": "int32",
     "bool": "int32",
 }
+
+# Communicators that one process set can have: one for its queue, one for each host optimizer made on it.
+PER_SET = 512
 
 
 class RingGroup:
@@ -98,13 +101,17 @@ class RingGroup:
         return flat.astype(dtype, copy=False)
 
 
-def ring_group(ranks: Sequence[int]) -> RingGroup | None:
-    """Make a group of `ranks`; None if this rank is no member. Every rank of the world makes the same in one
-    order.
-    """
+def private_communicator(ranks: Sequence[int], process_set: int, index: int) -> Communicator:
+    """Make communicator number `index` of a process set. Every member makes the same."""
+    number = PRIVATE_SETS + process_set * PER_SET + index
     session = current()
-    number = session.add_process_set(tuple(ranks))
-    return RingGroup(session.communicator(number)) if session.config.rank in ranks else None
+    return session.communicator(session.add_process_set(tuple(ranks), number))
+
+
+def give_up_communicators(process_set: int, count: int) -> None:
+    """Close the first `count` communicators of a process set; nothing may be under way on them."""
+    for index in range(count):
+        current().remove_process_set(PRIVATE_SETS + process_set * PER_SET + index)
 
 
 def ring_timeout_s() -> float:

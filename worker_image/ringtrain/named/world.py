@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import ringtrain as rt
+from ringtrain.collectives.communicator import Communicator
 from ringtrain.errors import ConfigurationError, NotInitializedError
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.queue import NamedQueue
 from ringtrain.named.request import Kind, Request
-from ringtrain.named.ring import ring_group, ring_timeout_s
+from ringtrain.named.ring import PER_SET, RingGroup, give_up_communicators, private_communicator, ring_timeout_s
 from ringtrain.named.timeline import Timeline
 
 global_process_set = ProcessSet([])
@@ -27,6 +28,7 @@ class _World:
     queues: dict[int, NamedQueue] = field(default_factory=dict)
     sets: dict[int, ProcessSet] = field(default_factory=dict)
     counters: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    communicators: dict[int, int] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     local_sizes: tuple[int, ...] = ()
     next_id: int = 1
@@ -106,7 +108,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     barrier(global_process_set, f"remove_process_set {number}")
     if number in world.queues:
-        world.queues.pop(number).close()
+        queue = world.queues.pop(number)
+        queue.close()
+        queue.wait_closed(ring_timeout_s())
+        give_up_communicators(number, world.communicators.pop(number))
     world.sets.pop(number).invalidate()
     return True
 
@@ -135,6 +140,17 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     """Return when every rank of `process_set` has called it."""
     request = Request(Kind.BARRIER, name_for("barrier", name, process_set))
     queue_of(process_set).submit(request).result()
+
+
+def new_communicator(process_set: ProcessSet) -> Communicator:
+    """Make one more communicator among the ranks of `process_set`; they all make the same in the same order."""
+    ranks = queue_of(process_set).group.ranks
+    world, number = _initialized(), process_set.process_set_id or 0
+    index = world.communicators[number]
+    if index == PER_SET:
+        raise ConfigurationError(f"{process_set} has {PER_SET - 1} host optimizers already; make them once a job")
+    world.communicators[number] += 1
+    return private_communicator(ranks, number, index)
 
 
 def join() -> int:
@@ -181,9 +197,10 @@ def _initialized() -> _World:
 
 
 def _open_set(world: _World, process_set: ProcessSet, number: int, ranks: list[int]) -> None:
-    group = ring_group(ranks)
-    if group is not None:
+    if rt.rank() in ranks:
+        group = RingGroup(private_communicator(ranks, number, 0))
         world.queues[number] = NamedQueue(group, ring_timeout_s(), world.timeline)
+        world.communicators[number] = 1
     process_set.bind(number, ranks, rt.rank())
     world.sets[number] = process_set
 

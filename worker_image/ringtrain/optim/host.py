@@ -93,6 +93,7 @@ class HostOptimizer:
         self._norm: float | None = None
         self._update: Update | None = None
         self._thread: threading.Thread | None = None
+        self._ending = False
         self._error: BaseException | None = None
 
         settings: dict[str, Any] = {
@@ -129,6 +130,7 @@ class HostOptimizer:
     @property
     def gradient_norm(self) -> float | None:
         """Global gradient norm of the last update before clipping; None without `clip_norm`."""
+        self._end_update()
         return self._norm
 
     @property
@@ -144,27 +146,38 @@ class HostOptimizer:
         Raises ConfigurationError for a gradient that does not fit, and what made the update fail.
         """
         self._raise_if_broken()
+        self._end_update()
         if self._inbox.put(name, gradient):
             self._start_update()
 
-    def step(self) -> bool:
+    def step(self, wait: bool = True) -> bool:
         """End the step. True: an update was made, all weights are new. False: gradients are being accumulated.
 
-        Raises ConfigurationError when gradients are missing (submit them and call again), PeerLost or
-        MismatchError when the ring failed.
+        `wait=False`: return while weights are still on their way; `wait_for` each before it is read. Raises
+        ConfigurationError when gradients are missing (submit them and call again), PeerLost or MismatchError when
+        the ring failed.
         """
         self._raise_if_broken()
+        self._end_update()
         if not self._inbox.end_micro_step():
             return False
         if self._thread is None or self._update is None:
             raise ConfigurationError("step() was called from two threads; call it from one")
-        self._thread.join()
-        self._raise_if_broken()
-        self._norm = self._update.norm
         self._updates += 1
-        self._thread = None
-        self._inbox.begin_update()
+        self._ending = True
+        if wait:
+            self._end_update()
         return True
+
+    def wait_for(self, name: str | None = None) -> None:
+        """Return when the weight `name` (None: every weight) is that of the last step. Raises what `step`
+        raises.
+        """
+        if name is None:
+            self._end_update()
+        elif self._ending and self._update is not None:
+            self._update.wait_new(self._machine.layout.places[name][0])
+            self._raise_if_broken()
 
     def close(self) -> None:
         """Give up an update that is under way. Without one this does nothing; it is never needed after step()."""
@@ -177,6 +190,7 @@ class HostOptimizer:
         `root`: only this rank gets them, the others get {} and need no memory for them; None: every rank does.
         """
         self._raise_if_broken()
+        self._end_update()
         self._require_idle("state_dict")
         return gather_state(self._machine, self._updates, keep=root in (None, self._machine.group.rank))
 
@@ -186,6 +200,7 @@ class HostOptimizer:
         Raises ConfigurationError, with nothing changed, when it is of another rule or model.
         """
         self._raise_if_broken()
+        self._end_update()
         self._require_idle("load_state_dict")
         self._updates = restore_state(self._machine, state)
 
@@ -206,6 +221,17 @@ class HostOptimizer:
         )
         self._thread.start()
 
+    def _end_update(self) -> None:
+        """Wait for an update whose step has ended, and make way for the next."""
+        if not self._ending or self._thread is None or self._update is None:
+            return
+        self._thread.join()
+        self._raise_if_broken()
+        self._norm = self._update.norm
+        self._thread = None
+        self._ending = False
+        self._inbox.begin_update()
+
     def _run(self, update: Update) -> None:
         try:
             update.run()
@@ -213,6 +239,8 @@ class HostOptimizer:
             return
         except BaseException as error:
             self._error = error
+        finally:
+            update.release()
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:

@@ -10,6 +10,7 @@ them.
 """
 
 import math
+import threading
 from dataclasses import dataclass
 
 from ringtrain.errors import ConfigurationError
@@ -57,13 +58,14 @@ class Update:
         self._inbox = inbox
         self._order = order
         self._reductions: list[list[Pending]] = []
+        self._new = [threading.Event() for _ in machine.layout.buckets]
         self.norm: float | None = None
 
     def run(self) -> None:
         """Return when every weight is new on this rank. Raises what a collective raised."""
         buckets = self._m.layout.buckets
         clip = 1.0 if self._order.clip_norm is None else self._clip_factor(self._order.clip_norm)
-        gathers: list[Pending] = []
+        gathers: list[list[Pending]] = []
         for bucket in buckets:
             self._reduce_through(bucket.index)
             self._reduce_next_if_complete(bucket.index)
@@ -80,9 +82,20 @@ class Update:
                 self._m.rule.update(part, values, self._m.kernels)
                 self._reduce_through(bucket.index + 1)
             self._m.arenas.store(bucket, part)
-            gathers += self._gather(bucket)
-        for gather in gathers:
-            gather.wait()
+            gathers.append(self._gather(bucket))
+        for bucket, pending in zip(buckets, gathers, strict=True):
+            for gather in pending:
+                gather.wait()
+            self._new[bucket.index].set()
+
+    def wait_new(self, bucket: Bucket) -> None:
+        """Return when the weights of `bucket` are new, or the update has ended without."""
+        self._new[bucket.index].wait()
+
+    def release(self) -> None:
+        """The update has ended, however it did: nobody may wait for it any more."""
+        for new in self._new:
+            new.set()
 
     def _reduce_through(self, index: int) -> None:
         """Begin the reductions of all buckets up to `index`, waiting for their gradients."""

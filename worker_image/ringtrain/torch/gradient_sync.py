@@ -38,8 +38,9 @@ class SyncOptions:
 @dataclass(frozen=True)
 class _UnderWay:
     handle: Handle | SparseHandle
-    contexts: tuple[Any, ...]
+    params: tuple[Param, ...]
     tensors: tuple[torch.Tensor, ...]
+    contexts: tuple[Any, ...]
 
 
 class GradientSync:
@@ -50,10 +51,12 @@ class GradientSync:
     def __init__(self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: SyncOptions) -> None:
         self.options = options
         self._names = names
-        self._group_of = {param: tuple(group) for group in groups for param in group}
+        in_groups = {param for group in groups for param in group}
+        self._units = [tuple(group) for group in groups] + [(param,) for param in names if param not in in_groups]
+        self._unit_of = {param: index for index, unit in enumerate(self._units) for param in unit}
         self._passes_left: dict[Param, int] = {}
         self._ready: set[Param] = set()
-        self._under_way: dict[tuple[Param, ...], _UnderWay] = {}
+        self._under_way: dict[int, _UnderWay] = {}
         self._hooks: dict[Param, Any] = {}
         self.set_passes(options.passes)
         self.watch()
@@ -89,11 +92,11 @@ class GradientSync:
             if param.requires_grad and not self._submitted(param):
                 if param.grad is None:
                     param.grad = torch.zeros_like(param)
-                self._add(param)
-        for unit in {self._unit(param) for param in self._ready}:
+                self._ready.add(param)
+        for unit in sorted({self._unit_of[param] for param in self._ready}):
             self._submit(unit)
-        for unit, under_way in self._under_way.items():
-            self._receive(unit, under_way)
+        for under_way in self._under_way.values():
+            self._receive(under_way)
         self.reset()
         self.watch()
 
@@ -113,24 +116,16 @@ class GradientSync:
             )
         self._passes_left[known] -= 1
         if self._passes_left[known] == 0:
-            self._add(known)
-            unit = self._unit(known)
-            if all(member in self._ready or not member.requires_grad for member in unit):
+            self._ready.add(known)
+            unit = self._unit_of[known]
+            if all(member in self._ready or not member.requires_grad for member in self._units[unit]):
                 self._submit(unit)
 
-    def _add(self, param: Param) -> None:
-        self._ready.add(param)
-
     def _submitted(self, param: Param) -> bool:
-        return param in self._ready or any(
-            param in unit for unit in [self._unit(param)] if unit in self._under_way
-        )
+        return param in self._ready or self._unit_of[param] in self._under_way
 
-    def _unit(self, param: Param) -> tuple[Param, ...]:
-        return self._group_of.get(param, (param,))
-
-    def _submit(self, unit: tuple[Param, ...]) -> None:
-        present = tuple(param for param in unit if param in self._ready)
+    def _submit(self, unit: int) -> None:
+        present = tuple(param for param in self._units[unit] if param in self._ready)
         self._ready.difference_update(present)
         self._under_way[unit] = self._reduced(present)
 
@@ -143,7 +138,7 @@ class GradientSync:
                     "a group holds a sparse gradient; pass sparse_as_dense=True, or leave it out"
                 )
             handle = sparse_allreduce_async(grads[0], self._names[params[0]], options.op, options.process_set)
-            return _UnderWay(handle, (None,), params)
+            return _UnderWay(handle, params, (), ())
         small = [options.compression.compress(grad) for grad in grads]
         tensors = tuple(tensor.contiguous() for tensor, _ in small)
         factors = (options.prescale, options.postscale)
@@ -152,15 +147,14 @@ class GradientSync:
             dense = allreduce_async_(tensors[0], None, name, options.op, *factors, options.process_set)
         else:
             dense = grouped_allreduce_async_(tensors, None, name, options.op, *factors, options.process_set)
-        return _UnderWay(dense, tuple(ctx for _, ctx in small), tensors)
+        return _UnderWay(dense, params, tensors, tuple(ctx for _, ctx in small))
 
-    def _receive(self, unit: tuple[Param, ...], under_way: _UnderWay) -> None:
+    def _receive(self, under_way: _UnderWay) -> None:
         if isinstance(under_way.handle, SparseHandle):
-            unit[0].grad = under_way.handle()
+            under_way.params[0].grad = under_way.handle()
             return
         synchronize(under_way.handle)
-        present = [param for param in unit if param.grad is not None and param.requires_grad]
-        for param, tensor, ctx in zip(present, under_way.tensors, under_way.contexts, strict=True):
+        for param, tensor, ctx in zip(under_way.params, under_way.tensors, under_way.contexts, strict=True):
             _store(param, self.options.compression.decompress(tensor, ctx))
 
 

@@ -25,7 +25,7 @@ class SparseHandle:
         """Return the reduced tensor from what was gathered."""
         indices = synchronize(self._indices).t()
         scaled = values / self._divisor if self._divisor != 1 else values
-        return torch.sparse_coo_tensor(indices, scaled, self._shape).coalesce()
+        return torch.sparse_coo_tensor(indices, scaled, self._shape, check_invariants=False).coalesce()
 
     def __call__(self) -> torch.Tensor:
         result: torch.Tensor = self.after(synchronize(self._values))

@@ -1,0 +1,426 @@
+"""Checks of training with ringtrain.torch, run on every rank of a world.
+
+The reference is one process on the pooled batch, computed on every rank without the others.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ringtrain.torch as hvd
+from ringtrain.optim import SGD, Adam, AdamW
+
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+STEPS = 50
+
+TORCH_RULES = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda params: torch.optim.Adam(params, lr=1e-2),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=0.01),
+}
+HOST_RULES = {
+    "sgd": SGD(lr=0.1),
+    "momentum": SGD(lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": Adam(lr=1e-2),
+    "adamw": AdamW(lr=1e-2, weight_decay=0.01),
+}
+
+
+def model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def batches(rank: int, steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(100 + rank)
+    return [(torch.randn(4, 6, generator=generator), torch.randn(4, 2, generator=generator)) for _ in range(steps)]
+
+
+def pooled(steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    everyone = [batches(rank, steps) for rank in range(SIZE)]
+    return [tuple(torch.cat(parts) for parts in zip(*step, strict=True)) for step in zip(*everyone, strict=True)]
+
+
+def train(net: nn.Module, optimizer, data) -> nn.Module:
+    for x, y in data:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+    return net
+
+
+def reference(rule: str, steps: int = STEPS) -> nn.Module:
+    net = model()
+    return train(net, TORCH_RULES[rule](net.parameters()), pooled(steps))
+
+
+def distributed(net: nn.Module, rule: str = "sgd", **options):
+    return hvd.DistributedOptimizer(TORCH_RULES[rule](net.parameters()), net.named_parameters(), **options)
+
+
+def agree(net: nn.Module, other: nn.Module, tolerance: float = 1e-5) -> None:
+    for (name, ours), theirs in zip(net.state_dict().items(), other.state_dict().values(), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def same_everywhere(net: nn.Module) -> None:
+    """All ranks hold the same bits."""
+    flat = torch.cat([param.detach().reshape(-1) for param in net.parameters()])
+    for row in hvd.allgather(flat.unsqueeze(0)):
+        assert torch.equal(row, flat)
+
+
+def check_distributed_optimizer_trains_like_one_process():
+    for rule in TORCH_RULES:
+        net = model()
+        train(net, distributed(net, rule), batches(RANK))
+        agree(net, reference(rule))
+        same_everywhere(net)
+
+
+def check_host_optimizer_trains_like_one_process():
+    for rule, host_rule in HOST_RULES.items():
+        for overlap in (True, False):
+            net = model()
+            optimizer = hvd.HostOptimizer(net, host_rule, overlap=overlap, bucket_bytes=200)
+            train(net, optimizer, batches(RANK))
+            agree(net, reference(rule))
+            same_everywhere(net)
+            optimizer.close()
+
+
+def check_host_optimizer_starts_from_rank_0():
+    net = model(seed=RANK)
+    optimizer = hvd.HostOptimizer(net, SGD(lr=0.1))
+    train(net, optimizer, batches(RANK))
+    agree(net, reference("sgd"))
+    optimizer.close()
+
+
+def check_host_optimizer_unused_parameters_and_accumulation():
+    net = nn.ModuleDict({"used": nn.Linear(6, 2), "unused": nn.Linear(6, 2)})
+    optimizer = hvd.HostOptimizer(net, SGD(lr=0.1), accumulate=2)
+    before = net["unused"].weight.clone(), net["used"].weight.clone()
+    for expected, (x, y) in zip([False, True, False, True], batches(RANK, 4), strict=True):
+        nn.functional.mse_loss(net["used"](x), y).backward()
+        assert all(param.grad is None for param in net["used"].parameters())
+        assert optimizer.step() is expected
+    optimizer.synchronize()
+    assert torch.equal(net["unused"].weight, before[0])
+    assert not torch.equal(net["used"].weight, before[1])
+    same_everywhere(net)
+    optimizer.close()
+
+
+def check_host_optimizer_state_continues():
+    data = batches(RANK, 10)
+    whole = train(net := model(), hvd.HostOptimizer(net, Adam(lr=1e-2)), data)
+    first = model()
+    optimizer = hvd.HostOptimizer(first, Adam(lr=1e-2))
+    train(first, optimizer, data[:5])
+    state = optimizer.state_dict()
+    second = model(seed=7)
+    resumed = hvd.HostOptimizer(second, Adam(lr=1e-2))
+    resumed.load_state_dict(state)
+    assert resumed.updates == 5
+    agree(train(second, resumed, data[5:]), whole, 0)
+
+
+def check_host_optimizer_state_is_sharded():
+    net = model()
+    optimizer = hvd.HostOptimizer(net, Adam(lr=1e-2))
+    elements = sum(param.numel() for param in net.parameters())
+    whole = 2 * 4 * elements
+    # Shards are cut between segments of 128 elements: with so few of them the parts are not even.
+    assert abs(optimizer.state_bytes - whole / SIZE) <= 2 * 4 * 128
+    optimizer.close()
+
+
+def check_host_optimizer_errors():
+    frozen = model()
+    for param in frozen.parameters():
+        param.requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to train"):
+        hvd.HostOptimizer(frozen, SGD(lr=0.1))
+    with pytest.raises(ValueError, match="meta device"):
+        hvd.HostOptimizer(nn.Linear(2, 2, device="meta"), SGD(lr=0.1))
+
+
+def check_gradients_are_accumulated_over_backward_passes():
+    """Two passes of half a batch are one of the whole batch."""
+    net, other = model(), model()
+    optimizer, whole = distributed(net, backward_passes_per_step=2), distributed(other)
+    for x, y in batches(RANK, 5):
+        for half in (slice(0, 2), slice(2, 4)):
+            (nn.functional.mse_loss(net(x[half]), y[half]) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    agree(net, train(other, whole, batches(RANK, 5)))
+
+
+def check_more_backward_passes_than_announced():
+    if SIZE == 1:
+        return
+    net = model()
+    optimizer = distributed(net)
+    x, y = batches(RANK, 1)[0]
+    nn.functional.mse_loss(net(x), y).backward()
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step = 1"):
+        nn.functional.mse_loss(net(x), y).backward()
+    with pytest.raises(AssertionError, match="zero_grad"):
+        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.set_backward_passes_per_step(2)
+    for _ in range(2):
+        nn.functional.mse_loss(net(x), y).backward()
+    optimizer.step()
+
+
+def check_gradient_predivide_factor():
+    net = model()
+    train(net, distributed(net, gradient_predivide_factor=2.0), batches(RANK, 10))
+    agree(net, reference("sgd", 10))
+    with pytest.raises(ValueError, match="gradient_predivide_factor needs op=Average"):
+        distributed(model(), gradient_predivide_factor=2.0, op=hvd.Sum)
+
+
+def check_sum_of_gradients():
+    net, other = model(), model()
+    train(net, distributed(net, op=hvd.Sum), batches(RANK, 5))
+    train(other, torch.optim.SGD(other.parameters(), lr=0.1 * SIZE), pooled(5))
+    agree(net, other)
+
+
+def check_groups():
+    for groups in (2, 100, "lists"):
+        net = model()
+        params = list(net.parameters())
+        given = [[params[0], params[3]], [params[1]]] if groups == "lists" else groups
+        train(net, distributed(net, groups=given), batches(RANK, 10))
+        agree(net, reference("sgd", 10))
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        distributed(model(), num_groups=2)
+    with pytest.raises(ValueError, match="groups is -1"):
+        distributed(model(), groups=-1)
+
+
+def check_compression_of_gradients():
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        net = model()
+        train(net, distributed(net, compression=compression), batches(RANK, 10))
+        agree(net, reference("sgd", 10), 2e-2)
+        same_everywhere(net)
+
+
+def check_parameters_that_one_rank_does_not_use():
+    """A parameter that only rank 0 reaches gets rank 0's gradient, averaged, on all ranks."""
+    net = nn.ModuleDict({"all": nn.Linear(6, 2), "first": nn.Linear(6, 2)})
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = distributed(net)
+    start = net["first"].weight.detach().clone()
+    x, y = batches(0, 1)[0]
+    output = net["all"](x) + (net["first"](x) if RANK == 0 else 0.0)
+    nn.functional.mse_loss(output, y).backward()
+    own = net["first"].weight.grad.clone() if RANK == 0 and SIZE == 1 else None
+    optimizer.step()
+    same_everywhere(net)
+    assert not torch.equal(net["first"].weight, start)
+    assert own is None or torch.allclose(net["first"].weight, start - 0.1 * own)
+
+
+def check_requires_grad_that_changes():
+    net = model()
+    optimizer = distributed(net)
+    for step, (x, y) in enumerate(batches(RANK, 6)):
+        for param in net[0].parameters():
+            param.requires_grad_(step % 2 == 0)
+        before = net[0].weight.detach().clone()
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        assert torch.equal(net[0].weight, before) == (step % 2 == 1)
+    same_everywhere(net)
+
+
+def check_closures():
+    """LBFGS evaluates its closure several times a step; each time the gradient is that of all ranks."""
+    net, other = model(), model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(net.parameters(), max_iter=4), net.named_parameters())
+    plain = torch.optim.LBFGS(other.parameters(), max_iter=4)
+    for (x, y), (all_x, all_y) in zip(batches(RANK, 3), pooled(3), strict=True):
+
+        def closure(net=net, optimizer=optimizer, x=x, y=y):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net(x), y)
+            loss.backward()
+            return hvd.allreduce(loss.detach())
+
+        def plain_closure(x=all_x, y=all_y):
+            plain.zero_grad()
+            loss = nn.functional.mse_loss(other(x), y)
+            loss.backward()
+            return loss.detach()
+
+        optimizer.step(closure)
+        plain.step(plain_closure)
+    agree(net, other, 1e-3)
+    same_everywhere(net)
+
+
+def check_clipping_between_synchronize_and_step():
+    net, other = model(), model()
+    optimizer, plain = distributed(net), torch.optim.SGD(other.parameters(), lr=0.1)
+    for (x, y), (all_x, all_y) in zip(batches(RANK, 5), pooled(5), strict=True):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        plain.zero_grad()
+        nn.functional.mse_loss(other(all_x), all_y).backward()
+        nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+        plain.step()
+    agree(net, other)
+
+
+def check_step_after_synchronize_warns():
+    if SIZE == 1:
+        return
+    net = model()
+    optimizer = distributed(net)
+    x, y = batches(RANK, 1)[0]
+    nn.functional.mse_loss(net(x), y).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+
+
+def check_sparse_gradients():
+    for sparse_as_dense in (False, True):
+        net, other = (nn.Embedding(8, 3, sparse=True, _weight=torch.ones(8, 3)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters(), sparse_as_dense=sparse_as_dense
+        )
+        net(torch.tensor([RANK, 5])).sum().backward()
+        optimizer.step()
+        every = torch.cat([torch.tensor([rank, 5]) for rank in range(SIZE)])
+        (other(every).sum() / SIZE).backward()
+        torch.optim.SGD(other.parameters(), lr=0.5).step()
+        agree(net, other)
+
+
+def check_process_set_of_an_optimizer():
+    if SIZE < 3:
+        return
+    first = hvd.add_process_set([0, 1])
+    if RANK < 2:
+        net, other = model(), model()
+        train(net, distributed(net, process_set=first), batches(RANK, 5))
+        data = [
+            tuple(torch.cat(p) for p in zip(*s, strict=True))
+            for s in zip(batches(0, 5), batches(1, 5), strict=True)
+        ]
+        agree(net, train(other, torch.optim.SGD(other.parameters(), lr=0.1), data))
+    hvd.barrier()
+    assert hvd.remove_process_set(first)
+
+
+def check_optimizer_keeps_its_class_and_scheduler():
+    net = model()
+    optimizer = distributed(net, "adam")
+    assert isinstance(optimizer, torch.optim.Adam)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    train(net, optimizer, batches(RANK, 1))
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 5e-3
+    plain = TORCH_RULES["adam"](model().parameters())
+    earlier = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
+    wrapped = hvd.DistributedOptimizer(plain)
+    plain.step()
+    earlier.step()
+    assert wrapped.param_groups[0]["lr"] == 5e-3
+
+
+def check_names_of_parameters():
+    net = model()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"parameters \[2, 3, 4, 5\] of the optimizer .* have no name"):
+        hvd.DistributedOptimizer(sgd, list(net.named_parameters())[:2])
+    with pytest.raises(ValueError, match="name more than one parameter"):
+        hvd.DistributedOptimizer(sgd, [("same", param) for param in net.parameters()])
+    with pytest.raises(ValueError, match="pairs"):
+        hvd.DistributedOptimizer(sgd, net.parameters())
+    with pytest.raises(ValueError, match="op is Max"):
+        hvd.DistributedOptimizer(sgd, op=hvd.Max)
+
+
+def check_adasum_optimizer():
+    """Ranks with the same batch make the step of one of them."""
+    if SIZE & (SIZE - 1):
+        return
+    net, other = model(), model()
+    train(net, distributed(net, op=hvd.Adasum), batches(0, 5))
+    agree(net, train(other, TORCH_RULES["sgd"](other.parameters()), batches(0, 5)))
+    optimizer = distributed(net, op=hvd.Adasum)
+    train(net, optimizer, batches(RANK, 5))
+    same_everywhere(net)
+    with pytest.raises(AssertionError, match="no meaning with Adasum"), optimizer.skip_synchronize():
+        pass
+
+
+def check_broadcast_parameters():
+    for given in (lambda net: net.state_dict(), lambda net: net.named_parameters(), lambda net: net.parameters()):
+        net = model(seed=RANK + 1)
+        hvd.broadcast_parameters(given(net), SIZE - 1)
+        agree(net, model(seed=SIZE), 0)
+    with pytest.raises(ValueError, match="expected a tensor"):
+        hvd.broadcast_parameters({"a": 1.0}, 0)
+
+
+def check_broadcast_optimizer_state():
+    """Ranks without state, and with other options, get those of the root."""
+    for rule in TORCH_RULES:
+        net = model()
+        optimizer = TORCH_RULES[rule](net.parameters())
+        if RANK == SIZE - 1:
+            train(net, optimizer, batches(RANK, 3))
+            optimizer.param_groups[0]["lr"] = 0.25
+        hvd.broadcast_parameters(net.state_dict(), SIZE - 1)
+        hvd.broadcast_optimizer_state(optimizer, SIZE - 1)
+        assert optimizer.param_groups[0]["lr"] == 0.25
+        train(net, optimizer, batches(0, 3))
+        same_everywhere(net)
+
+
+def check_sync_batch_norm():
+    """Output, gradients and running statistics are those of plain batch normalisation over the pooled batch."""
+    for dim, make in ((2, nn.BatchNorm1d), (4, nn.BatchNorm2d)):
+        ours, plain = hvd.SyncBatchNorm(3), make(3)
+        inputs = [_images(rank, dim) for rank in range(SIZE)]
+        x = inputs[RANK].clone().requires_grad_()
+        every = torch.cat(inputs).requires_grad_()
+        mine = slice(sum(len(i) for i in inputs[:RANK]), sum(len(i) for i in inputs[: RANK + 1]))
+        for _ in range(2):
+            y, expected = ours(x), plain(every)
+            torch.testing.assert_close(y, expected[mine])
+        (y * (inputs[RANK] + 1)).sum().backward()
+        (expected * (torch.cat(inputs) + 1)).sum().backward()
+        torch.testing.assert_close(x.grad, every.grad[mine], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            hvd.allreduce(ours.weight.grad, op=hvd.Sum), plain.weight.grad, rtol=1e-4, atol=1e-4
+        )
+        torch.testing.assert_close(ours.running_mean, plain.running_mean)
+        torch.testing.assert_close(ours.running_var, plain.running_var)
+        assert int(ours.num_batches_tracked) == 2
+        torch.testing.assert_close(ours.eval()(x), plain.eval()(x))
+    with pytest.raises(ValueError, match="expected"):
+        hvd.SyncBatchNorm(3)(torch.ones(3))
+
+
+def _images(rank: int, dim: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn((rank + 2, 3, *(5,) * (dim - 2)), generator=generator)

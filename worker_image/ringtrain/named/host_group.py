@@ -1,0 +1,71 @@
+"""The ranks of a host optimizer that works while other collectives go on.
+
+`step(wait=False)` returns before the last weights are there, and the training script may call any collective in
+the meantime. A communicator and a thread of its own keep the two from mixing their orders.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.ops import Op
+from ringtrain.group import Flat, Pending
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import new_communicator
+from ringtrain.wire.signature import Signature
+from ringtrain.wire.values import decode_value, encode_value
+
+
+@dataclass(frozen=True)
+class _Pending:
+    future: "Future[None]"
+
+    def wait(self) -> object:
+        return self.future.result()
+
+
+class HostGroup:
+    """A process set, as `ringtrain.optim` needs it. Rank and root count within the set."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.rank = communicator.position
+        self.size = len(communicator.ranks)
+        self._thread = ThreadPoolExecutor(1, "ringtrain-host-optimizer")
+
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
+        chunk = buffer[bounds[self.rank] : bounds[self.rank + 1]]
+        op = Op.Average if average else Op.Sum
+        what = Signature("reduce_scatter", op=op.value)
+        return self._begin(lambda ring: ring.reduce_scatter(what, buffer, tuple(bounds), chunk, op))
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+        return self._begin(lambda ring: ring.all_gather(Signature("all_gather"), buffer, tuple(bounds)))
+
+    def broadcast(self, buffer: Flat) -> None:
+        self._begin(lambda ring: ring.broadcast(Signature("broadcast", root=0), buffer, 0)).wait()
+
+    def broadcast_object(self, value: Any) -> Any:
+        return self.allgather_object(value)[0]
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        everyone: list[Any] = []
+        data = np.frombuffer(encode_value(value), np.uint8)
+        self._begin(lambda ring: everyone.extend(ring.all_gather_parts(Signature("value"), data))).wait()
+        return [decode_value(part.tobytes()) for part in everyone]
+
+    def close(self) -> None:
+        """Take no more work."""
+        self._thread.shutdown(wait=False)
+
+    def _begin(self, work: Callable[[Communicator], None]) -> _Pending:
+        return _Pending(self._thread.submit(work, self._communicator))
+
+
+def host_group(process_set: ProcessSet) -> HostGroup:
+    """Make the group of a host optimizer. Every rank of the set makes the same ones in the same order."""
+    return HostGroup(new_communicator(process_set))

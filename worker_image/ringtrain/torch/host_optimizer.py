@@ -1,0 +1,130 @@
+"""A torch model whose optimizer lives in host memory."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.named.host_group import host_group
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import global_process_set
+from ringtrain.optim import HostOptimizer as ArrayOptimizer
+from ringtrain.optim import Rule
+from ringtrain.torch.bridge import to_arrays
+from ringtrain.torch.streams import GradientStream, WeightStream
+
+
+class HostOptimizer:
+    """Stream gradients to the host during the backward pass, update there, and stream new weights back.
+
+        optimizer = HostOptimizer(model, AdamW(lr=1e-3))
+        loss(model(x), y).backward()       # each gradient leaves for the ring as soon as it is complete
+        optimizer.step()                   # returns while weights are still on their way
+        model(x)                           # each layer waits for its own weights only
+
+    `model`: a module, on any device. Its parameters that require a gradient are trained; gradients are averaged
+    over all ranks, and rank 0's initial weights are sent to all. The device holds neither gradients (after a
+    parameter's own is complete) nor optimizer state. On the CPU parameters become views of the host arena: nothing
+    is copied. `rule`: of `ringtrain.optim` (SGD, Adam, AdamW, LAMB). `options`: as of
+    `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule, local, check_finite).
+    `overlap`: False makes `step()` wait for all weights; needed by a model that reads parameters of a layer
+    without calling that layer. `process_set`: the ranks that train this model together.
+
+    Collective: every rank makes it of the same model with the same arguments, else MismatchError.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        rule: Rule,
+        *,
+        overlap: bool = True,
+        process_set: ProcessSet = global_process_set,
+        **options: Any,
+    ) -> None:
+        self._params = _trained(model)
+        arrays = {name: to_arrays([param])()[0] for name, param in self._params.items()}
+        self._group = host_group(process_set)
+        self._host = ArrayOptimizer(arrays, rule, group=self._group, **options)
+        self._overlap = overlap
+        self._gradients = GradientStream(self._host, self._params)
+        self._weights = WeightStream(self._host, self._params)
+        self._weights.all_back()
+        if overlap:
+            self._weights.watch(model)
+        model.register_state_dict_pre_hook(lambda *_: self.synchronize())
+
+    def step(self) -> bool:
+        """End the step. True: the weights are new, or will be when a layer is called or `synchronize()` returns.
+        False: with `accumulate`, more micro-steps are to come.
+
+        A parameter that the backward pass did not reach counts as a gradient of zeros. Raises PeerLost or
+        MismatchError when the ring failed.
+        """
+        self._gradients.finish()
+        updated = self._host.step(wait=not self._overlap)
+        if updated:
+            self._weights.expect()
+            if not self._overlap:
+                self._weights.all_back()
+        return updated
+
+    def synchronize(self) -> None:
+        """Return when every parameter of the model is that of the last step."""
+        self._weights.all_back()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing is left to forget: gradients leave the model as they are made."""
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update."""
+        return self._host.rate
+
+    @property
+    def updates(self) -> int:
+        """Updates done so far."""
+        return self._host.updates
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Global gradient norm of the last update before clipping; None without `clip_norm`."""
+        return self._host.gradient_norm
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state that this rank holds in host memory."""
+        return self._host.state_bytes
+
+    def state_dict(self, root: int | None = None) -> dict[str, Any]:
+        """Gather weights and state of all ranks as arrays by name. Collective. `root`: only this rank gets
+        them.
+        """
+        return self._host.state_dict(root)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set weights and state, of any world size; the model's parameters follow."""
+        self._host.load_state_dict(state)
+        self._weights.expect()
+        self._weights.all_back()
+
+    def close(self) -> None:
+        """Let go of the model: remove the hooks and give up what is under way."""
+        self._gradients.close()
+        self._weights.close()
+        self._host.close()
+        self._group.close()
+
+
+def _trained(model: Any) -> dict[str, Any]:
+    named: Iterable[tuple[str, Any]] = model.named_parameters()
+    trained = {name: param for name, param in named if param.requires_grad}
+    if not trained:
+        raise ConfigurationError("HostOptimizer: no parameter of the model requires a gradient; nothing to train")
+    devices = {str(param.device) for param in trained.values()}
+    if len(devices) > 1:
+        raise ConfigurationError(f"HostOptimizer: parameters are on {sorted(devices)}; expected one device")
+    if torch.device(devices.pop()).type == "meta":
+        raise ConfigurationError("HostOptimizer: parameters are on the meta device; move the model to a real one")
+    return trained

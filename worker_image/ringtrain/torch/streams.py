@@ -1,0 +1,133 @@
+"""Gradients on their way to the host, and weights on their way back."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringtrain.named.group import Array
+from ringtrain.optim import HostOptimizer
+from ringtrain.torch.bridge import to_arrays, to_tensor
+
+
+class GradientStream:
+    """Hands each gradient to the host optimizer when the backward pass has completed it.
+
+    From the CPU it is copied at once. From another device it is copied into pinned memory behind the work that
+    makes it, and a thread hands it over when the copy is there, so that the backward pass never waits.
+    """
+
+    def __init__(self, host: HostOptimizer, params: Mapping[str, Any]) -> None:
+        self._host = host
+        self._params = params
+        self._arrived: set[str] = set()
+        self._under_way: list[Future[None]] = []
+        on_cpu = all(param.device.type == "cpu" for param in params.values())
+        self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients")
+        self._hooks = [
+            param.register_post_accumulate_grad_hook(lambda param, name=name: self._take(name, param))
+            for name, param in params.items()
+        ]
+
+    def finish(self) -> None:
+        """Return when every gradient of this step is with the host; those that never came are zeros."""
+        for name, param in self._params.items():
+            if name not in self._arrived:
+                param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+                self._take(name, param)
+        self._arrived.clear()
+        under_way, self._under_way = self._under_way, []
+        for copy in under_way:
+            copy.result()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _take(self, name: str, param: Any) -> None:
+        grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
+        param.grad = None
+        self._arrived.add(name)
+        arrays = to_arrays([grad])
+        if self._thread is None:
+            self._host.submit(name, arrays()[0])
+            return
+        self._under_way.append(self._thread.submit(lambda: self._host.submit(name, arrays()[0])))
+
+
+class WeightStream:
+    """Brings new weights from the host arena to the parameters, each when its layer is about to be called."""
+
+    def __init__(self, host: HostOptimizer, params: Mapping[str, Any]) -> None:
+        self._host = host
+        self._params = params
+        self._names = {id(param): name for name, param in params.items()}
+        self._expected: set[str] = set(params)
+        self._hooks: list[Any] = []
+        self._views = {name: to_tensor(host.weights[name]) for name in params}
+        for name, param in params.items():
+            if param.device.type == "cpu":
+                param.data = self._views[name]
+        self._pinned: list[int] = []
+        if any(param.device.type == "cuda" for param in params.values()):
+            self._pinned = [_pin(arena) for arena in _arenas(host)]
+
+    def watch(self, model: Any) -> None:
+        """Let each module of `model` wait for its own parameters before it runs."""
+        for module in model.modules():
+            own = [
+                self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names
+            ]
+            if own:
+                self._hooks.append(module.register_forward_pre_hook(lambda *_, own=tuple(own): self._back(own)))
+
+    def expect(self) -> None:
+        """New weights are on their way."""
+        self._expected.update(self._params)
+
+    def all_back(self) -> None:
+        """Return when every parameter has the host's values."""
+        self._back(tuple(self._params))
+        self._host.wait_for()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)
+        self._pinned.clear()
+
+    def _back(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in self._expected:
+                continue
+            self._host.wait_for(name)
+            self._expected.discard(name)
+            param = self._params[name]
+            if param.device.type != "cpu":
+                with torch.no_grad():
+                    param.copy_(self._views[name], non_blocking=True)
+
+
+def _arenas(host: HostOptimizer) -> list[Array]:
+    """The arrays that all of the optimizer's weights are views of."""
+    found = {}
+    for array in host.weights.values():
+        base = array
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        found[id(base)] = base
+    return list(found.values())
+
+
+def _pin(arena: Array) -> int:
+    """Page-lock `arena`, so that copies to the device do not wait; return its address. Where the driver refuses,
+    they wait.
+    """
+    address = arena.ctypes.data
+    torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, 0)
+    return address
