@@ -1,0 +1,95 @@
+"""The CRD on a real API server: what it admits and what it refuses, by the table that the models are held to."""
+
+import copy
+from typing import Any
+
+import pytest
+from contract.spec_cases import ACCEPTED, REJECTED, UPDATES
+from support.apiserver import ControlPlane
+from support.cluster import real_cluster
+from support.operating import running_operator
+
+from ringtrain_operator.cluster.api import JOBS, ApiClient, Invalid
+
+pytestmark = pytest.mark.apiserver
+
+
+def named(manifest: dict[str, Any], namespace: str, name: str) -> dict[str, Any]:
+    """A copy of the manifest under another name."""
+    obj = copy.deepcopy(manifest)
+    obj["metadata"] = {**obj["metadata"], "namespace": namespace, "name": name}
+    return obj
+
+
+async def why_refused(api: ApiClient, namespace: str, obj: dict[str, Any]) -> str:
+    """The API server's words, empty if it admitted the object."""
+    try:
+        await api.create(JOBS, namespace, obj)
+    except Invalid as refused:
+        return refused.message
+    return ""
+
+
+async def test_what_the_models_accept_is_admitted(control_plane: ControlPlane) -> None:
+    """Every accepted case is created."""
+    async with real_cluster(control_plane) as c:
+        ns = await c.new_namespace()
+        answers = {
+            case.id: await why_refused(c.api, ns, named(case.manifest, ns, f"accepted-{number}"))
+            for number, case in enumerate(ACCEPTED)
+        }
+        assert {id_: why for id_, why in answers.items() if why} == {}
+
+
+async def test_what_the_models_refuse_is_refused(control_plane: ControlPlane) -> None:
+    """Each refusal comes at admission and names the field; what only the models can know is not in this table."""
+    async with real_cluster(control_plane) as c:
+        ns = await c.new_namespace()
+        wrong = {}
+        for number, case in enumerate(c for c in REJECTED if c.at_admission):
+            name = case.manifest["metadata"]["name"]
+            own = f"rejected-{number}" if name == "job" else name
+            said = await why_refused(c.api, ns, named(case.manifest, ns, own))
+            leaf = case.path.split(".")[-1].split("[")[0]
+            if leaf not in said:
+                wrong[case.id] = said or "admitted"
+        assert wrong == {}
+
+
+async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
+    """Immutability rules of the CRD agree with the models'."""
+    async with real_cluster(control_plane) as c:
+        ns = await c.new_namespace()
+        wrong = {}
+        for number, case in enumerate(UPDATES):
+            name = f"update-{number}"
+            old = await c.api.create(JOBS, ns, named(case.old, ns, name))
+            new = named(case.new, ns, name)
+            new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
+            try:
+                await c.api.replace(JOBS, ns, new)
+                said = ""
+            except Invalid as refused:
+                said = refused.message
+            leaf = case.path.split(".")[-1]
+            if bool(said) != bool(case.path) or leaf not in said:
+                wrong[case.id] = said or "admitted"
+        assert wrong == {}
+
+
+async def test_what_admission_cannot_know_is_said_in_the_status(control_plane: ControlPlane) -> None:
+    """A job that only the models can refuse gets Accepted=False with the field, and no pods."""
+    cases = [c for c in REJECTED if not c.at_admission]
+    async with real_cluster(control_plane) as c:
+        ns = await c.new_namespace()
+        async with running_operator(c.operator_connection, namespaces=(ns,)):
+            for number, case in enumerate(cases):
+                name = f"late-{number}"
+                await c.api.create(JOBS, ns, named(case.manifest, ns, name))
+
+                def rejected(job: dict[str, Any] | None, path: str = case.path) -> bool:
+                    conditions = ((job or {}).get("status") or {}).get("conditions") or []
+                    accepted = next((k for k in conditions if k["type"] == "Accepted"), {})
+                    return accepted.get("status") == "False" and path in accepted["message"]
+
+                await c.until(JOBS, ns, name, rejected)

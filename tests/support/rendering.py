@@ -1,0 +1,25 @@
+"""The chart, rendered by Helm."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).parents[2] / "charts" / "ringtrain-operator"
+HELM = Path(sys.executable).with_name("helm")
+
+
+class HelmFailed(Exception):
+    """What Helm said instead of rendering."""
+
+
+def render(*values: str, release: str = "ringtrain", namespace: str = "ringtrain-system") -> list[dict[str, Any]]:
+    """The objects of the chart with `values` (each `key=value`). Raises HelmFailed."""
+    options = [f"--set={value}" for value in values]
+    command = [str(HELM), "template", release, str(CHART), f"--namespace={namespace}", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise HelmFailed(done.stderr)
+    return [obj for obj in yaml.safe_load_all(done.stdout) if obj]

@@ -1,0 +1,160 @@
+"""What the chart renders, by value; and that the manifests are what it renders."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.rendering import CHART, HELM, HelmFailed, render
+
+ROOT = CHART.parents[1]
+Json = dict[str, Any]
+
+
+def of_kind(objects: list[Json], kind: str) -> list[Json]:
+    return [o for o in objects if o["kind"] == kind]
+
+
+def container(objects: list[Json]) -> Json:
+    (deployment,) = of_kind(objects, "Deployment")
+    found: Json = deployment["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def test_helm_finds_nothing_to_object_to() -> None:
+    """`helm lint --strict` passes."""
+    subprocess.run([str(HELM), "lint", "--strict", str(CHART)], check=True, capture_output=True)
+
+
+def test_the_default_serves_the_cluster() -> None:
+    """One ClusterRole, no Role but the lease's, no PodDisruptionBudget for a single replica."""
+    objects = render()
+    names = {o["metadata"]["name"] for o in of_kind(objects, "ClusterRole")}
+    assert names == {"ringtrain-operator", "ringtrain-operator-edit", "ringtrain-operator-view"}
+    assert [o["metadata"]["name"] for o in of_kind(objects, "Role")] == ["ringtrain-operator-lease"]
+    assert not of_kind(objects, "PodDisruptionBudget")
+    assert not of_kind(objects, "ServiceMonitor")
+    assert not [a for a in container(objects)["args"] if a.startswith("--namespace")]
+
+
+def test_a_list_of_namespaces_is_roles_there() -> None:
+    """No ClusterRole with a rule of its own, a Role and a RoleBinding in each, and the operator told of them."""
+    objects = render("namespaces={team-a,team-b}", "aggregateRoles=false")
+    assert not of_kind(objects, "ClusterRole")
+    assert not of_kind(objects, "ClusterRoleBinding")
+    places = {o["metadata"]["namespace"] for o in of_kind(objects, "Role")}
+    assert places == {"team-a", "team-b", "ringtrain-system"}
+    assert {"--namespace=team-a", "--namespace=team-b"} <= set(container(objects)["args"])
+
+
+@pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]], ids=["cluster", "namespaces"])
+def test_no_role_reads_secrets(scope: list[str]) -> None:
+    """Secrets are created and nothing else, and no rule has a wildcard."""
+    for role in (o for o in render(*scope) if o["kind"] in ("Role", "ClusterRole")):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+            if "secrets" in rule["resources"]:
+                assert rule["verbs"] == ["create"]
+
+
+def test_the_pod_is_restricted() -> None:
+    """It would be admitted where Pod Security is `restricted`, with a read-only root."""
+    (deployment,) = of_kind(render(), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    main = pod["containers"][0]["securityContext"]
+    assert main == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_jobs_network_policies_admit_the_operators_pods() -> None:
+    """The label that a job's NetworkPolicy lets in is on the operator's pods, whatever the release is called."""
+    from ringtrain_operator.build.network import OPERATOR_LABELS
+
+    (deployment,) = of_kind(render(release="something-else"), "Deployment")
+    assert OPERATOR_LABELS.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_two_replicas_have_a_budget_and_a_lease() -> None:
+    """More than one replica: a PodDisruptionBudget, and the lease's name told and granted alike."""
+    objects = render("replicas=2")
+    (budget,) = of_kind(objects, "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
+    (role,) = of_kind(objects, "Role")
+    (granted,) = [r["resourceNames"] for r in role["rules"] if "resourceNames" in r]
+    assert f"--lease-name={granted[0]}" in container(objects)["args"]
+
+
+def test_a_service_monitor_selects_the_metrics_service() -> None:
+    """Its selector and port are the Service's."""
+    objects = render("metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prometheus")
+    (monitor,), (service,) = of_kind(objects, "ServiceMonitor"), of_kind(objects, "Service")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_the_crd_is_upgraded_with_the_chart_and_outlives_it() -> None:
+    """The CRD is a template with Helm's keep policy, equal to manifests/crd.yaml; both are values."""
+    (crd,) = of_kind(render(), "CustomResourceDefinition")
+    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert crd == yaml.safe_load((ROOT / "manifests" / "crd.yaml").read_text())
+    (bare,) = of_kind(render("crds.keep=false"), "CustomResourceDefinition")
+    assert "annotations" not in bare["metadata"]
+    assert not of_kind(render("crds.install=false"), "CustomResourceDefinition")
+
+
+def test_the_operator_understands_its_arguments() -> None:
+    """What the Deployment passes, the command parses."""
+    from ringtrain_operator.cli.operator import operator
+
+    arguments = container(render("namespaces={a,b}", "operator.leaderElection=false"))["args"]
+    context = operator.make_context("ringtrain-operator", list(arguments))
+    assert context.params["namespaces"] == ("a", "b")
+    assert context.params["leader_election"] is False
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        pytest.param("replicas=-1", "replicas", id="negative-replicas"),
+        pytest.param("image.digest=latest", "digest", id="tag-as-digest"),
+        pytest.param("operator.logLevel=loud", "logLevel", id="unknown-log-level"),
+        pytest.param("namespaces={Team_A}", "namespaces", id="bad-namespace"),
+        pytest.param("replica=2", "replica", id="misspelt-value"),
+        pytest.param(
+            "metrics.service=false,metrics.serviceMonitor.enabled=true", "serviceMonitor", id="monitor-alone"
+        ),
+    ],
+)
+def test_wrong_values_are_refused_by_name(value: str, said: str) -> None:
+    """The schema, or the chart, names the value."""
+    with pytest.raises(HelmFailed) as refused:
+        render(value)
+    assert said in str(refused.value)
+
+
+def test_the_manifests_are_the_charts() -> None:
+    """manifests/operator.yaml is what the chart renders (`make generate` writes it)."""
+    rendered = render("crds.install=false")
+    committed = [o for o in yaml.safe_load_all((ROOT / "manifests" / "operator.yaml").read_text()) if o]
+    assert committed[0]["kind"] == "Namespace"
+    assert committed[1:] == rendered
+
+
+def test_the_charts_crd_is_in_step(tmp_path: Path) -> None:
+    """The template of the CRD is what charts/generate.py makes of manifests/crd.yaml."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("chart_generate", ROOT / "charts" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    wanted = module.chart_crd((ROOT / "manifests" / "crd.yaml").read_text())
+    assert (CHART / "templates" / "crd.yaml").read_text() == wanted
