@@ -43,15 +43,17 @@ class PodProcess:
         environment: Mapping[str, str],
         directory: Path,
         inside: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "ringtrain"),
     ) -> None:
-        """`inside`: a command before Python's, such as one that enters a network namespace."""
+        """`inside`: a command before Python's, such as one that enters a network namespace; `program`: what Python
+        runs."""
         self.name = name
         self.message_path = Path(environment["RINGTRAIN_TERMINATION_MESSAGE_PATH"])
         self.out_path = directory / f"{name}.out"
         self.err_path = directory / f"{name}.err"
         with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
             self.process = subprocess.Popen(
-                [*inside, sys.executable, "-m", "ringtrain", *words],
+                [*inside, sys.executable, *program, *words],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -135,6 +137,10 @@ class GangProcesses:
         name = name or f"job-worker-{index}"
         environment = {**self.environment("worker", name, index), **settings}
         return self._start(PodProcess(name, ["agent", "--", *command], environment, self.directory))
+
+    def script(self, name: str, script: str, environment: Mapping[str, str]) -> PodProcess:
+        """A pod that runs a Python `script` instead of the `ringtrain` command."""
+        return self._start(PodProcess(name, [], environment, self.directory, program=("-c", script)))
 
     def agents(self, *command: str) -> list[PodProcess]:
         return [self.agent(index, *command) for index in range(self.workers)]

@@ -20,6 +20,7 @@ class Console:
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._left_out = 0
+        self._gone = False
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ringtrain-console", daemon=True)
@@ -28,6 +29,8 @@ class Console:
     def show(self, text: bytes) -> None:
         """Queue `text`, which ends with a newline; never blocks."""
         with self._changed:
+            if self._gone:
+                return
             if self._size + len(text) > self._bound:
                 self._left_out += text.count(b"\n")
                 return
@@ -64,4 +67,4 @@ class Console:
                 while view:
                     view = view[os.write(self._fd, view) :]
             except OSError:  # nobody reads any more: the files have everything
-                self._fd = os.open(os.devnull, os.O_WRONLY)
+                self._gone = True

@@ -1,0 +1,113 @@
+"""The launcher's HTTP port and its stdout: what they show, and that they hold nothing up."""
+
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ringtrain.control.ports import PortTaken
+from ringtrain.launcher.console import Console
+from ringtrain.launcher.http import StatusServer
+
+STATUS: dict[str, Any] = {
+    "worldSize": 2,
+    "attempt": 3,
+    "workers": [{"registered": True}, {"registered": False}],
+    "ranks": [{"state": "Running"}, {"state": "Waiting"}],
+    "progress": {"step": 7, "totalSteps": None, "samplesPerSecond": 12.5, "loss": float("nan")},
+    "lastProgressTime": 5.0,
+    "logs": {"lines": 10, "dropped": 2},
+}
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[StatusServer, list[bool]]]:
+    """A status server, and what it holds for healthy."""
+    health = [True]
+    server = StatusServer(0, lambda: STATUS, lambda: health[0], everywhere=False)
+    yield server, health
+    server.close()
+
+
+def _get(server: StatusServer, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_status_is_strict_json(server: tuple[StatusServer, list[bool]]) -> None:
+    """NaN, which JSON does not have, is null."""
+    code, body = _get(server[0], "/status?pretty")
+    assert code == 200
+    assert json.loads(body)["progress"] == {"step": 7, "totalSteps": None, "samplesPerSecond": 12.5, "loss": None}
+    assert "NaN" not in body
+
+
+def test_metrics(server: tuple[StatusServer, list[bool]]) -> None:
+    """The same figures for Prometheus."""
+    body = _get(server[0], "/metrics")[1].splitlines()
+    expected = (
+        "ringtrain_world_size 2.0", "ringtrain_attempt 3.0", "ringtrain_workers_registered 1.0",
+        'ringtrain_ranks{state="Running"} 1.0', 'ringtrain_ranks{state="Failed"} 0.0',
+        "ringtrain_log_lines_total 10.0", "ringtrain_log_lines_dropped_total 2.0", "ringtrain_step 7.0",
+        "ringtrain_samples_per_second 12.5", "ringtrain_total_steps NaN",
+    )  # fmt: skip
+    assert [line for line in expected if line not in body] == []
+
+
+def test_health(server: tuple[StatusServer, list[bool]]) -> None:
+    """200 while the loops turn, 503 when they do not; other paths say what there is."""
+    assert _get(server[0], "/healthz") == (200, "ok\n")
+    server[1][0] = False
+    assert _get(server[0], "/healthz") == (503, "stalled\n")
+    assert _get(server[0], "/")[0] == 404
+
+
+def test_a_port_that_is_taken(server: tuple[StatusServer, list[bool]]) -> None:
+    """The error names it."""
+    with pytest.raises(PortTaken, match=f"the status port {server[0].port} cannot be listened on"):
+        StatusServer(server[0].port, lambda: STATUS, lambda: True, everywhere=False)
+
+
+def test_a_reader_that_does_not_read() -> None:
+    """Showing never blocks; what was left out is counted; everything shown is in order."""
+    read, write = os.pipe()
+    console = Console(write, bound=300_000)
+    for number in range(100):
+        console.show(b"%d %s\n" % (number, b"x" * 10_000))
+    shown: list[bytes] = []
+
+    def read_all() -> None:
+        with os.fdopen(read, "rb") as lines:
+            shown.extend(lines)
+
+    reader = threading.Thread(target=read_all)
+    reader.start()
+    console.close(60)
+    os.close(write)
+    reader.join(60)
+    notices = [line for line in shown if line.startswith(b"[ringtrain]")]
+    numbers = [int(line.split()[0]) for line in shown if line not in notices]
+    left_out = sum(int(notice.split()[1]) for notice in notices)
+    assert left_out > 0
+    assert numbers == sorted(numbers)
+    assert len(numbers) + left_out == 100
+
+
+def test_a_reader_that_is_gone() -> None:
+    """A broken pipe ends nothing, and leaves nothing open."""
+    before = len(os.listdir("/proc/self/fd"))
+    read, write = os.pipe()
+    os.close(read)
+    console = Console(write)
+    console.show(b"nobody hears\n")
+    console.close(60)
+    os.close(write)
+    assert len(os.listdir("/proc/self/fd")) == before
