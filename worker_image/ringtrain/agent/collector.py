@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ringtrain.agent.processes import RankProcess
 from ringtrain.agent.spool import Spool
 from ringtrain.logs.journal import Stream
-from ringtrain.logs.records import RecordSplitter
+from ringtrain.logs.records import TAIL_BYTES, RecordSplitter, last_lines
 
 _READ_BYTES = 256 << 10
 _LOOK_S = 0.25
@@ -17,9 +17,6 @@ _LOOK_S = 0.25
 _IDLE_S = 1.0
 # How long a pipe may stay open after its rank has ended, held by a process that the rank left behind.
 _AFTER_EXIT_S = 1.0
-TAIL_LINES = 20
-_TAIL_BYTES = 8 << 10
-_TAIL_LINE_CHARS = 400
 
 
 class _Source:
@@ -67,8 +64,7 @@ class Collector:
     def tail(self, rank: int) -> tuple[str, ...]:
         """The last lines that `rank` wrote."""
         written = next((s.tail for s in self._sources if s.rank == rank and s.stream is Stream.LOG), b"")
-        lines = written.decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
-        return tuple(line[:_TAIL_LINE_CHARS] for line in lines)
+        return last_lines(written)
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end."""
@@ -117,5 +113,5 @@ class Collector:
 
     def _put(self, source: _Source, data: bytes) -> None:
         if source.stream is Stream.LOG and data:
-            source.tail = (source.tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+            source.tail = (source.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
         self._spool.put(source.stream, source.rank, data)

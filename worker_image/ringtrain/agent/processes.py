@@ -115,8 +115,12 @@ def kill_descendants() -> bool:
 
 
 def _children() -> list[int]:
-    try:
-        tasks = list(Path("/proc/self/task").iterdir())
-        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-    except OSError:
-        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):  # it has just ended
+                # pid (name) state parent …; the name may hold anything, parentheses and blanks included.
+                after_name = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if int(after_name[1]) == os.getpid() and after_name[0] != "Z":
+                    found.append(int(entry.name))
+    return found

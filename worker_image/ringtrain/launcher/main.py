@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from ringtrain import contract
 from ringtrain.control.model import Failure, Outcome, Reason, Verdict
@@ -89,9 +90,17 @@ class _Launcher:
             if self._mpi is not None:
                 self._mpi.start(registrations)
             verdict = self._watch(stop)
+        verdict = self._with_log_tail(verdict)
         self._snapshot.verdict = verdict
         _say_verdict(verdict)
         return verdict
+
+    def _with_log_tail(self, verdict: Verdict) -> Verdict:
+        """A rank that hangs, or is gone with its agent, could not send the end of its log: it is in our files."""
+        failure = verdict.failure
+        if failure is None or failure.rank is None or failure.log_tail:
+            return verdict
+        return replace(verdict, failure=replace(failure, log_tail=self._snapshot.store.tail(failure.rank)))
 
     def farewell(self, verdict: Verdict, stop: "StopFlag") -> None:
         """Have every agent stop its ranks and hand over its last lines, for at most `drain_s`."""

@@ -168,14 +168,14 @@ def _blamed(view: GangView, failed: Sequence[Exit], accused: Sequence[int]) -> F
     rank = min(votes, key=lambda candidate: (-votes[candidate], candidate))
     worker = view.worker_of(rank)
     names = ", ".join(str(witness) for witness in sorted(witnesses))
+    said = next(line for line in reversed(failed[0].state.log_tail) if _PEER_LOST.search(line))
     return Failure(
         reason=Reason.RANK_FAILED,
-        message=f"rank {rank} stopped answering and was lost by rank(s) {names}",
+        message=f"rank {rank} stopped answering and was lost by rank(s) {names}: {said.strip()}",
         rank=rank,
         pod=worker.pod,
         node=worker.node,
         exit_code=failed[0].state.exit_code,
-        log_tail=failed[0].state.log_tail,
     )
 
 

@@ -8,6 +8,10 @@ while, and when the output ends. Bytes are never changed: the records of a rank,
 import re
 
 MAX_RECORD = 64 << 10
+# How much of a log's end is worth keeping for `last_lines`.
+TAIL_BYTES = 8 << 10
+_TAIL_LINES = 20
+_TAIL_LINE_CHARS = 400
 
 _RECORD = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r|\Z)")
 _BREAK = re.compile(rb"\r\n|\r")
@@ -46,6 +50,12 @@ def prefixed(rank: int, data: bytes) -> bytes:
     mark = b"[%d] " % rank
     body = data[:-1] if data.endswith(b"\n") else data
     return mark + body.replace(b"\n", b"\n" + mark) + b"\n"
+
+
+def last_lines(end: bytes) -> tuple[str, ...]:
+    """The end of a log, for people: at most 20 lines, each cut to 400 characters."""
+    lines = end.decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+    return tuple(line[:_TAIL_LINE_CHARS] for line in lines)
 
 
 class RecordSplitter:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from ringtrain.logs import journal
 from ringtrain.logs.journal import Entry, Stream
 from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.records import prefixed, skip_records
+from ringtrain.logs.records import TAIL_BYTES, last_lines, prefixed, skip_records
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,15 @@ class LogStore:
             return []
         with self.files.metrics.open("rb") as rows:
             return [json.loads(row) for row in rows]
+
+    def tail(self, rank: int) -> tuple[str, ...]:
+        """The last lines of a rank's log."""
+        path = self.files.rank_log(rank)
+        if not path.exists():
+            return ()
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            return last_lines(file.read())
 
     def close(self) -> None:
         """Close the files."""

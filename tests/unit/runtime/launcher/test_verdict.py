@@ -95,7 +95,8 @@ def test_the_first_cause(view: GangView, rank: int, code: int, words: str) -> No
     assert (verdict.failure.rank, verdict.failure.reason) == (rank, Reason.RANK_FAILED)
     assert (verdict.failure.pod, verdict.failure.node) == (f"job-worker-{rank // 2}", f"node-{rank // 2}")
     assert words in verdict.failure.message
-    assert verdict.failure.log_tail
+    hangs = "stopped answering" in verdict.failure.message
+    assert bool(verdict.failure.log_tail) is not hangs  # whoever hangs has not sent the end of its log
 
 
 @pytest.mark.parametrize(
