@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from .jobs import MpiGang
-from .namespaces import network, why_not
+from .namespaces import loopback, network, why_not
 
 _NO_HOSTS = why_not()
 
@@ -18,6 +18,19 @@ def short_path() -> Iterator[Path]:
     """A directory whose path is short enough for the Unix sockets that MPI makes in it."""
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         yield Path(directory)
+
+
+@pytest.fixture
+def local_gang(short_path: Path) -> Iterator[Callable[..., MpiGang]]:
+    """`local_gang(workers, slots, implementation, **settings)`: all on loopback."""
+    with ExitStack() as stack:
+
+        def make(workers: int, slots: int, implementation: str, **settings: str) -> MpiGang:
+            made = MpiGang(short_path, loopback(workers + 1), slots, implementation, **settings)
+            stack.callback(made.close)
+            return made
+
+        yield make
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support.gang import DEADLINE_S, PodProcess, until
 
+from ringtrain.control.ports import HeldPorts
 from ringtrain_operator.build.credentials import issue_credentials
 from ringtrain_operator.spec import Job, parse_job
 
@@ -48,7 +49,16 @@ class MpiGang:
         self.network = network
         self.workers = len(network.hosts) - 1
         self.slots = slots
-        self.settings = {"RINGTRAIN_MPI_IMPLEMENTATION": implementation, **settings}
+        self.control_port = 7350
+        ports: dict[str, str] = {}
+        if not network.hub:
+            held = HeldPorts()
+            self.control_port, status_port = held.take(0, 2)
+            held.release()
+            anywhere = ("AGENT_PORT", "RING_PORT_BASE", "MASTER_PORT", "TF_PORT_BASE")
+            ports = {f"RINGTRAIN_{name}": "0" for name in anywhere}
+            ports |= {"RINGTRAIN_LAUNCHER_PORT": str(self.control_port), "RINGTRAIN_STATUS_PORT": str(status_port)}
+        self.settings = {**ports, "RINGTRAIN_MPI_IMPLEMENTATION": implementation, **settings}
         self.secrets = write_secrets(directory)
         self.pods: list[PodProcess] = []
         self.logs = directory / "logs" / "default" / "job" / "1"
@@ -94,7 +104,7 @@ class MpiGang:
             "RINGTRAIN_NUM_WORKERS": str(self.workers),
             "RINGTRAIN_SLOTS_PER_WORKER": str(self.slots),
             "RINGTRAIN_WORKER_INDEX": str(host - 1),
-            "RINGTRAIN_LAUNCHER_ADDRESS": f"{self.network.hosts[0].address}:7350",
+            "RINGTRAIN_LAUNCHER_ADDRESS": f"{self.network.hosts[0].address}:{self.control_port}",
             "RINGTRAIN_POD_NAME": name,
             "RINGTRAIN_NODE_NAME": f"node-{host}",
             "RINGTRAIN_LOG_DIR": str(self.directory / "logs"),

@@ -20,6 +20,8 @@ class HostNet:
 
     @property
     def enter(self) -> tuple[str, ...]:
+        if not self.name:
+            return ()
         # A host name of its own, too: MPI names its shared memory after it.
         rename = f'hostname {self.name} && exec "$@"'
         return ("nsenter", f"--net=/run/netns/{self.name}", "--", "unshare", "--uts", "sh", "-c", rename, "sh")
@@ -35,6 +37,11 @@ class Network:
     def cut(self, host: HostNet) -> None:
         """Pull the host's cable: packets are dropped without a word, as when the machine loses power."""
         _ip("-n", self.hub, "link", "set", f"to-{self.hosts.index(host)}", "down")
+
+
+def loopback(count: int) -> Network:
+    """`count` hosts that are all this machine, as `dtj local` has them: one address, one host name, no root."""
+    return Network("", tuple(HostNet("", "127.0.0.1") for _ in range(count)))
 
 
 def why_not() -> str:

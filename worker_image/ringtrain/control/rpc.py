@@ -33,7 +33,7 @@ _CLIENT = (
     # The launcher's name may appear in DNS after its workers have started: ask again every second, not every 30.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
-_SERVER = (*_COMMON, ("grpc.so_reuseport", 0), ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000))
+_SERVER = (*_COMMON, ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5000))
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class _Dialer:
         self._config = config
         self._workers = dict(zip(host_names(workers), workers, strict=True))
         self._lock = threading.Lock()
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels: dict[int, grpc.Channel] = {}
         self._stack = stack
 
     def dial(self, host: str, command: str) -> RemoteDaemon:
@@ -159,10 +159,10 @@ class _Dialer:
 
     def _channel(self, worker: Registration) -> grpc.Channel:
         with self._lock:
-            channel = self._channels.get(worker.address)
+            channel = self._channels.get(worker.worker_index)
             if channel is None:
                 peer = Peer(contract.ROLE_WORKER, self._config.job.uid)
                 channel = dial(host_port(worker.address, worker.agent_port), self._config.secrets, peer)
-                self._channels[worker.address] = channel
+                self._channels[worker.worker_index] = channel
                 self._stack.callback(channel.close)
             return channel

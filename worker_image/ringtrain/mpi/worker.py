@@ -7,6 +7,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,6 +72,7 @@ class MpiWorker:
         self._seated: dict[int, RankProcess] = {}
         self._starters: dict[int, str] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
+        self._shared = _in_shared_memory(self._directory.name)
         self._wrapper = self._directory / "rank"
         write_shim(self._wrapper, "ringtrain.mpi.rank_wrapper")
         self.children = Children(main)
@@ -80,7 +82,8 @@ class MpiWorker:
         """Take no more ranks, and remove the files."""
         self._desk.close()
         self.children.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        for directory in (self._directory, self._shared):
+            shutil.rmtree(directory, ignore_errors=True)
 
     def begin(self, world: World) -> None:
         """All agents are there."""
@@ -95,7 +98,8 @@ class MpiWorker:
     def environment(self) -> Mapping[str, str]:
         """Variables of a daemon, which its ranks inherit: those of the pod, and where the desk is."""
         defaults = pod_defaults(self._config.slots, usable_cores())
-        return {**defaults, **os.environ, WRAPPER: str(self._wrapper), DESK: str(self._directory / "desk")}
+        ours = {WRAPPER: str(self._wrapper), DESK: str(self._directory / "desk")}
+        return {**defaults, **_own_directories(self._directory, self._shared), **os.environ, **ours}
 
     def register(self, server: Any) -> None:
         """Add the service that starts daemons to the agent's server."""
@@ -146,6 +150,26 @@ class MpiWorker:
         if departure.code == 0 and (rank == 0 or departure.world is not None) and self._config.mpi_needs_init:
             problem = _no_init(rank, departure, self._starters[rank], self._config.workers * self._config.slots)
         self._pod.rank_ended(rank, departure.code, problem)
+
+
+def _in_shared_memory(name: str) -> Path:
+    """A directory of this agent's own in /dev/shm, or where that is not, among the temporary files."""
+    with suppress(OSError):
+        directory = Path("/dev/shm") / name
+        directory.mkdir(mode=0o700)
+        return directory
+    return Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
+
+
+def _own_directories(files: Path, shared_memory: Path) -> dict[str, str]:
+    """Where Open MPI is to make files and shared memory. It names both after the host, so that the ranks of two
+    workers on one host (`dtj local`, hostNetwork) would take each other's; and what it leaves behind is removed."""
+    return {
+        "OMPI_MCA_orte_tmpdir_base": str(files),
+        "PRTE_MCA_prte_tmpdir_base": str(files),
+        "OMPI_MCA_btl_vader_backing_directory": str(shared_memory),
+        "OMPI_MCA_btl_sm_backing_directory": str(shared_memory),
+    }
 
 
 def _no_init(rank: int, departure: Departure, starter: str, world_size: int) -> RankState | None:
