@@ -16,17 +16,18 @@ from ringtrain_operator.spec import Job, parse_job
 from .namespaces import Network
 
 
-def make_job(uid: str = "uid-1", workers: int = 2, slots: int = 2) -> Job:
+def make_job(uid: str = "uid-1", *, launcher_as_worker: bool = False) -> Job:
     template = {"spec": {"containers": [{"name": "train", "image": "none", "command": ["true"]}]}}
-    spec = {"backend": "mpi", "slotsPerWorker": slots, "worker": {"replicas": workers, "template": template}}
+    mpi = {"runLauncherAsWorker": launcher_as_worker}
+    spec = {"backend": "mpi", "mpi": mpi, "worker": {"template": template}}
     metadata = {"name": "job", "namespace": "default", "uid": uid}
     manifest = {"apiVersion": "ringtrain.dev/v1alpha1", "kind": "DistributedTrainingJob"}
     return parse_job({**manifest, "metadata": metadata, "spec": spec})
 
 
-def write_secrets(directory: Path, uid: str = "uid-1") -> dict[str, Path]:
+def write_secrets(directory: Path, uid: str = "uid-1", *, launcher_as_worker: bool = False) -> dict[str, Path]:
     """The job's credentials as pods mount them: a directory for each role."""
-    found = issue_credentials(make_job(uid), datetime.now(UTC))
+    found = issue_credentials(make_job(uid, launcher_as_worker=launcher_as_worker), datetime.now(UTC))
     places = {}
     for role in ("launcher", "worker"):
         place = directory / f"secret-{uid}-{role}"
@@ -61,13 +62,21 @@ class MpiGang:
         self.settings = {**ports, "RINGTRAIN_MPI_IMPLEMENTATION": implementation, **settings}
         self.secrets = write_secrets(directory)
         self.pods: list[PodProcess] = []
+        self.launcher_settings: dict[str, str] = {}
         self.logs = directory / "logs" / "default" / "job" / "1"
 
+    def with_launcher_as_worker(self) -> None:
+        """The launcher runs ranks, too; it has both roles' names in its certificate."""
+        self.workers += 1
+        self.settings |= {"RINGTRAIN_MPI_LAUNCHER_AS_WORKER": "1"}
+        self.launcher_settings = {"RINGTRAIN_POD_IP": self.network.hosts[0].address}
+        self.secrets = write_secrets(self.directory / "both", launcher_as_worker=True)
+
     def launcher(self, *command: str, **settings: str) -> PodProcess:
-        return self._start("launcher", 0, ["launcher", "--", *command], settings)
+        return self._start("launcher", 0, ["launcher", "--", *command], {**self.launcher_settings, **settings})
 
     def agents(self, **settings: str) -> list[PodProcess]:
-        return [self.agent(index, **settings) for index in range(self.workers)]
+        return [self.agent(index, **settings) for index in range(len(self.network.hosts) - 1)]
 
     def agent(self, index: int, **settings: str) -> PodProcess:
         return self._start("worker", index + 1, ["agent"], settings)

@@ -36,3 +36,31 @@ def test_four_ranks_add_up_over_all_hosts(
     for rank in range(4):
         host = job.network.hosts[1 + rank // job.slots].name
         assert job.rank_log(rank) == f"rank {rank} of 4 on {host} sum 10.0 10.0\n"
+
+
+@pytest.mark.parametrize("library", ALL)
+def test_the_launcher_runs_ranks_too(library: Library, gang: Callable[..., MpiGang], short_path: Path) -> None:
+    """With runLauncherAsWorker its ranks are the first of the world, on the launcher's own host."""
+    job = gang(1, 2, library.implementation, **library.need_mpi4py(short_path))
+    job.with_launcher_as_worker()
+    job.agents()
+    launcher = job.launcher("mpirun", *python(ALLREDUCE))
+
+    assert launcher.wait() == 0, launcher.err()
+    for rank in range(4):
+        host = job.network.hosts[rank // 2].name
+        assert job.rank_log(rank) == f"rank {rank} of 4 on {host} sum 10.0 10.0\n"
+
+
+@pytest.mark.parametrize("library", ALL)
+def test_workers_that_share_one_address(
+    library: Library, local_gang: Callable[..., MpiGang], short_path: Path
+) -> None:
+    """As under hostNetwork on one node, or `dtj local`: every rank still runs in its own worker."""
+    job = local_gang(2, 2, library.implementation, **library.need_mpi4py(short_path))
+    agents = job.agents()
+    launcher = job.launcher("mpirun", *python(ALLREDUCE))
+
+    assert launcher.wait() == 0, launcher.err()
+    assert [agent.wait() for agent in agents] == [0, 0]
+    assert [job.rank_log(rank).split()[1] for rank in range(4)] == ["0", "1", "2", "3"]

@@ -70,7 +70,10 @@ def _leaf(
 ) -> x509.Certificate:
     """A role's certificate; both roles serve and call, so both usages are in it."""
     ca_name, ca_key, now = issuer
-    host = f"{role}.{job.uid}.ringtrain"
+    roles = [role]
+    if role == contract.ROLE_LAUNCHER and job.num_agents > job.num_workers:
+        roles.append(contract.ROLE_WORKER)  # this launcher has an agent beside it
+    host, *others = (f"{name}.{job.uid}.ringtrain" for name in roles)
     # A common name ends at 64 characters; only the DNS name in the alternative names is verified.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
     usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -80,7 +83,9 @@ def _leaf(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(ca=False), critical=True)
         .add_extension(usages, critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(name) for name in (host, *others)]), critical=False
+        )
         .add_extension(identifier, critical=False)
         .sign(ca_key, hashes.SHA256())
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from .. import contract
-from ..spec import Job
+from ..spec import Job, Mpi
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES
 from .names import launcher_address
 
@@ -48,15 +49,28 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
         contract.ENV_JOB_UID: job.uid,
         contract.ENV_ATTEMPT: str(attempt),
         contract.ENV_BACKEND: job.spec.backend,
-        contract.ENV_NUM_WORKERS: str(job.num_workers),
+        contract.ENV_NUM_WORKERS: str(job.num_agents),
         contract.ENV_SLOTS_PER_WORKER: str(job.spec.slots),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
         contract.ENV_TIMEOUT: str(job.spec.networking.timeout_seconds),
         contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
+        **_mpi(job),
     }
     if job.spec.checkpoint is not None:
         variables[contract.ENV_CHECKPOINT_DIR] = job.spec.checkpoint.mount_path
     return variables
+
+
+def _mpi(job: Job) -> dict[str, str]:
+    if job.spec.backend != "mpi":
+        return {}
+    mpi = job.spec.mpi or Mpi()
+    return {
+        contract.ENV_MPI_IMPLEMENTATION: mpi.implementation,
+        contract.ENV_MPI_OPTIONS: shlex.join(mpi.options),
+        contract.ENV_MPI_REQUIRE_INIT: str(int(mpi.require_init)),
+        contract.ENV_MPI_LAUNCHER_AS_WORKER: str(int(mpi.run_launcher_as_worker)),
+    }
 
 
 def _variables(plain: dict[str, str]) -> list[dict[str, Any]]:

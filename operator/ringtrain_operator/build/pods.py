@@ -132,8 +132,8 @@ def _launcher_template(job: Job) -> dict[str, Any]:
 
 
 def _mpi_command(job: Job) -> list[str]:
-    """Under mpi the launcher starts the program itself; unless it has its own, that is the worker's."""
+    """Under mpi the launcher starts the program; unless it has a command of its own, that is the worker's."""
     if job.spec.backend != "mpi":
         return []
     main = job.spec.worker.template["spec"]["containers"][0]
-    return [*main["command"], *(main.get("args") or [])]
+    return ["mpirun", *main["command"], *(main.get("args") or [])]

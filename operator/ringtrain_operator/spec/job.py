@@ -107,6 +107,17 @@ class Mpi(SpecModel):
     implementation: Literal["OpenMPI", "MPICH"] = Field(
         default="OpenMPI", description="The MPI in the image; mpirun runs in the launcher's pod."
     )
+    options: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
+        default=(), max_length=64, description="Words for mpirun's command line, for example --bind-to, core."
+    )
+    require_init: bool = Field(
+        default=True,
+        description="Whether a program that ends well without having called MPI_Init is a failed job.",
+    )
+    run_launcher_as_worker: bool = Field(
+        default=False,
+        description="Whether the launcher's pod runs ranks, too: slotsPerWorker of them, the first of the world.",
+    )
 
 
 class Networking(SpecModel):
@@ -244,6 +255,12 @@ class Job:
         return self.spec.worker.replicas
 
     @property
+    def num_agents(self) -> int:
+        """Pods that run ranks: the workers, and the launcher if it is to be one of them."""
+        mpi = self.spec.mpi
+        return self.num_workers + (1 if mpi is not None and mpi.run_launcher_as_worker else 0)
+
+    @property
     def world_size(self) -> int:
         """Ranks that the spec asks for."""
-        return self.num_workers * self.spec.slots
+        return self.num_agents * self.spec.slots

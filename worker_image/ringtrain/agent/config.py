@@ -8,7 +8,7 @@ from ringtrain import contract
 from ringtrain.control.environment import Environment
 from ringtrain.control.model import JobIdentity
 from ringtrain.control.secrets import Secrets, load_secrets
-from ringtrain.control.settings import read_job, read_termination
+from ringtrain.control.settings import read_flag, read_job, read_termination
 from ringtrain.control.termination import TerminationPath
 from ringtrain.errors import ConfigurationError
 
@@ -43,11 +43,18 @@ class AgentConfig:
     termination: TerminationPath
     mpi: bool = False
     mpi_needs_init: bool = True
+    mpi_directory: str = ""
+    mpi_launcher_first: bool = False
 
     @property
     def first_rank(self) -> int:
         """Rank of local rank 0."""
-        return self.index * self.slots
+        return self.position * self.slots
+
+    @property
+    def position(self) -> int:
+        """Of this worker in the world: its index, unless the launcher's own agent (the last) comes first."""
+        return (self.index + 1) % self.workers if self.mpi_launcher_first else self.index
 
     @property
     def heartbeat_s(self) -> float:
@@ -94,7 +101,9 @@ class AgentConfig:
             secrets=load_secrets(read),
             termination=read_termination(read),
             mpi=backend == "mpi",
-            mpi_needs_init=read.choice(contract.ENV_MPI_REQUIRE_INIT, ("0", "1"), "1") == "1",
+            mpi_needs_init=read_flag(read, contract.ENV_MPI_REQUIRE_INIT, "1"),
+            mpi_launcher_first=read_flag(read, contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
+            mpi_directory=read.optional(contract.ENV_MPI_DESK_DIRECTORY) or "",
         )
 
 

@@ -81,7 +81,7 @@ class _Pod:
         ports = config.ports
         self._ring_ports = self._held.take(ports.ring_base, config.slots)
         self._tf_ports = self._held.take(ports.tf_base, config.slots)
-        self._master_port = self._held.take(ports.master, 1)[0] if config.index == 0 else 0
+        self._master_port = self._held.take(ports.master, 1)[0] if config.position == 0 else 0
         self._agent_port = self._serve(stack)
         channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.job.uid))
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)

@@ -42,7 +42,7 @@ def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, st
         "LOCAL_RANK": local_rank,
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": config.slots,
-        "GROUP_RANK": config.index,
+        "GROUP_RANK": config.position,
         "MASTER_ADDR": world.master_address,
         "MASTER_PORT": world.master_port,
     }
@@ -51,7 +51,7 @@ def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, st
         contract.ENV_SIZE: size,
         contract.ENV_LOCAL_RANK: local_rank,
         contract.ENV_LOCAL_SIZE: config.slots,
-        contract.ENV_CROSS_RANK: config.index,
+        contract.ENV_CROSS_RANK: config.position,
         contract.ENV_CROSS_SIZE: config.workers,
         contract.ENV_RING_ADDRESSES: ",".join(world.ring_addresses),
         contract.ENV_GENERATION: config.job.attempt,

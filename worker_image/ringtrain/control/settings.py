@@ -22,3 +22,8 @@ def read_termination(read: Environment) -> TerminationPath:
     """Where the termination message goes."""
     named = read.optional(contract.ENV_TERMINATION_MESSAGE_PATH)
     return TerminationPath(Path(named) if named else DEFAULT_PATH, required=named is not None)
+
+
+def read_flag(read: Environment, name: str, default: str) -> bool:
+    """A variable that is `0` or `1`."""
+    return read.choice(name, ("0", "1"), default) == "1"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
-from ringtrain.control.model import JobIdentity
+from ringtrain.control.model import JobIdentity, Registration
 from ringtrain.control.secrets import Secrets, load_secrets
 from ringtrain.control.settings import read_job, read_termination
 from ringtrain.control.termination import TerminationPath
@@ -50,6 +50,10 @@ class LauncherConfig:
     def drain_s(self) -> float:
         """How long agents may take to stop their ranks and hand over the last lines."""
         return self.timeout_s
+
+    def in_order(self, members: list[Registration]) -> list[Registration]:
+        """`members`, given by worker index, in the order of their ranks: a launcher's own agent comes first."""
+        return [members[-1], *members[:-1]] if self.mpi and self.mpi.launcher_as_worker else members
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "LauncherConfig":

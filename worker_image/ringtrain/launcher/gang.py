@@ -1,7 +1,7 @@
 """What the launcher knows of its agents, and what it wants of them: one lock, one condition, no I/O."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ringtrain.control.model import ENDED, RankPhase, RankState, Registration, Verdict, World, host_port
@@ -162,13 +162,19 @@ class Gang:
             now = self._clock()
             workers = [self._worker_view(index, now) for index in range(self._config.workers)]
             ranks, exits = [], []
+            placed = {
+                rank: index
+                for index, member in self._members.items()
+                for rank in member.states
+                if index != rank // self._config.slots
+            }
             for rank in range(self._config.world_size):
-                member = self._members.get(rank // self._config.slots)
+                member = self._members.get(placed.get(rank, rank // self._config.slots))
                 state = member.states.get(rank) if member else None
                 ranks.append(state or RankState(rank, RankPhase.WAITING))
                 if member and rank in member.exits:
                     exits.append(member.exits[rank])
-            return GangView(self._config.slots, workers, ranks, exits)
+            return GangView(self._config.slots, workers, ranks, exits, placed)
 
     def _member(self, index: int, instance: str) -> Member | None:
         member = self._members.get(index)
@@ -247,9 +253,8 @@ def _phases(member: Member) -> dict[int, RankPhase]:
     return {rank: state.phase for rank, state in member.states.items()}
 
 
-def make_world(registrations: dict[int, Registration]) -> World:
-    """The world of a complete gang."""
-    members = [registrations[index] for index in sorted(registrations)]
+def make_world(members: Sequence[Registration]) -> World:
+    """The world of a complete gang, in the order of `members`."""
     first = members[0]
     return World(
         attempt=first.attempt,

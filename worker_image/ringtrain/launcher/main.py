@@ -84,11 +84,12 @@ class _Launcher:
         verdict = self._assemble(stop)
         if verdict is None:
             registrations = self._gang.registrations()
-            self._gang.give(Start(make_world(registrations)))
+            members = self._config.in_order([registrations[index] for index in sorted(registrations)])
+            self._gang.give(Start(make_world(members)))
             self._snapshot.started = True
             log.info("all %d workers are here: %d ranks", self._config.workers, self._config.world_size)
             if self._mpi is not None:
-                self._mpi.start(registrations)
+                self._mpi.start(members)
             verdict = self._watch(stop)
         verdict = self._with_log_tail(verdict)
         self._snapshot.verdict = verdict

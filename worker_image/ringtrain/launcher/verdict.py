@@ -13,8 +13,8 @@ raise PeerLost and exit with 1. Whoever reports first is therefore not always th
 import re
 import signal
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ringtrain import contract
 from ringtrain.control.model import ENDED, Failure, Outcome, RankPhase, RankState, Reason, Verdict
@@ -51,20 +51,24 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class GangView:
-    """The gang at one moment. `ranks`: state by rank, all of the world; `exits`: of those that ended."""
+    """The gang at one moment. `ranks`: state by rank, all of the world; `exits`: of those that ended.
+
+    `placed`: the worker of each rank that is not where the order of ranks would have it; mpirun may do so.
+    """
 
     slots: int
     workers: Sequence[WorkerView]
     ranks: Sequence[RankState]
     exits: Sequence[Exit]
+    placed: Mapping[int, int] = field(default_factory=dict)
 
     def worker_of(self, rank: int) -> WorkerView:
         """The worker that runs `rank`."""
-        return self.workers[rank // self.slots]
+        return self.workers[self.placed.get(rank, rank // self.slots)]
 
-    def ranks_of(self, worker: WorkerView) -> range:
+    def ranks_of(self, worker: WorkerView) -> Sequence[int]:
         """The ranks of `worker`."""
-        return range(worker.index * self.slots, (worker.index + 1) * self.slots)
+        return [rank for rank in range(len(self.ranks)) if self.worker_of(rank) is worker]
 
     @property
     def succeeded(self) -> int:
@@ -206,7 +210,7 @@ def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
     return Failure(
         reason=Reason.AGENT_LOST,
         message=f"{message}; its rank(s) {ranks} are lost",
-        rank=view.ranks_of(worker)[0],
+        rank=next(iter(view.ranks_of(worker)), None),
         pod=worker.pod,
         node=worker.node,
         exit_code=exit_code,

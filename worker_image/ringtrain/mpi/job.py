@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from ringtrain.mpi.hosts import Host, Paths, host_names, hostfile, mpirun_enviro
 from ringtrain.mpi.implementation import find_mpirun
 from ringtrain.mpi.line import Line
 from ringtrain.mpi.mpirun_shim import write_mpirun_shims
+from ringtrain.mpi.own_agent import OwnAgent
 from ringtrain.mpi.proof import Claim
 from ringtrain.mpi.remote import DaemonNotStarted, RemoteDaemon
 from ringtrain.mpi.settings import MpiSettings
@@ -57,18 +58,19 @@ class MpiJob:
         self._stack = ExitStack()
         self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
         self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        self._own_agent = self._start_own_agent() if settings.launcher_as_worker else None
         self._process: subprocess.Popen[bytes] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.end: CommandEnd | None = None
 
-    def start(self, registrations: Mapping[int, Registration]) -> None:
-        """Run the command, with every worker in the hostfile by the address that its agent has registered."""
-        workers = [registrations[index] for index in sorted(registrations)]
-        first = workers[0]
-        address = self._settings.own_address or own_address(host_port(first.address, first.agent_port))
+    def start(self, workers: Sequence[Registration]) -> None:
+        """Run the command, with the workers in the hostfile, in their order, by their registered addresses."""
+        other = workers[-1]
+        address = self._settings.own_address or own_address(host_port(other.address, other.agent_port))
         paths = self._write_files(workers)
         self._stack.callback(Broker(paths.socket, _Dialer(self._config, workers, self._stack).dial).close)
         environment = mpirun_environment(self._settings.implementation, paths, os.environ)
+        environment |= self._own_agent.variables() if self._own_agent else {}
         line = self._line(address)
         if self._calls_mpirun:
             words, program = line.words(self._command[1:]), self._mpirun.path
@@ -94,8 +96,12 @@ class MpiJob:
         return self._process is not None and self.end is None
 
     def stop(self) -> None:
-        """Ask the command to end; it stops what it has started."""
+        """Ask the command to end, which stops what it has started; it is killed if that takes long."""
         self._signal(signal.SIGTERM)
+        # An mpirun that waits for a host that has vanished would wait for minutes.
+        impatience = threading.Timer(self._config.settle_s, self._signal, [signal.SIGKILL])
+        impatience.start()
+        self._stack.callback(impatience.cancel)
 
     def close(self, grace_s: float) -> None:
         """End the command, and everything made for it."""
@@ -105,6 +111,11 @@ class MpiJob:
                 self._process.wait(grace_s)
         self._signal(signal.SIGKILL)
         self._stack.close()
+
+    def _start_own_agent(self) -> OwnAgent:
+        agent = OwnAgent(self._directory / "agent", self._config.workers - 1, self._config.port, os.environ)
+        self._stack.callback(agent.close, self._config.settle_s)
+        return agent
 
     @property
     def _calls_mpirun(self) -> bool:

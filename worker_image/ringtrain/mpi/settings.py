@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
+from ringtrain.control.settings import read_flag
 from ringtrain.errors import ConfigurationError
 from ringtrain.mpi.implementation import Implementation
 
@@ -16,6 +17,7 @@ class MpiSettings:
     implementation: Implementation
     options: tuple[str, ...] = ()
     own_address: str = ""
+    launcher_as_worker: bool = False
 
 
 def read_mpi(read: Environment) -> MpiSettings:
@@ -30,4 +32,5 @@ def read_mpi(read: Environment) -> MpiSettings:
         implementation=Implementation(read.choice(contract.ENV_MPI_IMPLEMENTATION, words, words[0])),
         options=split,
         own_address=read.optional(contract.ENV_POD_IP) or "",
+        launcher_as_worker=read_flag(read, contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
     )

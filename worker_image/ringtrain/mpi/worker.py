@@ -30,6 +30,7 @@ from ringtrain.mpi.shim import write_shim
 log = logging.getLogger(__name__)
 
 WRAPPER = "RINGTRAIN_MPI_RANK"
+_WRAPPER_FILE, _DESK_FILE = "rank", "desk"
 # Of a rank's variables those that do not depend on the worker that it is on.
 _EVERYWHERE = (
     "RANK",
@@ -71,12 +72,11 @@ class MpiWorker:
         self._begun = threading.Event()
         self._seated: dict[int, RankProcess] = {}
         self._starters: dict[int, str] = {}
-        self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
-        self._shared = _in_shared_memory(self._directory.name)
-        self._wrapper = self._directory / "rank"
-        write_shim(self._wrapper, "ringtrain.mpi.rank_wrapper")
+        self._directory = _make_directory(config.mpi_directory)
+        self._shared = _in_shared_memory()
+        write_shim(self._directory / _WRAPPER_FILE, "ringtrain.mpi.rank_wrapper")
         self.children = Children(main)
-        self._desk = RankDesk(self._directory / "desk", main, self)
+        self._desk = RankDesk(self._directory / _DESK_FILE, main, self)
 
     def close(self) -> None:
         """Take no more ranks, and remove the files."""
@@ -98,8 +98,8 @@ class MpiWorker:
     def environment(self) -> Mapping[str, str]:
         """Variables of a daemon, which its ranks inherit: those of the pod, and where the desk is."""
         defaults = pod_defaults(self._config.slots, usable_cores())
-        ours = {WRAPPER: str(self._wrapper), DESK: str(self._directory / "desk")}
-        return {**defaults, **_own_directories(self._directory, self._shared), **os.environ, **ours}
+        places = _own_directories(self._directory, self._shared)
+        return {**defaults, **places, **os.environ, **desk_variables(self._directory)}
 
     def register(self, server: Any) -> None:
         """Add the service that starts daemons to the agent's server."""
@@ -152,18 +152,29 @@ class MpiWorker:
         self._pod.rank_ended(rank, departure.code, problem)
 
 
-def _in_shared_memory(name: str) -> Path:
+def desk_variables(directory: Path) -> dict[str, str]:
+    """Variables by which ranks find the wrapper, and the wrapper the desk, of the agent that has `directory`."""
+    return {WRAPPER: str(directory / _WRAPPER_FILE), DESK: str(directory / _DESK_FILE)}
+
+
+def _make_directory(given: str) -> Path:
+    if not given:
+        return Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
+    directory = Path(given)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def _in_shared_memory() -> Path:
     """A directory of this agent's own in /dev/shm, or where that is not, among the temporary files."""
     with suppress(OSError):
-        directory = Path("/dev/shm") / name
-        directory.mkdir(mode=0o700)
-        return directory
+        return Path(tempfile.mkdtemp(prefix="ringtrain-mpi-", dir="/dev/shm"))
     return Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
 
 
 def _own_directories(files: Path, shared_memory: Path) -> dict[str, str]:
-    """Where Open MPI is to make files and shared memory. It names both after the host, so that the ranks of two
-    workers on one host (`dtj local`, hostNetwork) would take each other's; and what it leaves behind is removed."""
+    """Where Open MPI is to make files and shared memory. It names both after the host: the ranks of two workers on
+    one host (`dtj local`, hostNetwork) would take each other's. And so what it leaves behind is removed."""
     return {
         "OMPI_MCA_orte_tmpdir_base": str(files),
         "PRTE_MCA_prte_tmpdir_base": str(files),

@@ -1,0 +1,162 @@
+"""What can go wrong with an MPI job, and the words in which its status says so."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gang import until
+
+from .jobs import MpiGang
+from .libraries import MPICH, OPEN_MPI, python
+
+LocalGang = Callable[..., MpiGang]
+
+SLEEP = """
+import os, sys, time
+from mpi4py import MPI
+print("rank", MPI.COMM_WORLD.rank, "is process", os.getpid())
+time.sleep(600)
+"""
+
+
+def failure(job: MpiGang, *command: str, settings: Mapping[str, str] = {}) -> Any:
+    """The failure in the launcher's termination message, for a job that ends by itself."""
+    job.agents()
+    launcher = job.launcher(*command, **settings)
+    assert launcher.wait() != 0
+    message = launcher.message()
+    assert message["outcome"] == "Failed"
+    return message["failure"]
+
+
+def programs(directory: Path, **targets: str) -> dict[str, str]:
+    """PATH with the system's programs but, of MPI's, only `targets`: name → program."""
+    folder = directory / "programs"
+    folder.mkdir()
+    for name in ("sh", "env", "true", "sleep"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    for name, target in targets.items():
+        (folder / name).symlink_to(shutil.which(target) or target)
+    return {"PATH": str(folder)}
+
+
+def test_no_mpirun_in_the_image(local_gang: LocalGang, short_path: Path) -> None:
+    """The launcher does not wait for the workers to say so, and says what to install."""
+    job = local_gang(1, 2, "OpenMPI")
+    launcher = job.launcher("mpirun", "true", **programs(short_path))
+    assert launcher.wait() == 64
+    failure = launcher.message()["failure"]
+    assert failure["reason"] == "MpirunNotFound"
+    assert "install openmpi-bin" in failure["message"]
+
+
+def test_another_mpi_in_the_image(local_gang: LocalGang, short_path: Path) -> None:
+    """spec.mpi.implementation names one MPI, the image has another."""
+    OPEN_MPI.need()
+    job = local_gang(1, 2, "MPICH")
+    launcher = job.launcher("mpirun", "true", **programs(short_path, mpirun="mpirun.openmpi"))
+    assert launcher.wait() == 64
+    failure = launcher.message()["failure"]
+    assert failure["reason"] == "WrongImplementation"
+    assert "spec.mpi.implementation is MPICH, but the launcher's image has" in failure["message"]
+    assert "OpenMPI" in failure["message"]
+
+
+def test_another_number_of_ranks_than_declared(local_gang: LocalGang) -> None:
+    """-np that is not workers x slots is refused before any worker is there."""
+    OPEN_MPI.need()
+    launcher = local_gang(2, 2, "OpenMPI").launcher("mpirun", "-np", "3", "true")
+    assert launcher.wait() == 64
+    failure = launcher.message()["failure"]
+    assert failure["reason"] == "SlotsMismatch"
+    assert "starts 3 ranks (-np), the job declares 4" in failure["message"]
+
+
+def test_a_script_that_starts_fewer_ranks(local_gang: LocalGang) -> None:
+    """A script's own mpirun is counted by the ranks: fewer than declared is a failure that says so."""
+    OPEN_MPI.need()
+    found = failure(local_gang(2, 1, "OpenMPI"), "sh", "-c", "mpirun -np 1 true")
+    assert found["reason"] == "SlotsMismatch"
+    assert "a world of 1 ranks, the job declares 2 (2 workers x 1 slots)" in found["message"]
+
+
+def test_a_script_that_starts_no_ranks(local_gang: LocalGang) -> None:
+    """A launcher's command that ends well without any rank is not a success."""
+    OPEN_MPI.need()
+    found = failure(local_gang(1, 2, "OpenMPI"), "sh", "-c", "echo done")
+    assert found["reason"] == "WorldIncomplete"
+    assert "none of the 2 ranks has checked in" in found["message"]
+
+
+@pytest.mark.parametrize("library", [pytest.param(OPEN_MPI, id="openmpi"), pytest.param(MPICH, id="mpich")])
+def test_a_program_that_never_calls_mpi_init(library: Any, local_gang: LocalGang) -> None:
+    """It ran as often as there are ranks, each by itself: a failure, unless the job says that this is meant."""
+    library.need()
+    found = failure(local_gang(2, 1, library.implementation), "mpirun", "true")
+    assert found["reason"] == "NoMpiInit"
+    assert "set spec.mpi.requireInit: false if that is what you want" in found["message"]
+
+
+def test_a_program_that_need_not_call_mpi_init(local_gang: LocalGang) -> None:
+    OPEN_MPI.need()
+    job = local_gang(2, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
+    job.agents()
+    launcher = job.launcher("mpirun", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
+    assert launcher.wait() == 0
+    assert [job.rank_log(rank) for rank in range(2)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
+
+
+def test_a_program_of_another_mpi(local_gang: LocalGang, short_path: Path) -> None:
+    """Started by the wrong mpirun, each rank is a world of one and ends well: a failure that names both MPIs."""
+    OPEN_MPI.need()
+    source = short_path / "hello.c"
+    source.write_text("#include <mpi.h>\nint main(int c, char **v) { MPI_Init(&c, &v); return MPI_Finalize(); }\n")
+    program = MPICH.compile(source, short_path / "hello")
+    found = failure(local_gang(2, 1, "OpenMPI"), "mpirun", str(program))
+    assert found["reason"] == "WrongImplementation"
+    assert "the program uses libmpich.so.12 (MPICH), but the mpirun of OpenMPI started it" in found["message"]
+
+
+def test_a_program_that_is_not_there(local_gang: LocalGang) -> None:
+    OPEN_MPI.need()
+    found = failure(local_gang(2, 1, "OpenMPI"), "mpirun", "/no/such/program")
+    assert found["reason"] == "RankFailed"
+    assert found["exitCode"] == 127
+    assert found["logTail"] == ["/no/such/program: No such file or directory"]
+
+
+@pytest.mark.parametrize("library", [pytest.param(OPEN_MPI, id="openmpi"), pytest.param(MPICH, id="mpich")])
+def test_a_rank_that_is_killed(library: Any, gang: Callable[..., MpiGang], short_path: Path) -> None:
+    """mpirun is stopped, the attempt fails with that rank named, and nothing is left on any host."""
+    job = gang(2, 2, library.implementation, RINGTRAIN_TIMEOUT="20", **library.need_mpi4py(short_path))
+    agents = job.agents()
+    launcher = job.launcher("mpirun", *python(SLEEP))
+    for rank in range(4):
+        job.wait_for_line(rank, "is process")
+    pids = [int(job.rank_log(rank).split()[-1]) for rank in range(4)]
+    os.kill(pids[3], signal.SIGKILL)
+    assert launcher.wait() == 128 + signal.SIGKILL
+    found = launcher.message()["failure"]
+    assert (found["reason"], found["rank"], found["pod"]) == ("RankFailed", 3, "job-worker-1")
+    assert [agent.wait() for agent in agents] == [75, 128 + signal.SIGKILL]
+    until("all ranks are gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+@pytest.mark.parametrize("library", [pytest.param(OPEN_MPI, id="openmpi"), pytest.param(MPICH, id="mpich")])
+def test_a_host_that_vanishes(library: Any, gang: Callable[..., MpiGang], short_path: Path) -> None:
+    """Its cable is pulled: not a word of it. The launcher notices by its heartbeat, and names host and ranks."""
+    job = gang(2, 2, library.implementation, RINGTRAIN_TIMEOUT="12", **library.need_mpi4py(short_path))
+    job.agents()
+    launcher = job.launcher("mpirun", *python(SLEEP))
+    for rank in range(4):
+        job.wait_for_line(rank, "is process")
+    job.network.cut(job.network.hosts[2])
+    assert launcher.wait() == 75
+    found = launcher.message()["failure"]
+    assert found["reason"] == "AgentLost"
+    assert "worker 1 (pod job-worker-1 on node node-2) is no longer heard of" in found["message"]
+    assert "rank(s) 2, 3 are lost" in found["message"]
