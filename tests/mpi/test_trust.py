@@ -71,15 +71,15 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     secrets, spawned = load(places["worker"]), Spawned()
     means = Means(spawned, lambda: {"PATH": "/usr/bin:/bin"})
     service = DaemonService(JOB, secrets.token, means, Deadlines(start_s=DEADLINE_S, grace_s=1.0))
-    server, port = serve(
+    server = serve(
         0,
         secrets,
         Peer("launcher", "uid-1"),
         threads=4,
         register=lambda server: add_DaemonsServicer_to_server(service, server),  # type: ignore[no-untyped-call]
     )
-    yield Agent(port, spawned, places)
-    server.stop(0).wait(DEADLINE_S)
+    yield Agent(server.port, spawned, places)
+    server.close(0)
 
 
 def ask(secrets: Secrets, agent: Agent, claim: Claim = CLAIM) -> tuple[int, bytes]:
