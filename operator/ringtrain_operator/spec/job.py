@@ -170,7 +170,8 @@ class JobSpec(SpecModel):
         default=None,
         min_length=1,
         max_length=63,
-        description="Set to another controller's name, and this operator leaves the job alone.",
+        description="Name of the controller that runs the job. Unset or ringtrain.dev/operator: this one; "
+        "any other name: this operator leaves the job alone.",
     )
 
     RULES = (
