@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
 from ringtrain.transport.base import Broken, How, Service
@@ -56,11 +56,20 @@ class MemoryNetwork:
     def find(self, rank: int, caller: MemoryCaller, patient: bool) -> Service:
         with self._changed:
             if patient:
-                self._changed.wait_for(lambda: rank in self._services, caller.remaining_s())
+                self._changed.wait_for(
+                    lambda: rank in self._services or not caller.is_active(), caller.remaining_s()
+                )
             if rank not in self._services:
                 raise Broken(How.TIMEOUT if patient else How.CLOSED, "no such rank")
             self._callers.setdefault(rank, set()).add(caller)
             return self._services[rank]
+
+    def give_up(self, callers: Iterable[MemoryCaller]) -> None:
+        """Let go of everything that these callers wait for."""
+        for caller in callers:
+            caller.leave()
+        with self._changed:
+            self._changed.notify_all()
 
     def forget(self, rank: int, caller: MemoryCaller) -> None:
         with self._changed:
@@ -113,6 +122,7 @@ class MemoryTransport:
     def __init__(self, network: MemoryNetwork, rank: int) -> None:
         self._network = network
         self._rank = rank
+        self._asking: set[MemoryCaller] = set()
 
     def serve(self, service: Service) -> None:
         self._network.join(self._rank, service)
@@ -122,6 +132,7 @@ class MemoryTransport:
     ) -> "Future[bytes]":
         answer: Future[bytes] = Future()
         caller = MemoryCaller(timeout_s)
+        self._asking.add(caller)
 
         def run() -> None:
             try:
@@ -134,6 +145,7 @@ class MemoryTransport:
                 answer.set_result(reply)
             finally:
                 self._network.forget(peer, caller)
+                self._asking.discard(caller)
 
         threading.Thread(target=run, name=f"ringtrain-ask-{method}", daemon=True).start()
         return answer
@@ -145,3 +157,4 @@ class MemoryTransport:
 
     def close(self, grace_s: float) -> None:
         self._network.leave(self._rank)
+        self._network.give_up(list(self._asking))
