@@ -10,13 +10,20 @@ from pathlib import Path
 import pytest
 from support.ports import free_addresses
 
+import ringtrain as rt
 from ring.leftovers import leftovers
+from ring.worlds import world_of
 from ringtrain.collectives.session import Session
 from ringtrain.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
 from ringtrain.transport.base import Transport
 from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
+from ringtrain.wire.failure import Refused
+from ringtrain.wire.messages import PROTOCOL_VERSION, Hello, dump
+from ringtrain.world.handshake import Handshake
+from ringtrain.world.place import Place
+from ringtrain.world.verdict import Verdict
 
 BOTH = pytest.mark.parametrize("transport", ["memory", "grpc"])
 
@@ -100,14 +107,32 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
     assert_all_refuse(errors, r"rank 0 .* counts a world of 2, rank 1 .* counts a world of 3 ranks; give")
 
 
-def test_two_processes_with_one_rank_are_refused() -> None:
-    """Two processes at different addresses that both say they are rank 1: rank 0 and at least one of them say so."""
-    first, second = world(2)
-    elsewhere = (first.addresses[0], free_addresses(1)[0])
-    errors = meet([first, second, changed(second, addresses=elsewhere)], "grpc")
-    assert isinstance(errors[0], ConfigurationError)
-    assert "two processes say that they are rank 1" in str(errors[0])
-    assert any("two processes say that they are rank 1" in str(error) for error in errors[1:])
+def test_a_second_process_with_a_rank_is_refused_while_ranks_meet() -> None:
+    """Of two that say they are rank 1, the second to come is refused, and rank 0 fails: it can't know which one."""
+    place = Place(rank=0, size=2, addresses=("a:1", "b:1"))
+    verdict = Verdict()
+    handshake = Handshake(place, verdict)
+
+    def hello(instance: str) -> bytes:
+        return dump(Hello(PROTOCOL_VERSION, 1, 2, place.generation, "b:1", instance, "nonce"))
+
+    handshake.answer_hello(hello("first"))
+    handshake.answer_hello(hello("first"))
+    with pytest.raises(Refused, match="two processes say that they are rank 1; start each rank once"):
+        handshake.answer_hello(hello("second"))
+    assert verdict.failure is not None
+    assert "two processes say that they are rank 1" in verdict.failure.message
+
+
+def test_a_second_process_with_a_rank_is_refused_after_ranks_have_met() -> None:
+    """Whoever comes to a complete world is told so, and does not disturb it."""
+    with world_of(2, "grpc") as complete:
+        config = complete.sessions[1].config
+        elsewhere = (config.addresses[0], free_addresses(1)[0])
+        (error,) = meet([changed(config, addresses=elsewhere)], "grpc")
+        assert isinstance(error, ConfigurationError)
+        assert "two processes say that they are rank 1" in str(error)
+        assert complete.run(lambda rank: float(rt.allreduce(1.0, rt.Sum))) == [2.0, 2.0]
 
 
 def test_another_rank_at_an_address_is_named() -> None:

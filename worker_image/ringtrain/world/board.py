@@ -104,12 +104,22 @@ class Board:
                 # The caller's end notifies; the floor is for the moment between its deadline here and there.
                 self._changed.wait(max(caller.remaining_s(), 0.05))
 
-    def await_closing(self, timeout_s: float, caller: Caller) -> bool:
-        """Wait until this rank shuts down; returns False after `timeout_s`, or when `caller` has gone."""
+    def await_end(self, timeout_s: float, caller: Caller) -> bool:
+        """Wait until this rank shuts down and return True; False after `timeout_s`, or when `caller` has gone.
+
+        Raises Refused with the world's failure: whoever watches this rank learns of it at once.
+        """
         end = time.monotonic() + timeout_s
         with self._changed:
-            while not self._closing and caller.is_active() and (left := end - time.monotonic()) > 0:
+            while (
+                self._verdict.failure is None
+                and not self._closing
+                and caller.is_active()
+                and (left := end - time.monotonic()) > 0
+            ):
                 self._changed.wait(left)
+            if self._verdict.failure is not None:
+                raise Refused(self._verdict.failure)
             return self._closing
 
     def close(self) -> None:

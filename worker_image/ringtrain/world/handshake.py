@@ -8,6 +8,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -30,6 +31,8 @@ class Handshake:
         self._heard: dict[int, tuple[Hello, str]] = {}  # what peers said, and the nonce they got
         self._given: dict[int, bytes] = {}
         self._held: dict[int, bytes] = {}
+        self._met: dict[int, str] = {}  # the process that answers at each peer's address
+        self._all_met = False
         verdict.on_reached(self._wake)
 
     # What this rank answers
@@ -39,13 +42,12 @@ class Handshake:
         self._refuse_if(disagreement(self._place, theirs))
         mine = self._mine()
         with self._changed:
-            before = self._heard.get(theirs.rank)
-            if before is None or before[0].instance == theirs.instance:
+            heard, _ = self._heard.setdefault(theirs.rank, (theirs, ""))
+            known = {heard.instance, self._met.get(theirs.rank, heard.instance)}
+            if known == {theirs.instance}:
                 self._heard[theirs.rank] = (theirs, mine.nonce)
-        if before is not None and before[0].instance != theirs.instance:
-            self._refuse_if(
-                f"two processes say that they are rank {theirs.rank} ({theirs.address}); start each rank once"
-            )
+        if known != {theirs.instance}:
+            self._refuse_if(_twice(theirs.rank))
         proof = trust.proof(self._place.token, trust.SERVER, dump(theirs), dump(mine))
         return dump({"hello": mine.__dict__, "proof": proof})
 
@@ -71,11 +73,20 @@ class Handshake:
 
     # What this rank asks
 
-    def session(self, peer: int) -> bytes:
-        return self._held[peer]
+    @property
+    def all_met(self) -> bool:
+        """Whether every pair of this rank is complete: nobody else has a say from then on."""
+        return self._all_met
 
-    def meet_all(self, transport: Transport) -> None:
-        """Meet every peer. On return each has met this rank as well. Reaches a verdict and raises otherwise."""
+    def session(self, peer: int) -> bytes:
+        """What `peer` gave this rank to be known by; empty before they have met."""
+        return self._held.get(peer, b"")
+
+    def meet_all(self, transport: Transport, met: Callable[[int], None]) -> None:
+        """Meet every peer; call `met` for each. On return each has met this rank as well.
+
+        Reaches a verdict and raises otherwise.
+        """
         end = time.monotonic() + self._place.timeout_s
         mine = {peer: self._mine() for peer in self._place.peers}
         hellos = {
@@ -90,6 +101,7 @@ class Handshake:
             self._held[peer] = self._answer(peer, transport.ask(peer, PROVE, request, left), end)
             if self._bad_proof(mine[peer], reply):
                 self._fail(Failure("configuration", _token_message(self._place.rank, peer)))
+            met(peer)
         self._await_all(end)
 
     def _mine(self) -> Hello:
@@ -99,6 +111,7 @@ class Handshake:
 
     def _examine(self, peer: int, mine: Hello, reply: Any) -> str:
         theirs = Hello(**reply["hello"])
+        self._met[peer] = theirs.instance
         if theirs.rank != peer:
             address = self._place.addresses[peer]
             self._fail(
@@ -134,13 +147,17 @@ class Handshake:
         raise AssertionError("unreachable")
 
     def _await_all(self, end: float) -> None:
-        def met() -> bool:
+        def all_here() -> bool:
             return self._verdict.failure is not None or len(self._given) == len(self._place.peers)
 
         with self._changed:
-            self._changed.wait_for(met, max(end - time.monotonic(), self._place.probe_timeout_s))
+            self._changed.wait_for(all_here, max(end - time.monotonic(), self._place.probe_timeout_s))
             missing = [peer for peer in self._place.peers if peer not in self._given]
+            two = [peer for peer, (heard, _) in self._heard.items() if heard.instance != self._met.get(peer)]
+            self._all_met = not missing and not two
         self._verdict.check()
+        if two:
+            self._fail(Failure("configuration", _twice(two[0])))
         if missing:
             names = ", ".join(self._place.name(peer) for peer in missing)
             self._fail(
@@ -156,7 +173,7 @@ class Handshake:
         if message is None:
             return
         failure = Failure("configuration", message)
-        if len(self._given) < len(self._place.peers):
+        if not self._all_met:
             self._verdict.reach(failure)
         raise Refused(failure)
 
@@ -183,7 +200,7 @@ def disagreement(mine: Place, theirs: Hello) -> str | None:
         if left != right:
             return f"{one} {verb} {left}, {other} {verb} {right} {advice}".replace(" ;", ";")
     if theirs.rank == mine.rank or not 0 <= theirs.rank < mine.size:
-        return f"two processes say that they are rank {theirs.rank} ({theirs.address}); start each rank once"
+        return _twice(theirs.rank)
     return None
 
 
@@ -192,6 +209,10 @@ def _hello(request: bytes) -> Hello:
         return Hello(**load(request))
     except (ValueError, TypeError) as error:
         raise Refused(Failure("configuration", f"not a hello of this protocol: {error}")) from error
+
+
+def _twice(rank: int) -> str:
+    return f"two processes say that they are rank {rank}; start each rank once, and give all the same addresses"
 
 
 def _token_message(rank: int, other: int) -> str:

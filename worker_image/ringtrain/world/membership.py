@@ -35,14 +35,14 @@ class Membership:
         member = Membership(place, transport)
         try:
             transport.serve(member)
-            member._handshake.meet_all(transport)
+            member.monitor.start()
+            member._handshake.meet_all(transport, member.monitor.watch)
         except BaseException:
             failure = member.verdict.failure
             if failure is not None:
                 member.monitor.announce(failure)
-            transport.close(place.probe_timeout_s)
+            member.leave()
             raise
-        member.monitor.start()
         return member
 
     def pull_request(self, peer: int, process_set: int, sequence: int, signature: bytes) -> bytes:
@@ -65,10 +65,11 @@ class Membership:
             return self._handshake.answer_hello(request)
         if method == PROVE:
             return self._handshake.answer_prove(request)
-        if method == ABORT:
+        if method != ABORT or self._handshake.all_met:
+            self._check_identity(request)
+        if method == ABORT:  # while ranks meet, from whoever knows the token: it may be the reason why they do not
             self.monitor.heed(request)
             return b""
-        self._check_identity(request)
         if method == STATUS:
             failure = self.verdict.failure
             return dump({"reached": self.board.reached(), "failure": failure and failure.encode()})
@@ -96,8 +97,8 @@ class Membership:
     def _answer_watch(self, caller: Caller) -> bytes:
         """Hold the question for a timeout's time: its end tells the peer that this rank is gone."""
         caller.on_end(self.board.changed)
-        closing = self.board.await_closing(min(self.place.timeout_s, caller.remaining_s()), caller)
-        return LEFT if closing else ALIVE
+        ended = self.board.await_end(min(self.place.timeout_s, caller.remaining_s()), caller)
+        return LEFT if ended else ALIVE
 
     def _identity(self, peer: int) -> dict[str, object]:
         return {"rank": self.place.rank, "session": self._handshake.session(peer).hex()}

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
 
 from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import Failure, Refused
@@ -56,7 +55,7 @@ class Monitor:
     """Watches all peers, judges reports, and announces the verdict to every peer before it is raised here."""
 
     def __init__(
-        self, place: Place, transport: Transport, verdict: Verdict, identity: Callable[[int], Any]
+        self, place: Place, transport: Transport, verdict: Verdict, identity: Callable[[int], dict[str, object]]
     ) -> None:
         self._place = place
         self._transport = transport
@@ -69,10 +68,8 @@ class Monitor:
         self._thread = threading.Thread(target=self._judge_reports, name="ringtrain-monitor", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch; every peer must have been met."""
+        """Begin to judge what is reported."""
         self._thread.start()
-        for peer in self._place.peers:
-            self._watch(peer)
 
     def stop(self) -> None:
         self._stopped = True
@@ -120,10 +117,10 @@ class Monitor:
     def _abort(self, peer: int, failure: Failure) -> bytes:
         text = failure.encode()
         proof = trust.proof(self._place.token, b"abort", text.encode(), str(peer).encode())
-        return dump({"failure": text, "proof": proof})
+        return dump({"failure": text, "proof": proof, **self._identity(peer)})
 
-    def _watch(self, peer: int) -> None:
-        """Keep one question open at `peer`: it ends when the peer does."""
+    def watch(self, peer: int) -> None:
+        """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world."""
         answer = self._transport.ask(peer, WATCH, dump(self._identity(peer)), 2 * self._place.timeout_s)
         answer.add_done_callback(lambda done: self._watch_ended(peer, done))
 
@@ -134,7 +131,7 @@ class Monitor:
         if error is None and answer.result() == LEFT:
             self._left.add(peer)
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
-            self._watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
+            self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
         elif isinstance(error, Refused):
             self._reports.put(error.failure)
         else:
