@@ -108,7 +108,7 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
 
 
 def test_a_second_process_with_a_rank_is_refused_while_ranks_meet() -> None:
-    """Of two that say they are rank 1, the second to come is refused, and rank 0 fails: it can't know which one."""
+    """Of two that say they are rank 1 the second is refused, and rank 0 fails: either may be right."""
     place = Place(rank=0, size=2, addresses=("a:1", "b:1"))
     verdict = Verdict()
     handshake = Handshake(place, verdict)
