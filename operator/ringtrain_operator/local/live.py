@@ -117,7 +117,9 @@ def _ranks(view: View) -> RenderableType | None:
 
 def _by_worker(view: View, ranks: Sequence[Mapping[str, Any]]) -> RenderableType:
     """A line for each worker with its ranks."""
-    slots = max(1, len(ranks) // max(1, view.status.attempt_workers))
+    report = view.observed.launcher
+    agents = len(report.workers) if report is not None else 0
+    slots = max(1, len(ranks) // max(1, agents))
     grid = Table.grid(padding=(0, 3))
     for first in range(0, len(ranks), slots):
         name = f"{view.job['metadata']['name']}-worker-{first // slots}"

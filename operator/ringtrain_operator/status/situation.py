@@ -54,8 +54,9 @@ class Situation:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the present attempt."""
-        return self.status.attempt_workers * self.job.spec.slots
+        """Ranks of the present attempt, those of a launcher that is a worker, too, among them."""
+        extra_agents = self.job.num_agents - self.job.num_workers
+        return (self.status.attempt_workers + extra_agents) * self.job.spec.slots
 
     @cached_property
     def wanted_names(self) -> tuple[str, ...]:

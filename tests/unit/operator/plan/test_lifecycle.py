@@ -97,6 +97,16 @@ def test_success_that_nobody_attests_is_a_failure(words: str) -> None:
     assert "without attesting all 2 ranks" in condition(w, "Failed")[2]
 
 
+def test_the_ranks_of_a_launcher_that_is_a_worker_too_are_attested() -> None:
+    """Two workers and the launcher, two slots each: six ranks, and four would be too few."""
+    w = World(job(backend="mpi", slotsPerWorker=2, mpi={"runLauncherAsWorker": True}))
+    w.start_gang()
+    words = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 6, "ranksSucceeded": 6}
+    w.pod_ends("digits-launcher", 0, json.dumps(words))
+    w.settle()
+    assert condition(w, "Succeeded")[2] == "all 6 ranks exited 0"
+
+
 def test_a_failed_attempt_is_followed_by_the_next() -> None:
     """The old pods go first, then the delay passes, then all pods are made anew with the next number."""
     w = running()
