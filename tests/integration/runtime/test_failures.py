@@ -79,7 +79,7 @@ def test_a_command_that_does_not_exist(gang: Gang) -> None:
 
 def test_a_killed_agent(gang: Gang) -> None:
     """AgentLost names its pod, node and ranks; its ranks die with it; the others are stopped with 75."""
-    job = gang(2, 2, RINGTRAIN_TIMEOUT="12")
+    job = gang(2, 2, RINGTRAIN_TIMEOUT="20")
     launcher, agents = job.launcher(), job.agents("sh", "-c", "echo ready; exec sleep 1000")
     until("all ranks ready", lambda: all(job.rank_log(rank) == b"ready\n" for rank in range(4)))
     ranks = job.descendants()
@@ -120,8 +120,8 @@ def test_a_launcher_that_never_comes(gang: Gang) -> None:
 
 def test_a_launcher_that_stays_away(gang: Gang) -> None:
     """Ranks are stopped when the launcher has not come back within the timeout; the agent ends with 75."""
-    job = gang(1, 1, RINGTRAIN_TIMEOUT="4")
-    launcher, agent = job.launcher(), job.agent(0, "sleep", "1000")
+    job = gang(1, 1)
+    launcher, agent = job.launcher(), job.agent(0, "sleep", "1000", RINGTRAIN_TIMEOUT="4")
     job.until_running()
     launcher.kill()
     assert agent.wait() == 75
@@ -184,8 +184,8 @@ while True:
 
 def test_asked_to_stop(gang: Gang) -> None:
     """SIGTERM to the launcher reaches every rank; after a grace all their processes are killed."""
-    job = gang(1, 2, RINGTRAIN_TIMEOUT="12")
-    launcher, agent = job.launcher(), job.agent(0, *job.python(STUBBORN))
+    job = gang(1, 2)
+    launcher, agent = job.launcher(), job.agent(0, *job.python(STUBBORN), RINGTRAIN_TIMEOUT="12")
     until("both ranks ready", lambda: job.rank_log(0) == job.rank_log(1) == b"ready\n")
     left = until("their children", lambda: len(found := job.descendants()) >= 10 and found)
     launcher.send(signal.SIGTERM)

@@ -6,24 +6,31 @@ from pathlib import Path
 from support.gang import GangProcesses
 
 COUNTED = """
-import os, sys, threading
+import os, sys, threading, time
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.main import run_agent
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.main import run_launcher
 
 def held():
-    return sorted(os.readlink(f"/proc/self/fd/{fd}").split(":")[0] for fd in os.listdir("/proc/self/fd")
-                  if os.path.exists(f"/proc/self/fd/{fd}"))
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{fd}").split(":")[0])
+        except OSError:  # that of listdir itself
+            pass
+    # gRPC keeps descriptors of its own for polling (eventfd, epoll): sockets, pipes and files are ours.
+    return sorted(name for name in names if name != "anon_inode")
 
 before = held()
 if os.environ["RINGTRAIN_ROLE"] == "worker":
     code = run_agent(AgentConfig.from_env(os.environ), ["sh", "-c", "echo hello"], dict(os.environ))
 else:
     code = run_launcher(LauncherConfig.from_env(os.environ))
-# gRPC keeps descriptors of its own for polling (eventfd, epoll): sockets, pipes and files are ours.
-left = [name for name in held() if not name.startswith("anon_inode")]
-print("left", left == [name for name in before if not name.startswith("anon_inode")], left, file=sys.stderr)
+deadline = time.monotonic() + 60  # gRPC closes its sockets in a thread of its own
+while (held() != before or threading.active_count() > 1) and time.monotonic() < deadline:
+    time.sleep(0.02)
+print("left", held() == before, held(), file=sys.stderr)
 print("threads", [thread.name for thread in threading.enumerate()], file=sys.stderr)
 sys.exit(code)
 """
