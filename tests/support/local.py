@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -66,10 +65,6 @@ class Local:
         draft = self.manifest.with_suffix(".new")
         draft.write_text(yaml.safe_dump(changed))
         draft.replace(self.manifest)
-
-    def interrupt(self) -> None:
-        """Ctrl-C."""
-        self.process.send_signal(signal.SIGINT)
 
 
 Start = Callable[..., Local]

@@ -28,7 +28,9 @@ def local(manifest: Path, run_dir: Path, plain: bool, output: bool) -> None:
     from ..local.run import Show, run_local
     from ..local.summary import print_summary
 
-    signal.signal(signal.SIGTERM, _stop)
+    # SIGHUP: the terminal was closed.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     with told(f"{manifest}: "):
         try:
             finished = run_local(manifest, run_dir, Show(plain, output))

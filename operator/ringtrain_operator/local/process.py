@@ -19,7 +19,7 @@ from typing import Any
 from .. import contract
 from ..status.model import format_time
 from .errors import LocalUnsupported
-from .orphans import adopt_orphans, end_orphans
+from .orphans import adopt_orphans, die_with_parent, end_orphans
 from .places import Places
 from .runner import Pod, Secrets
 from .sandbox import Command, command_of
@@ -145,6 +145,7 @@ def _spawn(command: Command, uid: str) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
 
 

@@ -86,11 +86,21 @@ def test_scaling_restarts_with_the_new_world(start: Start) -> None:
     assert "all 3 ranks exited 0" in local.finish(0)
 
 
-def test_ctrl_c_leaves_nothing_behind(start: Start) -> None:
-    """Ctrl-C ends every process of the job and says so."""
+def test_pods_die_with_dtj(start: Start) -> None:
+    """A dtj that is killed outright takes its pods and their ranks with it."""
     local = start("sleep", "3600")
     until(lambda: local.rank(0))
-    local.interrupt()
+    local.process.kill()
+    local.process.wait()
+    until(lambda: not local.processes())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda s: s.name)
+def test_ctrl_c_leaves_nothing_behind(start: Start, number: signal.Signals) -> None:
+    """Ctrl-C and a closed terminal end every process of the job, and that is said."""
+    local = start("sleep", "3600")
+    until(lambda: local.rank(0))
+    local.process.send_signal(number)
     assert "every process of the job has ended" in local.finish(130)
 
 
