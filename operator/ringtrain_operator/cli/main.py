@@ -8,10 +8,18 @@ import click
 
 # Loaded when used, so that `dtj validate` does not wait for a Kubernetes client.
 _COMMANDS = {
+    "completion": "ringtrain_operator.cli.completion:completion",
+    "delete": "ringtrain_operator.cli.delete:delete",
+    "list": "ringtrain_operator.cli.listing:list_jobs",
     "local": "ringtrain_operator.cli.local:local",
     "operator": "ringtrain_operator.cli.operator:operator",
+    "logs": "ringtrain_operator.cli.logs:logs",
     "render": "ringtrain_operator.cli.render:render",
+    "resume": "ringtrain_operator.cli.suspending:resume",
+    "submit": "ringtrain_operator.cli.submit:submit",
+    "suspend": "ringtrain_operator.cli.suspending:suspend",
     "validate": "ringtrain_operator.cli.validate:validate",
+    "why": "ringtrain_operator.cli.why:why",
 }
 
 

@@ -1,7 +1,8 @@
 """The verbs of the Kubernetes API that ringtrain uses."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Literal
 
 from ringtrain_operator.cluster.api.connection import Connection
@@ -127,16 +128,17 @@ class ApiClient:
 
     async def watch(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", since: str | None = None
-    ) -> AsyncIterator[Json]:
+    ) -> AsyncGenerator[Json, None]:
         """Events `{"type", "object"}` until the server ends the stream; raises Gone if `since` is too old."""
         query = {"watch": "true", "allowWatchBookmarks": "true"}
         query.update({"labelSelector": labels} if labels else {})
         query.update({"resourceVersion": since} if since else {})
-        async for line in self._lines(Request("GET", resource.path(namespace), query)):
-            event: Json = json.loads(line)
-            if event["type"] == "ERROR":
-                raise error_of(int(event["object"].get("code", 500)), event["object"], None)
-            yield event
+        async with aclosing(self._lines(Request("GET", resource.path(namespace), query))) as lines:
+            async for line in lines:
+                event: Json = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise error_of(int(event["object"].get("code", 500)), event["object"], None)
+                yield event
 
     async def pod_log(
         self,
@@ -146,15 +148,17 @@ class ApiClient:
         container: str = "",
         follow: bool = False,
         tail_lines: int | None = None,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The pod's log in whole lines, newline included, as its node has it."""
         query = {"follow": "true"} if follow else {}
         query.update({"container": container} if container else {})
         query.update({"tailLines": str(tail_lines)} if tail_lines is not None else {})
-        async for line in self._lines(Request("GET", PODS.path(namespace, name, "log"), query, accept="*/*")):
-            yield line
+        request = Request("GET", PODS.path(namespace, name, "log"), query, accept="*/*")
+        async with aclosing(self._lines(request)) as lines:
+            async for line in lines:
+                yield line
 
-    async def _lines(self, request: Request) -> AsyncIterator[bytes]:
+    async def _lines(self, request: Request) -> AsyncGenerator[bytes, None]:
         rest = b""
         async with self._transport.stream(request) as content:
             # not readline(): a watch event may be longer than aiohttp's limit on a line

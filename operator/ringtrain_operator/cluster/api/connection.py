@@ -1,6 +1,5 @@
 """How the API server is reached: in a pod by its ServiceAccount, elsewhere by a kubeconfig."""
 
-import base64
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -103,14 +102,8 @@ class _AuthOf:
         self._settings = settings
 
     def __call__(self) -> Mapping[str, str]:
-        settings = self._settings
-        token = settings.get_api_key_with_prefix("authorization")  # type: ignore[attr-defined]
-        if token:
-            return {"Authorization": token}
-        user, password = settings.username, settings.password  # type: ignore[attr-defined]
-        if user and password:
-            return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
-        return {}
+        found = self._settings.auth_settings()  # type: ignore[attr-defined]
+        return {auth["key"]: auth["value"] for auth in found.values() if auth["in"] == "header" and auth["value"]}
 
 
 def _tls_of(settings: "object") -> ssl.SSLContext | None:

@@ -1,0 +1,73 @@
+"""`dtj list`: the jobs of a namespace, or of all."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import click
+
+from .session import ClusterOptions, Json, Session, cluster_options, with_session
+
+
+@click.command("list")
+@click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of every namespace.")
+@click.option("--output", "-o", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
+@cluster_options
+def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions) -> None:
+    """List jobs with their state and progress."""
+    jobs = with_session(cluster, lambda session: _read(session, all_namespaces))
+    if output == "json":
+        click.echo(json.dumps(jobs, indent=2))
+    elif output == "name":
+        for job in jobs:
+            click.echo(job["metadata"]["name"])
+    else:
+        _print_table(jobs, all_namespaces)
+
+
+async def _read(session: Session, all_namespaces: bool) -> list[Json]:
+    from ringtrain_operator.cluster.api import JOBS
+
+    return await session.api.select(JOBS, None if all_namespaces else session.namespace)
+
+
+def _print_table(jobs: list[Json], with_namespace: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not jobs:
+        click.echo("No jobs.", err=True)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = ["NAMESPACE"] if with_namespace else []
+    for column in [*columns, "NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]:
+        table.add_column(column, no_wrap=True)
+    for job in jobs:
+        place = [job["metadata"]["namespace"]] if with_namespace else []
+        table.add_row(*place, *_row(job))
+    # A pipe has no width: nothing may be cut off there.
+    console = Console()
+    Console(width=None if console.is_terminal else 200).print(table)
+
+
+def _row(job: Json) -> tuple[str, ...]:
+    status = job.get("status") or {}
+    return (
+        job["metadata"]["name"],
+        str(status.get("state") or "Pending"),
+        str(status.get("workers") or f"0/{job['spec']['worker'].get('replicas', 1)}"),
+        str(status.get("restarts") or 0),
+        str(status.get("progressSummary") or "-"),
+        age(job["metadata"]["creationTimestamp"], datetime.now(UTC)),
+    )
+
+
+def age(created: str, now: datetime) -> str:
+    """How long ago, in the two largest units at most, as kubectl says it."""
+    seconds = max(0, int((now - datetime.fromisoformat(created.replace("Z", "+00:00"))).total_seconds()))
+    for size, unit, below, inner in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if seconds >= size:
+            whole, rest = seconds // size, seconds % size // below
+            return f"{whole}{unit}{rest}{inner}" if rest and whole < 10 else f"{whole}{unit}"
+    return f"{seconds}s"

@@ -1,0 +1,95 @@
+"""What the commands that speak to a cluster share: the options that choose it, and a client while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .failures import told
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from ringtrain_operator.cluster.api import ApiClient
+
+Json = dict[str, Any]
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Which cluster and namespace; empty values are the kubeconfig's own."""
+
+    namespace: str = ""
+    context: str = ""
+    kubeconfig: str = ""
+
+
+@dataclass(frozen=True)
+class Session:
+    """A client, and the namespace that the user means."""
+
+    api: ApiClient
+    namespace: str
+
+
+def cluster_options(command: Command) -> Command:
+    """Give a command --namespace, --context and --kubeconfig, as kubectl has them, in one value `cluster`."""
+
+    def collect(ctx: click.Context, param: click.Parameter, value: str) -> None:
+        found = ctx.ensure_object(dict)
+        found[param.name] = value or ""
+        ctx.params["cluster"] = ClusterOptions(
+            found.get("namespace", ""), found.get("context", ""), found.get("kubeconfig", "")
+        )
+
+    for name, short, text in (
+        ("kubeconfig", (), "Kubeconfig file; default: $KUBECONFIG, then ~/.kube/config."),
+        ("context", (), "Context of the kubeconfig; default: its current one."),
+        ("namespace", ("-n",), "Namespace; default: the context's."),
+    ):
+        command = click.option(f"--{name}", *short, default="", help=text, expose_value=False, callback=collect)(
+            command
+        )
+    return command
+
+
+def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]]) -> T:
+    """The result of `work` on the chosen cluster. A refusal of the API becomes a message and exit code 1."""
+    from ringtrain_operator.cluster.api import ApiClient, Connection
+
+    async def run() -> T:
+        connection = Connection.from_env(os.environ, options.kubeconfig or None, options.context or None)
+        async with ApiClient(connection, user_agent="dtj") as api:
+            return await work(Session(api, options.namespace or connection.namespace))
+
+    with told():
+        return asyncio.run(run())
+
+
+def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the jobs in the chosen namespace; nothing if the cluster cannot be asked."""
+    from click.shell_completion import CompletionItem
+
+    from ringtrain_operator.cluster.api import JOBS
+
+    async def names(session: Session) -> list[str]:
+        jobs = await session.api.select(JOBS, session.namespace)
+        return [job["metadata"]["name"] for job in jobs]
+
+    try:
+        found = with_session(ctx.params.get("cluster") or ClusterOptions(), names)
+    except Exception:  # a shell that completes must not be disturbed, whatever is wrong with the cluster
+        return []
+    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+
+
+def job_argument(command: Command) -> Command:
+    """Give a command the argument JOB."""
+    return click.argument("name", metavar="JOB", shell_complete=complete_job)(command)

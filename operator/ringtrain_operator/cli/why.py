@@ -1,0 +1,101 @@
+"""`dtj why JOB`: the chain of causes for a job that does not run, or did not end well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from ringtrain_operator import contract
+from ringtrain_operator.observe import view_pod
+
+from .session import ClusterOptions, Json, Session, cluster_options, job_argument, with_session
+
+EVENTS_SHOWN = 3
+
+
+@click.command()
+@job_argument
+@cluster_options
+def why(name: str, cluster: ClusterOptions) -> None:
+    """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
+
+    async def read(session: Session) -> tuple[Json, list[Json], list[Json]]:
+        from ringtrain_operator.cluster.api import EVENTS, JOBS, PODS
+
+        job = await session.api.get(JOBS, session.namespace, name)
+        pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
+        uids = {o["metadata"]["uid"] for o in (job, *pods)}
+        events = await session.api.select(EVENTS, session.namespace)
+        return job, pods, [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
+
+    for line in explain(*with_session(cluster, read)):
+        click.echo(line)
+
+
+def explain(job: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
+    """The causes, the job's own first, each line further down nearer to the root."""
+    status = job.get("status") or {}
+    name, state = job["metadata"]["name"], status.get("state")
+    if not state:
+        yield f"{name} has no status yet: no operator has looked at it"
+        yield from _unlooked(job)
+        return
+    yield f"{name} is {state}"
+    yield from (f"  {line}" for line in _conditions(status))
+    yield from (f"    {line}" for line in _pods(pods))
+    yield from _failure(status)
+    yield from (f"  {line}" for line in _warnings(events))
+
+
+def _unlooked(job: Json) -> Iterator[str]:
+    owner = job["spec"].get("managedBy")
+    if owner and owner != "ringtrain.dev/operator":
+        yield f"  spec.managedBy is {owner!r}: the operator leaves it to that controller"
+    else:
+        yield "  is the operator running, and does it serve this namespace? See"
+        yield "  kubectl get pods --all-namespaces --selector app.kubernetes.io/name=ringtrain-operator"
+
+
+def _conditions(status: Json) -> Iterator[str]:
+    bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
+    for condition in status.get("conditions") or []:
+        told = condition.get("reason") not in ("Finished", "Suspended") or condition["type"] == "Suspended"
+        if bad.get(condition["type"]) == condition["status"] and told:
+            message = condition.get("message") or ""
+            yield f"{condition['type']}={condition['status']} since {condition['lastTransitionTime']}: " + (
+                f"{condition['reason']}: {message}" if message else condition["reason"]
+            )
+
+
+def _pods(pods: list[Json]) -> Iterator[str]:
+    for pod in map(view_pod, pods):
+        if pod.waiting:
+            yield f"pod {pod.name}: {pod.waiting}: {pod.waiting_message}"
+        elif pod.disruption:
+            yield f"pod {pod.name} was taken away: {pod.disruption}"
+        elif pod.deletion_time:
+            yield f"pod {pod.name} on {pod.node or 'no node'} is ending"
+        elif pod.phase == "Failed":
+            yield f"pod {pod.name} on {pod.node}: exit code {pod.exit_code} {pod.exit_reason}".rstrip()
+        elif pod.phase == "Pending":
+            yield f"pod {pod.name} is Pending" + (f" on {pod.node}" if pod.node else ", not scheduled yet")
+
+
+def _failure(status: Json) -> Iterator[str]:
+    failure = status.get("failure")
+    if not failure:
+        return
+    where = " ".join(str(failure[k]) for k in ("pod", "node") if failure.get(k))
+    said = f"{failure['reason']}: {failure.get('message', '')} {where}".rstrip()
+    yield f"  last failure (attempt {failure['attempt']}): {said}"
+    yield from (f"    | {line}" for line in failure.get("logTail") or ())
+    yield f"  restarts: {status.get('restarts', 0)} counted, {status.get('disruptions', 0)} disruptions"
+
+
+def _warnings(events: list[Json]) -> Iterator[str]:
+    warnings = [e for e in events if e.get("type") == "Warning"]
+    warnings.sort(key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
+    for event in warnings[-EVENTS_SHOWN:]:
+        about = event["involvedObject"]
+        yield f"event on {about.get('kind')} {about.get('name')}: {event.get('reason')}: {event.get('message')}"

@@ -1,0 +1,106 @@
+"""`dtj` against an API server: what it prints and how it ends."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from support.cluster import Cluster, OpenCluster
+from support.jobs import job
+from support.stage import open_stage
+
+DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
+
+
+async def dtj(cluster: Cluster, folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a `dtj` of its own, with a kubeconfig for the cluster's admin."""
+    if cluster.plane is not None:
+        kubeconfig = cluster.plane.kubeconfig()
+    else:
+        kubeconfig = folder / "kubeconfig"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "fake", "cluster": {"server": cluster.connection.server}}],
+            "users": [{"name": "me", "user": {}}],
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "me"}}],
+            "current-context": "fake",
+        }
+        kubeconfig.write_text(yaml.safe_dump(config))
+    process = await asyncio.create_subprocess_exec(
+        *DTJ,
+        *arguments,
+        env={**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "200"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode or 0, output.decode()
+
+
+async def test_a_job_is_submitted_listed_suspended_and_deleted(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """The commands of a job's life, each with what it says."""
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job()))
+    async with open_stage(open_cluster, tmp_path / "nodes") as s:
+        inside = ("-n", s.namespace)
+        code, said = await dtj(s.cluster, tmp_path, "submit", str(file), *inside)
+        assert (code, "digits created" in said) == (0, True), said
+        code, said = await dtj(s.cluster, tmp_path, "submit", str(file), *inside)
+        assert code == 1
+        assert "exists already" in said
+        await s.until_running()
+        code, said = await dtj(s.cluster, tmp_path, "list", *inside)
+        assert code == 0
+        assert said.splitlines()[0].split() == ["NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
+        assert said.splitlines()[1].split()[0] == "digits"
+        code, said = await dtj(s.cluster, tmp_path, "suspend", "digits", *inside)
+        assert (code, said) == (0, f"{s.namespace}/digits suspended\n")
+        await s.until_state("Suspended")
+        code, said = await dtj(s.cluster, tmp_path, "why", "digits", *inside)
+        assert said.splitlines()[0] == "digits is Suspended"
+        code, said = await dtj(s.cluster, tmp_path, "resume", "digits", *inside)
+        assert code == 0
+        await s.until_running(attempt=2)
+        code, said = await dtj(s.cluster, tmp_path, "delete", "digits", *inside)
+        assert code == 0
+        await s.until_pods(0)
+        code, said = await dtj(s.cluster, tmp_path, "why", "digits", *inside)
+        assert (code, '"digits" not found' in said) == (1, True), said
+
+
+async def test_why_tells_the_chain_of_causes(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """From the job's condition to the scheduler's words about a pod."""
+    worker = {**job()["spec"]["worker"], "devices": {"nvidia.com/gpu": 4}}
+    async with open_stage(open_cluster, tmp_path / "nodes") as s:
+        await s.submit(worker=worker)
+        await s.until_condition("Running", "False", "Insufficient")
+        code, said = await dtj(s.cluster, tmp_path, "why", "digits", "-n", s.namespace)
+        assert code == 0
+        lines = said.splitlines()
+        assert lines[0] == "digits is Pending"
+        assert "Running=False" in lines[1]
+        assert any("pod digits-worker-0: Unschedulable: 0/2 nodes are available" in line for line in lines), said
+
+
+async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Without a launcher's pod the answer is where the log is kept, not a 404."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        from ringtrain_operator.cluster.api import JOBS
+
+        await c.api.create(JOBS, ns, job(logs={"persistentVolumeClaim": {"claimName": "runs"}}))
+        code, said = await dtj(c, tmp_path, "logs", "digits", "-n", ns)
+        assert code == 1
+        assert "kept on the volume of claim runs" in said
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_completion_is_a_script(open_cluster: OpenCluster, tmp_path: Path, shell: str) -> None:
+    """Every shell gets its own script."""
+    async with open_cluster() as c:
+        code, said = await dtj(c, tmp_path, "completion", shell)
+        assert code == 0
+        assert "_DTJ_COMPLETE" in said
