@@ -13,7 +13,7 @@ from ringtrain.world.topology import Topology, topology_of
 
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
-TRANSPORTS = ("auto", "grpc", "shm")
+TRANSPORTS = ("auto", "grpc", "shm", "mpi")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class WorkerConfig:
     transport: str = "auto"
     token_file: Path | None = None
     report_fd: int | None = None
+    check_in_file: Path | None = None
     checkpoint_dir: Path | None = None
     job_name: str | None = None
     job_namespace: str | None = None
@@ -79,6 +80,7 @@ class WorkerConfig:
             transport=_one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
             token_file=_path(env, contract.ENV_TOKEN_FILE),
             report_fd=_integer(env, contract.ENV_REPORT_FD, -1) if env.get(contract.ENV_REPORT_FD) else None,
+            check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
             job_name=env.get(contract.ENV_JOB_NAME),
             job_namespace=env.get(contract.ENV_JOB_NAMESPACE),
@@ -145,11 +147,9 @@ def _from_mpi(env: Mapping[str, str]) -> _World | None:
         return _alone("mpi", "worker")
     addresses = _ring_addresses(env, place.size)
     if addresses is None:
-        raise ConfigurationError(
-            f"{place.launcher} started this process as rank {place.rank} of {place.size}, but "
-            f"{contract.ENV_RING_ADDRESSES} is not set; start the job with `ringtrain run`, or give "
-            f"host:port of each rank there"
-        )
+        from ringtrain.world.mpi_meeting import meet  # rarely needed, and import time counts
+
+        addresses = meet(place, env, _seconds(env, contract.ENV_TIMEOUT, 60.0))
     return _World("mpi", "worker", place.rank, addresses, topology_of(addresses, place.rank))
 
 

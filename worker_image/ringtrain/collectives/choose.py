@@ -13,12 +13,16 @@ from ringtrain.world.membership import Membership
 def choose_communicator(
     member: Membership, process_set: int, network: ExchangeCommunicator, config: WorkerConfig
 ) -> Communicator:
-    """Return shared memory for ranks of one pod, both for pods of several ranks each, else `network`.
+    """Return shared memory for ranks of one pod, both for pods of several ranks each, else `network`; or MPI.
 
     Collective over `network`. Raises ConfigurationError for a `config.transport` of shm that can't be had.
     """
     if config.transport == "grpc" or len(network.ranks) == 1:
         return network
+    if config.transport == "mpi":
+        from ringtrain.mpi.communicator import MpiCommunicator  # mpi4py is for those who ask for it
+
+        return MpiCommunicator(member, process_set, network)
     # Pods may be processes of one machine (`dtj local`), and are still what their agents say.
     pod = f"{host_identity()} {config.cross_rank}"
     hosts = share_memory(member, process_set, network, pod)

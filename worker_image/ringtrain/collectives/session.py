@@ -39,6 +39,8 @@ class Session:
         self._communicators: dict[int, Communicator] = {}
         self._next_process_set = WORLD
         self.add_process_set(tuple(range(config.size)))
+        if config.check_in_file is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
+            config.check_in_file.write_text(f"ringtrain: world of {config.size}\n")
 
     def communicator(self, process_set: int = WORLD) -> Communicator:
         found = self._communicators.get(process_set)

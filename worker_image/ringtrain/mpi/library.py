@@ -1,0 +1,56 @@
+"""The MPI library, through mpi4py: imported when somebody asks for it, and not before."""
+
+import atexit
+from functools import cache
+from typing import Any
+
+from ringtrain.errors import ConfigurationError
+
+_FAILED = False
+
+
+@cache
+def load_mpi() -> Any:
+    """mpi4py's MPI module, initialized. Raises ConfigurationError that names what to install."""
+    try:
+        import mpi4py
+    except ImportError as exc:
+        raise ConfigurationError(
+            "mpi4py is not installed; RINGTRAIN_TRANSPORT=mpi, and mpirun over several hosts without ringtrain's "
+            "launcher, need it: pip install mpi4py"
+        ) from exc
+    # Ended by `_finalize`: a rank that has lost a peer must not wait for it in MPI_Finalize.
+    mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as exc:
+        raise ConfigurationError(
+            f"mpi4py finds no MPI library: {exc}; install openmpi-bin or mpich, or point MPI4PY_LIBMPI at one"
+        ) from exc
+    atexit.register(_finalize, MPI)
+    return MPI
+
+
+def load_world(rank: int, size: int) -> Any:
+    """MPI's communicator of the world. Raises ConfigurationError: this process is not `rank` of `size` in it."""
+    mpi = load_mpi()
+    world = mpi.COMM_WORLD
+    if (world.rank, world.size) != (rank, size):
+        version = mpi.Get_library_version().splitlines()[0].strip()
+        raise ConfigurationError(
+            f"rank {rank} of {size} is rank {world.rank} of {world.size} to the MPI library that mpi4py has "
+            f"loaded ({version}); start the ranks with that library's own mpirun, or set MPI4PY_MPIABI to openmpi "
+            "or mpich"
+        )
+    return world
+
+
+def give_up() -> None:
+    """A peer is lost: end this process without the farewell in which MPI waits for all."""
+    global _FAILED
+    _FAILED = True
+
+
+def _finalize(mpi: Any) -> None:
+    if not _FAILED and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
