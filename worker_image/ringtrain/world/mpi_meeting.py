@@ -1,6 +1,6 @@
 """How ranks that only mpirun has started learn each other's addresses.
 
-On one host by files in the directory that Open MPI makes for the job, which costs nothing. Else through MPI itself.
+On one host by files in the directory that Open MPI makes for the job, which costs nothing. Else through MPI.
 """
 
 import fcntl
@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,19 +75,18 @@ def _meet_through_mpi(place: MpiPlace, own: str) -> tuple[str, ...]:
     return tuple(load_world(place.rank, place.size).allgather(own))
 
 
-def _own_address(
-    env: Mapping[str, str], interfaces: Callable[[], list[tuple[int, str]]] = socket.if_nameindex
-) -> str:
+def _own_address(env: Mapping[str, str]) -> str:
     """An address of this host that the others can reach."""
     named = env.get("RINGTRAIN_POD_IP")
     if named:
         return named
-    for _, name in interfaces():
+    for _, name in socket.if_nameindex():
         address = None if name.startswith(_INNER) else _address_of(name)
         if address:
             return address
     raise ConfigurationError(
-        "no address found by which other hosts reach this one; set RINGTRAIN_POD_IP on each, or RINGTRAIN_RING_ADDRESSES"
+        "no address found by which other hosts reach this one; set RINGTRAIN_POD_IP on each host, or "
+        "RINGTRAIN_RING_ADDRESSES"
     )
 
 
