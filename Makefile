@@ -20,12 +20,23 @@ $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed
 	$(BIN)/pip install --quiet -r requirements-frameworks.txt
 	@touch $@
 
+# What the MPI tests need of the system. Without root or apt they are skipped, and say what is missing.
+SYSTEM_PACKAGES := openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2
+$(VENV)/.system: $(VENV)/.installed
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { \
+			apt-get update -qq; \
+			DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(SYSTEM_PACKAGES) >/dev/null; \
+		} || echo "not all of $(SYSTEM_PACKAGES) could be installed: tests that need them are skipped"; \
+	fi
+	@touch $@
+
 venv: $(VENV)/.installed  ## make the virtual environment with both distributions
 
 demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on this machine
 	$(BIN)/dtj local manifests/samples/digits-ring.yaml
 
-test: $(VENV)/.frameworks  ## everything that passes without a cluster
+test: $(VENV)/.frameworks $(VENV)/.system  ## everything that passes without a cluster
 	$(BIN)/pytest -q
 
 lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
