@@ -36,7 +36,7 @@ class Ringtrain:
         return getattr(self, f"_{kind}")(**what)  # type: ignore[no-any-return]
 
     def _allreduce(self, nbytes: int, dtype: str = "float32") -> Work:
-        buffer = _values(nbytes, self.rank).astype(dtype)
+        buffer = values(nbytes, self.rank).astype(dtype)
         rt = self._rt
         return lambda: rt.flat.all_reduce(buffer, rt.Max)
 
@@ -46,16 +46,15 @@ class Ringtrain:
         shapes = steps.resnet50_shapes()
         if fused:
             whole = np.ones(sum(int(np.prod(s)) for s in shapes), np.float32)
-            return lambda: rt.flat.all_reduce(whole, rt.Max)
+            return lambda: _ignore(rt.allreduce(whole, rt.Max))
         tensors = [np.ones(s, np.float32) for s in shapes]
-
-        def work() -> None:
-            rt.grouped_allreduce(tensors, rt.Max)
-
-        return work
+        return lambda: _ignore(rt.grouped_allreduce(tensors, rt.Max))
 
     def _step(self) -> Work:
         return steps.ringtrain_step()
+
+    def _paced_step(self, backward_s: float) -> Work:
+        return steps.ringtrain_paced_step(backward_s)
 
     def barrier(self) -> None:
         self._rt.barrier()
@@ -80,11 +79,14 @@ class Gloo:
         return getattr(self, f"_{kind}")(**what)  # type: ignore[no-any-return]
 
     def _allreduce(self, nbytes: int, dtype: str = "float32") -> Work:
-        buffer = self._torch.from_numpy(_values(nbytes, self.rank)).to(getattr(self._torch, dtype))
+        buffer = self._torch.from_numpy(values(nbytes, self.rank)).to(getattr(self._torch, dtype))
         return lambda: self._dist.all_reduce(buffer, self._dist.ReduceOp.MAX)
 
     def _step(self) -> Work:
         return steps.ddp_step()
+
+    def _paced_step(self, backward_s: float) -> Work:
+        return steps.ddp_step(backward_s)
 
     def barrier(self) -> None:
         self._dist.barrier()
@@ -106,7 +108,7 @@ class Mpi:
         return getattr(self, f"_{kind}")(**what)  # type: ignore[no-any-return]
 
     def _allreduce(self, nbytes: int) -> Work:
-        buffer = _values(nbytes, self.rank)
+        buffer = values(nbytes, self.rank)
         return lambda: self._world.Allreduce(self._mpi.IN_PLACE, buffer, self._mpi.MAX)
 
     def barrier(self) -> None:
@@ -124,7 +126,7 @@ class Copy:
         self.rank = self._ring.rank
 
     def prepare(self, kind: str, nbytes: int, **what: Any) -> Work:
-        source, target = _values(nbytes, self.rank), np.ones(nbytes // 4, np.float32)
+        source, target = values(nbytes, self.rank), np.ones(nbytes // 4, np.float32)
         return lambda: np.copyto(target, source)
 
     def barrier(self) -> None:
@@ -132,6 +134,10 @@ class Copy:
 
     def close(self) -> None:
         self._ring.close()
+
+
+def _ignore(result: Any) -> None:
+    """Results are dropped: their memory is part of what is timed."""
 
 
 def backend(contender: str) -> Backend:
@@ -144,6 +150,6 @@ def backend(contender: str) -> Backend:
     return kinds[contender.partition("-")[0]]()
 
 
-def _values(nbytes: int, rank: int) -> Any:
+def values(nbytes: int, rank: int) -> Any:
     """Finite and stable under Max, however often it is repeated."""
     return np.random.default_rng(rank).random(nbytes // 4, np.float32)

@@ -76,10 +76,11 @@ class Gang:
             raise RuntimeError(f"{self.contender} did not start: {output[-3000:]}") from error
         return [streams[rank] for rank in range(self._hosts.ranks)]
 
-    def run(self, repetitions: int, what: dict[str, Any], into: Samples) -> None:
+    def run(self, repetitions: int, warm_up: int, what: dict[str, Any], into: Samples) -> None:
         before = self._hosts.sent_bytes()
+        command = {"do": "run", "repetitions": repetitions, "warm_up": warm_up, "what": what}
         for stream in self._streams:
-            stream.write(json.dumps({"do": "run", "repetitions": repetitions, "what": what}) + "\n")
+            stream.write(json.dumps(command) + "\n")
             stream.flush()
         answers = [json.loads(stream.readline() or "null") for stream in self._streams]
         if None in answers:
@@ -88,7 +89,7 @@ class Gang:
         into.times += [max(times) for times in zip(*(a["times"] for a in answers), strict=True)]
         into.cpu_s += sum(a["cpu_s"] for a in answers)
         # The warm-up is on the wire too.
-        into.wire_bytes += (self._hosts.sent_bytes() - before) * repetitions // (repetitions + 1)
+        into.wire_bytes += (self._hosts.sent_bytes() - before) * repetitions // (repetitions + warm_up)
 
     def close(self) -> None:
         for stream in getattr(self, "_streams", []):
@@ -122,12 +123,19 @@ def gangs(contenders: dict[str, dict[str, str]], hosts: Hosts) -> Iterator[list[
             gang.close()
 
 
-def contest(
-    running: list[Gang], turns: int, repetitions: int, what: dict[str, Any]
-) -> dict[str, dict[str, float]]:
+@dataclass(frozen=True)
+class Rounds:
+    """How often contenders take turns, and how often one repeats the work in a turn and before it counts."""
+
+    turns: int
+    repetitions: int
+    warm_up: int = 2
+
+
+def contest(running: list[Gang], rounds: Rounds, what: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Let all take turns; return their summaries by name."""
     samples = {gang.contender: Samples() for gang in running}
-    for turn in range(turns):
+    for turn in range(rounds.turns):
         for gang in running if turn % 2 == 0 else reversed(running):
-            gang.run(repetitions, what, samples[gang.contender])
+            gang.run(rounds.repetitions, rounds.warm_up, what, samples[gang.contender])
     return {name: found.summary() for name, found in samples.items()}

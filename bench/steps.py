@@ -1,5 +1,6 @@
 """One training step from "all gradients are ready" to "new weights everywhere", ours and PyTorch DDP's."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,12 +42,36 @@ def ringtrain_step() -> Work:
     return work
 
 
-def ddp_step() -> Work:
-    """DDP's own buckets and hooks; the backward pass does nothing but hand over gradients that exist already."""
+def ringtrain_paced_step(backward_s: float) -> Work:
+    """A backward pass that takes `backward_s` and no processor, as on a device, with gradients layer by layer."""
+    from ringtrain.optim import AdamW, HostOptimizer
+
+    gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
+    optimizer = HostOptimizer({name: np.ones_like(g) for name, g in gradients.items()}, AdamW(lr=1e-3))
+    total = sum(g.size for g in gradients.values())
+
+    def work() -> None:
+        begin, done = time.perf_counter(), 0
+        for name in reversed(gradients):
+            done += gradients[name].size
+            time.sleep(max(0.0, begin + backward_s * done / total - time.perf_counter()))
+            optimizer.submit(name, gradients[name])
+        optimizer.step()
+
+    return work
+
+
+def ddp_step(backward_s: float = 0.0) -> Work:
+    """DDP's own buckets and hooks; the backward pass does nothing but hand over gradients that exist already.
+
+    With `backward_s` it takes that long, without using the processor.
+    """
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
     gradients = [torch.from_numpy(g) for g in _gradients()]
+
+    total, pace = sum(g.numel() for g in gradients), {"begin": 0.0, "done": 0}
 
     class HandOver(torch.autograd.Function):
         @staticmethod
@@ -56,6 +81,9 @@ def ddp_step() -> Work:
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
+            pace["done"] += gradients[ctx.index].numel()
+            left = pace["begin"] + backward_s * pace["done"] / total - time.perf_counter()
+            time.sleep(max(0.0, left))
             return gradients[ctx.index], None
 
     class Model(torch.nn.Module):
@@ -70,6 +98,7 @@ def ddp_step() -> Work:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def work() -> None:
+        pace.update(begin=time.perf_counter(), done=0)
         model().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)

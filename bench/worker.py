@@ -35,7 +35,9 @@ def main() -> None:
 
 def _measured(made: Any, command: dict[str, Any]) -> dict[str, Any]:
     work = made.prepare(**command["what"])
-    work()  # the first time pays for page faults, connections and caches
+    for _ in range(command["warm_up"]):
+        work()  # the first times pay for page faults and connections
+    made.barrier()
     times, cpu_before = [], _cpu_seconds()
     for _ in range(command["repetitions"]):
         made.barrier()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
+from ringtrain import timeline
 from ringtrain.collectives.fold import Flat
 from ringtrain.errors import RingtrainError
 from ringtrain.transport.base import Broken, Caller, FrameStream, How
@@ -52,10 +53,12 @@ class Call:
         self._streams: dict[int, FrameStream] = {}
         names = what.label.removeprefix(what.kind)
         self._doing = Doing(f"{what.kind} #{place.sequence}{names}", place.process_set, place.sequence)
+        self._span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=place.sequence)
 
     def __enter__(self) -> "Call":
         self._member.verdict.check()
         self._started = time.monotonic()
+        self._span.__enter__()
         self._member.board.publish((self._place.process_set, self._place.sequence), self._offer)
         encoded = self._what.encode()
         try:
@@ -74,7 +77,9 @@ class Call:
         header = FrameHeader(
             self._member.place.generation, self._place.sequence, step, segment, like.dtype.name, like.nbytes
         )
-        return decode_frame(self._next(peer), header)
+        with timeline.span(f"{step.name.lower()} {segment} from {peer}", "ring step", bytes=like.nbytes):
+            frame = self._next(peer)
+        return decode_frame(frame, header)
 
     def frame(self, step: Step, segment: int, payload: Flat) -> bytes:
         """Return `payload` as a frame of this collective."""
@@ -103,6 +108,7 @@ class Call:
             self._member.board.withdraw((self._place.process_set, self._place.sequence))
             for stream in self._streams.values():
                 stream.close()
+            self._span.__exit__(kind, error, trace)
 
     def _next(self, peer: int) -> bytes:
         try:

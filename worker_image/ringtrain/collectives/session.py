@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 
+from ringtrain import timeline
 from ringtrain.collectives.choose import choose_communicator
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.engine import Engine
@@ -107,6 +108,7 @@ def init(
             if not timeout > 0:
                 raise ConfigurationError(f"timeout is {timeout}; expected seconds, more than 0")
             found = replace(found, timeout_s=float(timeout))
+        _start_timeline(found)
         _session = Session(found, None, segment_bytes)
         atexit.register(shutdown)
 
@@ -119,6 +121,16 @@ def shutdown() -> None:
     if session is not None:
         atexit.unregister(shutdown)
         session.close()
+        timeline.stop()
+
+
+def _start_timeline(config: WorkerConfig) -> None:
+    if config.timeline is None:
+        return
+    try:
+        timeline.start(config.timeline, config.rank)
+    except OSError as error:
+        raise ConfigurationError(f"RINGTRAIN_TIMELINE is {config.timeline}: {error.strerror}") from error
 
 
 def is_initialized() -> bool:

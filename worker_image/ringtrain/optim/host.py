@@ -2,6 +2,7 @@
 
 import contextvars
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ringtrain import timeline
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.group import Flat, Group, world_group
 from ringtrain.optim.arenas import Arenas
@@ -104,6 +106,7 @@ class HostOptimizer:
         }
         settings |= {"clip_norm": clip_norm, "schedule": self._settings.schedule}
         check_same_model(self._machine, {name: _described(value) for name, value in settings.items()})
+        self._backward_began_ns = time.perf_counter_ns()
         self._views = self._make_views()
         for name, array in arrays.items():
             self._views[name][...] = array
@@ -147,7 +150,11 @@ class HostOptimizer:
         """
         self._raise_if_broken()
         self._end_update()
-        if self._inbox.put(name, gradient):
+        if self._inbox.empty:
+            self._backward_began_ns = time.perf_counter_ns()
+        with timeline.span(f"submit {name}", "submit"):
+            first = self._inbox.put(name, gradient)
+        if first:
             self._start_update()
 
     def step(self, wait: bool = True) -> bool:
@@ -159,6 +166,7 @@ class HostOptimizer:
         """
         self._raise_if_broken()
         self._end_update()
+        timeline.record_since(self._backward_began_ns, "backward", "backward")
         if not self._inbox.end_micro_step():
             return False
         if self._thread is None or self._update is None:

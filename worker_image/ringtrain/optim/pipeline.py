@@ -11,8 +11,10 @@ them.
 
 import math
 import threading
+import time
 from dataclasses import dataclass
 
+from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
 from ringtrain.group import Group, Pending
 from ringtrain.optim.arenas import Arenas
@@ -71,6 +73,7 @@ class Update:
             self._reduce_next_if_complete(bucket.index)
             self._wait_reduced(bucket)
             self._reduce_next_if_complete(bucket.index)
+            began_ns = time.perf_counter_ns()
             part = self._m.arenas.part(bucket)
             scale = self._scale(bucket) * (1.0 if bucket.local else clip)
             values = StepValues(self._order.number, self._order.rate, scale)
@@ -82,6 +85,7 @@ class Update:
                 self._m.rule.update(part, values, self._m.kernels)
                 self._reduce_through(bucket.index + 1)
             self._m.arenas.store(bucket, part)
+            timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
             gathers.append(self._gather(bucket))
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
@@ -120,8 +124,9 @@ class Update:
         return reductions if self._m.sharded else [*reductions, group.all_gather(buffer, bucket.bounds)]
 
     def _wait_reduced(self, bucket: Bucket) -> None:
-        for reduction in self._reductions[bucket.index]:
-            reduction.wait()
+        with timeline.span(f"wait for bucket {bucket.index}", "wait"):
+            for reduction in self._reductions[bucket.index]:
+                reduction.wait()
 
     def _gather(self, bucket: Bucket) -> list[Pending]:
         if self._stays_here(bucket) or not self._m.sharded:

@@ -3,6 +3,7 @@
 import time
 from typing import Final, NoReturn
 
+from ringtrain import timeline
 from ringtrain.errors import RingtrainError
 from ringtrain.shm.native import NativeChannel, Outcome, Work
 from ringtrain.shm.segment import Segment
@@ -47,7 +48,8 @@ class SharedGroup:
         self._member.board.begin((self._process_set, self._sequence))
         started = time.monotonic()
         try:
-            outcome = self._channel.run(what.encode(), work, self._member.place.pull_timeout_s)
+            with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
+                outcome = self._channel.run(what.encode(), work, self._member.place.pull_timeout_s)
         except BaseException as error:  # a signal's handler raised
             self._give_up(self._doing(what), error)
             raise

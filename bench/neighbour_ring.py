@@ -1,0 +1,67 @@
+"""The textbook ring, over the same gRPC transport as ours: each rank talks to its two neighbours only.
+
+Reduce-scatter and all-gather in 2 (N - 1) steps, after Patarasuk & Yuan 2009; segments are pipelined. Its sums are
+folded in an order that differs from chunk to chunk, which is why ringtrain does not use it (docs/decisions/0001).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bench.backends import Ringtrain, Work, values
+from ringtrain.collectives.exchange import SEGMENT_BYTES, ExchangeCommunicator
+from ringtrain.collectives.layout import even_bounds, segments
+from ringtrain.collectives.session import current
+from ringtrain.transport.base import Caller
+from ringtrain.wire.frame import Step
+from ringtrain.wire.signature import Signature
+
+
+class NeighbourRing(Ringtrain):
+    """A contender of its own."""
+
+    def _allreduce(self, nbytes: int, dtype: str = "float32") -> Work:
+        buffer = values(nbytes, self.rank)
+        network = current().communicator()
+        assert isinstance(network, ExchangeCommunicator), "the neighbour ring runs with RINGTRAIN_TRANSPORT=grpc"
+        return lambda: ring_all_reduce(network, buffer)
+
+
+def ring_all_reduce(network: ExchangeCommunicator, buffer: Any) -> None:
+    """Leave the maximum over all ranks in `buffer`, in place."""
+    size, rank = len(network.ranks), network.position
+    before, after = network.ranks[(rank - 1) % size], network.ranks[(rank + 1) % size]
+    bounds = even_bounds(len(buffer), size)
+    step_elements = SEGMENT_BYTES // buffer.itemsize
+    chunks = [segments(bounds[c], bounds[c + 1], step_elements) for c in range(size)]
+    frames: dict[int, bytes] = {}
+    steps = 2 * (size - 1)
+
+    def frames_for(peer: int, caller: Caller) -> Iterator[bytes]:
+        if peer != after:
+            return
+        for index in range(sum(len(chunks[(rank - step) % size]) for step in range(steps))):
+            call.wait_until(lambda index=index: index in frames, caller)
+            yield frames.pop(index)
+
+    def offer(index: int, cut: slice) -> int:
+        frames[index] = call.frame(Step.RESULT, index, buffer[cut])
+        call.offer_changed()
+        return index + 1
+
+    call = network.call(Signature("neighbour ring"), frames_for, buffer.nbytes, tuple({before, after}))
+    with call:
+        sent = received = 0
+        for cut in chunks[rank]:
+            sent = offer(sent, cut)
+        for step in range(steps):
+            for cut in chunks[(rank - step - 1) % size]:
+                part = call.read(before, Step.RESULT, received, buffer[cut])
+                received += 1
+                if step < size - 1:
+                    np.maximum(buffer[cut], part, out=buffer[cut])
+                else:
+                    buffer[cut] = part
+                if step < steps - 1:
+                    sent = offer(sent, cut)

@@ -1,0 +1,76 @@
+"""RINGTRAIN_TIMELINE: what Perfetto is given to read."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ranks import ranks_ended, run_ranks
+
+import ringtrain as rt
+from ringtrain import timeline
+from ringtrain.optim import SGD, HostOptimizer
+
+
+def train(steps: int) -> None:
+    rt.init()
+    optimizer = HostOptimizer({"a": np.ones(4000), "b": np.ones(10)}, SGD(lr=0.1))
+    for _ in range(steps):
+        for name in ("b", "a"):
+            optimizer.submit(name, np.ones_like(optimizer.weights[name]))
+        optimizer.step()
+    rt.shutdown()
+
+
+def events_in(path: Path) -> list[dict[str, Any]]:
+    """The array's end may be missing: the format's readers add it, and so does this one."""
+    return list(json.loads(path.read_text().rstrip().rstrip(",") + "]"))
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+def test_all_ranks_write_one_file(tmp_path: Path, transport: str) -> None:
+    """Each as a process of its own, with backward, submit, collective and update of every step."""
+    path = tmp_path / "timeline.json"
+    run_ranks(train, 2, 3, env={"RINGTRAIN_TIMELINE": str(path), "RINGTRAIN_TRANSPORT": transport})
+    events = events_in(path)
+    for rank in range(2):
+        mine = [event for event in events if event["pid"] == rank]
+        assert [e["args"]["name"] for e in mine if e["name"] == "process_name"] == [f"rank {rank}"]
+        counted = Counter(event["cat"] for event in mine if event["ph"] == "X")
+        assert counted["backward"] == 3
+        assert counted["submit"] == 6
+        assert counted["update"] >= 3
+        assert counted["collective" if transport == "grpc" else "shared memory"] >= 6
+        assert transport == "shm" or counted["ring step"] >= 6
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+def test_spans_of_ranks_overlap_in_time(tmp_path: Path) -> None:
+    """All ranks are on one clock: a barrier ends on each after it began on every one."""
+    path = tmp_path / "timeline.json"
+    run_ranks(train, 2, 1, env={"RINGTRAIN_TIMELINE": str(path), "RINGTRAIN_TRANSPORT": "grpc"})
+    gathers = [e for e in events_in(path) if e.get("cat") == "collective" and e["name"].startswith("all_gather")]
+    last = [max((e for e in gathers if e["pid"] == rank), key=lambda e: e["ts"]) for rank in range(2)]
+    assert max(e["ts"] for e in last) <= min(e["ts"] + e["dur"] for e in last)
+
+
+def test_without_a_timeline_a_span_records_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    timeline.start(path, rank=5)
+    timeline.stop()
+    with timeline.span("nothing", "test"):
+        pass
+    timeline.record_since(0, "nothing", "test")
+    assert {event["ph"] for event in events_in(path)} == {"M"}
+
+
+def join() -> None:
+    rt.init()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    outcomes = ranks_ended(join, 1, env={"RINGTRAIN_TIMELINE": str(tmp_path / "no" / "where.json")})
+    assert "RINGTRAIN_TIMELINE is" in str(outcomes[0].error)
+    assert "No such file or directory" in str(outcomes[0].error)
