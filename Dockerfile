@@ -25,9 +25,13 @@ RUN /opt/venv/bin/pip install --no-cache-dir /src/operator && /opt/venv/bin/pip 
 
 FROM build AS worker-build
 # The compiler stays here: only what it built goes on.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev && rm -rf /var/lib/apt/lists/*
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev libopenmpi-dev openmpi-bin \
+    && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
-RUN /opt/venv/bin/pip install --no-cache-dir '/src/worker_image[examples]' && /opt/venv/bin/pip uninstall --yes --quiet pip
+RUN /opt/venv/bin/pip install --no-cache-dir '/src/worker_image[examples,mpi]' && /opt/venv/bin/pip uninstall --yes --quiet pip
+COPY examples/mpi/pi.c /src/pi.c
+RUN mpicc -O2 -o /opt/pi /src/pi.c -lm
 
 FROM python AS operator
 COPY --from=operator-build /opt/venv /opt/venv
@@ -36,8 +40,11 @@ USER 65532:65532
 ENTRYPOINT ["ringtrain-operator"]
 
 FROM python AS worker
+# mpirun and its library. An ssh client comes with the package, which nothing here uses; a server does not.
+RUN apt-get update && apt-get install -y --no-install-recommends openmpi-bin && rm -rf /var/lib/apt/lists/*
 COPY --from=worker-build /opt/venv /opt/venv
 COPY examples /opt/ringtrain/examples
+COPY --from=worker-build /opt/pi /opt/ringtrain/examples/mpi/pi
 RUN install -d -o 65532 -g 65532 /var/log/ringtrain /checkpoints
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp
 WORKDIR /opt/ringtrain
