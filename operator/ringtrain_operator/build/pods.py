@@ -31,7 +31,8 @@ def build_worker_pod(job: Job, attempt: int, index: int) -> Pod:
     pod["metadata"]["labels"][contract.LABEL_WORKER_INDEX] = str(index)
     spec = pod["spec"]
     main = spec["containers"][0]
-    main["command"] = ["ringtrain", "agent", "--", *main["command"], *main.pop("args", [])]
+    command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
+    main["command"] = ["ringtrain", "agent", *(["--", *command] if command else [])]
     main["env"] = environment.worker_environment(job, attempt, index) + list(main.get("env") or ())
     main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
     _add_devices(main, job.spec.worker.devices)

@@ -11,6 +11,7 @@ _COMMANDS = {
     "completion": "ringtrain_operator.cli.completion:completion",
     "delete": "ringtrain_operator.cli.delete:delete",
     "list": "ringtrain_operator.cli.listing:list_jobs",
+    "convert": "ringtrain_operator.cli.convert:convert",
     "local": "ringtrain_operator.cli.local:local",
     "operator": "ringtrain_operator.cli.operator:operator",
     "logs": "ringtrain_operator.cli.logs:logs",

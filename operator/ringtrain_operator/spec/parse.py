@@ -16,7 +16,7 @@ from ..errors import Problem, SpecInvalid
 from .base import Rule
 from .job import Job, JobSpec
 from .reserved import clashes
-from .template import launcher_template_problems, worker_template_problems
+from .template import containers_of, launcher_template_problems, worker_template_problems
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
 MAX_NAME_LENGTH = 51
@@ -108,13 +108,26 @@ def _without_nulls(value: Any) -> Any:
 
 def _template_problems(spec: Mapping[str, Any], reported: set[str]) -> list[Problem]:
     problems: list[Problem] = []
-    for key, check in (("worker", worker_template_problems), ("launcher", launcher_template_problems)):
+    for key in ("worker", "launcher"):
         section = spec.get(key)
         template = section.get("template") if isinstance(section, Mapping) else None
         path = f"spec.{key}.template"
-        if isinstance(template, Mapping) and path not in reported:
-            problems += check(template, path)
+        if not isinstance(template, Mapping) or path in reported:
+            continue
+        if key == "worker":
+            needs_command = not _launcher_names_the_program(spec)
+            problems += worker_template_problems(template, path, needs_command=needs_command)
+        else:
+            problems += launcher_template_problems(template, path)
     return problems
+
+
+def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:
+    """Whether the workers need no command: an mpi job whose launcher has one."""
+    launcher = spec.get("launcher")
+    template = launcher.get("template") if isinstance(launcher, Mapping) else None
+    containers = containers_of(template) if isinstance(template, Mapping) else []
+    return spec.get("backend") == "mpi" and bool(containers and containers[0].get("command"))
 
 
 def _broken_rules(model: BaseModel, path: str) -> Iterator[tuple[str, Rule]]:

@@ -73,8 +73,13 @@ def containers_of(template: Mapping[str, Any], field: str = "containers") -> lis
     return list((template.get("spec") or {}).get(field) or ())
 
 
-def worker_template_problems(template: Mapping[str, Any], path: str) -> list[Problem]:
-    """What keeps a worker's template from being run, each with the field's path."""
+def worker_template_problems(
+    template: Mapping[str, Any], path: str, *, needs_command: bool = True
+) -> list[Problem]:
+    """What keeps a worker's template from being run, each with the field's path.
+
+    `needs_command`: not where the launcher's mpirun names the program.
+    """
     problems = _shape_problems(template, path)
     if problems:
         return problems
@@ -82,7 +87,7 @@ def worker_template_problems(template: Mapping[str, Any], path: str) -> list[Pro
     if not containers:
         return [Problem(f"{path}.spec.containers", "is empty; the first container is the one that trains")]
     main, where = containers[0], f"{path}.spec.containers[0]"
-    if not main.get("command"):
+    if needs_command and not main.get("command"):
         problems.append(
             Problem(
                 f"{where}.command",

@@ -1,0 +1,55 @@
+"""`dtj convert FILE`: another operator's jobs as DistributedTrainingJobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import yaml
+
+from ..errors import OperatorError
+from .failures import told
+
+
+class NothingToConvert(OperatorError):
+    """The file is not there, is not YAML, or holds no job of a kind that is known."""
+
+
+@click.command()
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write there instead of to stdout.")
+def convert(manifest: Path, output: Path | None) -> None:
+    """Print the MPIJobs of kubeflow in MANIFEST as DistributedTrainingJobs.
+
+    Other objects in the file stay as they are. What could not be taken over is said on stderr.
+    """
+    from ..convert.mpijob import convert_mpijob, is_mpijob
+
+    with told(f"{manifest}: "):
+        documents = _load(manifest)
+        if not any(is_mpijob(document) for document in documents):
+            raise NothingToConvert("holds no MPIJob of kubeflow.org")
+        made = []
+        for document in documents:
+            if not is_mpijob(document):
+                made.append(document)
+                continue
+            converted = convert_mpijob(document)
+            made.append(converted.manifest)
+            for note in converted.notes:
+                click.echo(f"{converted.manifest['metadata']['name']}: {note}", err=True)
+    text = yaml.safe_dump_all(made, sort_keys=False)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+def _load(path: Path) -> list[dict[str, object]]:
+    try:
+        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    except OSError as exc:
+        raise NothingToConvert(exc.strerror or str(exc)) from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise NothingToConvert(f"not YAML: {exc}") from exc
+    return [document for document in documents if isinstance(document, dict)]

@@ -1,0 +1,1 @@
+"""From other operators' jobs to ours. One file a kind of job."""

@@ -1,0 +1,192 @@
+"""kubeflow's MPIJob (v2beta1, and v1) as a DistributedTrainingJob, with notes on everything that is not the same.
+
+docs/migrate-from-mpijob.md has the same table for people.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from ..contract import API_VERSION, KIND
+from ..errors import Problem, SpecInvalid
+from ..spec import parse_job
+
+_API_GROUP = "kubeflow.org/"
+_IMPLEMENTATIONS = ("OpenMPI", "MPICH")
+_MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
+# What MPIJob takes where a field is not set, and we would take something else.
+_BACKOFF_LIMIT = 6
+
+_DROPPED = {
+    "sshAuthMountPath": "there are no ssh keys to mount: the agents start mpirun's daemons",
+    "launcherCreationPolicy": "the launcher always waits until all workers are there",
+    "mainContainer": "the first container of a template is the main one",
+}
+_DROPPED_POLICY = {
+    "schedulingPolicy": "gang scheduling is the scheduler's: set schedulerName, labels and annotations that it "
+    "wants in the pod templates",
+}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A manifest, and in `notes` what a person should know about it, a sentence each."""
+
+    manifest: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def is_mpijob(obj: Mapping[str, Any]) -> bool:
+    """Whether `obj` is an MPIJob of kubeflow, of any version."""
+    return obj.get("kind") == "MPIJob" and str(obj.get("apiVersion", "")).startswith(_API_GROUP)
+
+
+def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
+    """The DistributedTrainingJob that does what the MPIJob `obj` does.
+
+    Raises SpecInvalid, with the MPIJob's own paths, where there is none; or with those of the result, should that
+    not be valid.
+    """
+    spec = obj.get("spec") or {}
+    notes: list[str] = []
+    worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
+    made: dict[str, Any] = {"backend": "mpi", "slotsPerWorker": int(spec.get("slotsPerWorker") or 1)}
+    made["mpi"] = _mpi(spec)
+    made["worker"] = _worker(worker, spec, notes)
+    made["launcher"] = {"template": _launcher_template(launcher, spec, notes)}
+    made["runPolicy"] = _run_policy(spec, notes)
+    if _policy(spec).get("managedBy"):
+        notes.append(
+            "spec.runPolicy.managedBy is left out: name a controller in spec.managedBy if this job has one"
+        )
+    notes += [f"spec.{name} is left out: {why}" for name, why in _DROPPED.items() if name in spec]
+    for role, replica in (("Launcher", launcher), ("Worker", worker)):
+        if replica.get("restartPolicy") not in (None, "Never"):
+            notes.append(
+                f"spec.mpiReplicaSpecs.{role}.restartPolicy is left out: a failed pod restarts the whole gang, "
+                "runPolicy.backoffLimit times"
+            )
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(obj), "spec": made}
+    parse_job(manifest)
+    return Converted(manifest, tuple(notes))
+
+
+def _metadata(obj: Mapping[str, Any]) -> dict[str, Any]:
+    given = obj.get("metadata") or {}
+    return {key: given[key] for key in ("name", "namespace", "labels", "annotations") if given.get(key)}
+
+
+def _policy(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    return spec.get("runPolicy") or {}
+
+
+def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
+    replica = (spec.get("mpiReplicaSpecs") or {}).get(role)
+    path = f"spec.mpiReplicaSpecs.{role}"
+    if not isinstance(replica, Mapping):
+        hint = "; a job without workers is the launcher's: run it with a plain Job" if role == "Worker" else ""
+        raise SpecInvalid([Problem(path, f"is missing{hint}")])
+    containers = ((replica.get("template") or {}).get("spec") or {}).get("containers")
+    if not containers:
+        raise SpecInvalid([Problem(f"{path}.template.spec.containers", "is empty")])
+    return dict(replica)
+
+
+def _mpi(spec: Mapping[str, Any]) -> dict[str, Any]:
+    implementation = spec.get("mpiImplementation") or "OpenMPI"
+    if implementation not in _IMPLEMENTATIONS:
+        message = (
+            f"is {implementation}, allowed: {', '.join(_IMPLEMENTATIONS)}; programs built for Intel MPI run with "
+            "MPICH's mpirun and library, which have the same ABI"
+        )
+        raise SpecInvalid([Problem("spec.mpiImplementation", message)])
+    made: dict[str, Any] = {"implementation": implementation}
+    if spec.get("runLauncherAsWorker"):
+        made["runLauncherAsWorker"] = True
+    return made
+
+
+def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    template = _template(replica, spec)
+    main = template["spec"]["containers"][0]
+    for field in ("command", "args"):
+        if field in main:
+            notes.append(
+                f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd"
+            )
+    devices = _take_devices(main)
+    made: dict[str, Any] = {"replicas": int(replica.get("replicas") or 1)}
+    if devices:
+        made["devices"] = devices
+    return {**made, "template": template}
+
+
+def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    template = _template(replica, spec)
+    main = template["spec"]["containers"][0]
+    devices = _take_devices(main)
+    if devices:
+        notes.append(f"the launcher's devices {devices} are left out: a launcher never gets devices")
+    if not main.get("command"):
+        arguments = main.pop("args", None) or []
+        if not arguments or PurePosixPath(arguments[0]).name not in _MPIRUNS:
+            path = "spec.mpiReplicaSpecs.Launcher.template.spec.containers[0].command"
+            message = "is missing; the image's entrypoint cannot be seen from here: write it out, with its mpirun"
+            raise SpecInvalid([Problem(path, message)])
+        main["command"] = arguments
+    notes += _command_notes([*main["command"], *(main.get("args") or [])])
+    return template
+
+
+def _command_notes(command: list[str]) -> list[str]:
+    notes = []
+    if PurePosixPath(command[0]).name not in _MPIRUNS:
+        notes.append(
+            f"the launcher runs {command[0]}: the mpirun that it finds in PATH starts the ranks, no other"
+        )
+    if any(name in " ".join(command) for name in ("plm_rsh_agent", "plm_ssh_agent", "-launcher", "--hostfile")):
+        notes.append("the launcher's command names a hostfile or a remote shell: leave that out, it is set for it")
+    return notes
+
+
+def _template(replica: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod template with the main container in front, and without what the operator decides."""
+    template: dict[str, Any] = copy.deepcopy(dict(replica["template"]))
+    pod = template["spec"]
+    name = spec.get("mainContainer")
+    pod["containers"].sort(key=lambda container: container.get("name") != name if name else False)
+    pod.pop("restartPolicy", None)
+    return template
+
+
+def _take_devices(container: dict[str, Any]) -> dict[str, int]:
+    """Extended resources out of a container's limits and requests."""
+    resources = container.get("resources") or {}
+    devices: dict[str, int] = {}
+    for field in ("requests", "limits"):
+        amounts = resources.get(field) or {}
+        for name in [name for name in amounts if "/" in name and not name.startswith("hugepages-")]:
+            devices[name] = int(amounts.pop(name))
+        if not amounts:
+            resources.pop(field, None)
+    if "resources" in container and not resources:
+        del container["resources"]
+    return devices
+
+
+def _run_policy(spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    given = _policy(spec)
+    # v1 had this one beside the policy, too.
+    made: dict[str, Any] = {"cleanPodPolicy": given.get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"}
+    for name in ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):
+        if given.get(name) is not None:
+            made[name] = given[name]
+    made["backoffLimit"] = given.get("backoffLimit", _BACKOFF_LIMIT)
+    notes += [
+        f"spec.runPolicy.{name} is left out: {why}" for name, why in _DROPPED_POLICY.items() if given.get(name)
+    ]
+    return made

@@ -1,0 +1,148 @@
+"""`dtj convert`: kubeflow's MPIJobs become jobs that are valid and do the same; what is not the same is said."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ringtrain_operator.build.pods import build_launcher_pod, build_worker_pod
+from ringtrain_operator.cli.main import main
+from ringtrain_operator.convert.mpijob import convert_mpijob
+from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.spec import parse_job
+
+MPIJOB = yaml.safe_load("""
+apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: pi, namespace: lab, labels: {team: a}, resourceVersion: "7"}
+spec:
+  slotsPerWorker: 2
+  sshAuthMountPath: /home/mpiuser/.ssh
+  runPolicy: {cleanPodPolicy: Running, ttlSecondsAfterFinished: 60, activeDeadlineSeconds: 900, suspend: true}
+  mpiReplicaSpecs:
+    Launcher:
+      replicas: 1
+      template:
+        spec:
+          containers:
+            - {name: launcher, image: pi:1, command: [mpirun], args: [-n, "4", /home/mpiuser/pi]}
+    Worker:
+      replicas: 2
+      restartPolicy: OnFailure
+      template:
+        spec:
+          nodeSelector: {zone: a}
+          containers:
+            - name: worker
+              image: pi:1
+              command: [/usr/sbin/sshd]
+              args: [-De]
+              resources: {limits: {cpu: 1, nvidia.com/gpu: 2}, requests: {nvidia.com/gpu: 2}}
+""")
+
+
+def changed(**spec: Any) -> dict[str, Any]:
+    obj = copy.deepcopy(MPIJOB)
+    obj["spec"].update(spec)
+    return obj
+
+
+def launcher_of(obj: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = obj["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def test_a_job_keeps_its_meaning() -> None:
+    """Field by field, as docs/migrate-from-mpijob.md has it."""
+    made = convert_mpijob(MPIJOB).manifest
+    assert made["metadata"] == {"name": "pi", "namespace": "lab", "labels": {"team": "a"}}
+    spec = made["spec"]
+    assert (spec["backend"], spec["slotsPerWorker"], spec["mpi"]) == ("mpi", 2, {"implementation": "OpenMPI"})
+    assert (spec["worker"]["replicas"], spec["worker"]["devices"]) == (2, {"nvidia.com/gpu": 2})
+    assert spec["worker"]["template"]["spec"] == {
+        "nodeSelector": {"zone": "a"},
+        "containers": [{"name": "worker", "image": "pi:1", "resources": {"limits": {"cpu": 1}}}],
+    }
+    assert spec["runPolicy"] == {
+        "cleanPodPolicy": "Running",
+        "suspend": True,
+        "ttlSecondsAfterFinished": 60,
+        "activeDeadlineSeconds": 900,
+        "backoffLimit": 6,
+    }
+
+
+def test_its_pods_run_agent_and_launcher() -> None:
+    """The launcher's mpirun names the program; the workers have no command of their own."""
+    job = parse_job(convert_mpijob(MPIJOB).manifest)
+    launcher = build_launcher_pod(job, 1)["spec"]["containers"][0]
+    assert launcher["command"] == ["ringtrain", "launcher", "--", "mpirun", "-n", "4", "/home/mpiuser/pi"]
+    worker = build_worker_pod(job, 1, 0)["spec"]["containers"][0]
+    assert worker["command"] == ["ringtrain", "agent"]
+    assert worker["resources"]["limits"] == {"cpu": 1, "nvidia.com/gpu": "2"}
+
+
+def test_what_is_not_the_same_is_said() -> None:
+    notes = "\n".join(convert_mpijob(MPIJOB).notes)
+    assert "spec.sshAuthMountPath is left out: there are no ssh keys to mount" in notes
+    assert "the worker's command ['/usr/sbin/sshd'] is left out" in notes
+    assert "spec.mpiReplicaSpecs.Worker.restartPolicy is left out" in notes
+    assert "pip install ringtrain" in notes
+
+
+def test_a_number_of_ranks_that_does_not_fit_is_said() -> None:
+    notes = convert_mpijob(changed(slotsPerWorker=4)).notes
+    assert any("starts 4 ranks (-n), the job has 8" in note for note in notes)
+    assert not any("ranks" in note for note in convert_mpijob(MPIJOB).notes)
+
+
+def test_an_entrypoint_in_the_arguments_is_the_command() -> None:
+    """`args: [mpirun, …]` without a command relies on an entrypoint that only executes its arguments."""
+    obj = copy.deepcopy(MPIJOB)
+    launcher_of(obj).update(command=None, args=["mpirun", "./pi"])
+    made = convert_mpijob(obj).manifest["spec"]["launcher"]["template"]["spec"]["containers"][0]
+    assert (made["command"], "args" in made) == (["mpirun", "./pi"], False)
+
+
+def test_the_launcher_as_worker_and_mpich() -> None:
+    spec = convert_mpijob(changed(mpiImplementation="MPICH", runLauncherAsWorker=True)).manifest["spec"]
+    assert spec["mpi"] == {"implementation": "MPICH", "runLauncherAsWorker": True}
+
+
+@pytest.mark.parametrize(
+    ("obj", "said"),
+    [
+        pytest.param(
+            changed(mpiImplementation="Intel"),
+            "spec.mpiImplementation: is Intel, allowed: OpenMPI, MPICH",
+            id="intel",
+        ),
+        pytest.param(changed(mpiReplicaSpecs={}), "spec.mpiReplicaSpecs.Worker: is missing", id="no-workers"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(obj: dict[str, Any], said: str) -> None:
+    """With the MPIJob's own path, and the way out."""
+    with pytest.raises(SpecInvalid, match=said):
+        convert_mpijob(obj)
+
+
+def test_the_command_writes_jobs_and_keeps_the_rest(tmp_path: Path) -> None:
+    """A file may hold other objects beside the MPIJob; notes go to stderr, YAML to stdout."""
+    source = tmp_path / "mpijob.yaml"
+    source.write_text(yaml.safe_dump_all([{"apiVersion": "v1", "kind": "ConfigMap"}, MPIJOB]))
+    result = CliRunner().invoke(main, ["convert", str(source)])
+    assert result.exit_code == 0
+    kinds = [document["kind"] for document in yaml.safe_load_all(result.stdout)]
+    assert kinds == ["ConfigMap", "DistributedTrainingJob"]
+    assert "pi: spec.sshAuthMountPath is left out" in result.stderr
+
+
+def test_a_file_without_an_mpijob_is_an_error(tmp_path: Path) -> None:
+    source = tmp_path / "other.yaml"
+    source.write_text("kind: Pod\n")
+    result = CliRunner().invoke(main, ["convert", str(source)])
+    assert result.exit_code == 1
+    assert "holds no MPIJob of kubeflow.org" in result.output
