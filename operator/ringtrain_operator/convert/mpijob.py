@@ -6,6 +6,7 @@ docs/migrate-from-mpijob.md has the same table for people.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -27,6 +28,7 @@ _DROPPED = {
     "mainContainer": "the first container of a template is the main one",
 }
 _DROPPED_POLICY = {
+    "managedBy": "it names a controller of MPIJobs; set spec.managedBy if this job is to have one",
     "schedulingPolicy": "gang scheduling is the scheduler's: set schedulerName, labels and annotations that it "
     "wants in the pod templates",
 }
@@ -52,17 +54,14 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     not be valid.
     """
     spec = obj.get("spec") or {}
-    notes: list[str] = []
+    notes = ["the image needs ringtrain (pip install ringtrain), and needs neither sshd nor keys any more"]
     worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
     made: dict[str, Any] = {"backend": "mpi", "slotsPerWorker": int(spec.get("slotsPerWorker") or 1)}
     made["mpi"] = _mpi(spec)
     made["worker"] = _worker(worker, spec, notes)
     made["launcher"] = {"template": _launcher_template(launcher, spec, notes)}
     made["runPolicy"] = _run_policy(spec, notes)
-    if _policy(spec).get("managedBy"):
-        notes.append(
-            "spec.runPolicy.managedBy is left out: name a controller in spec.managedBy if this job has one"
-        )
+    notes += _size_notes(made)
     notes += [f"spec.{name} is left out: {why}" for name, why in _DROPPED.items() if name in spec]
     for role, replica in (("Launcher", launcher), ("Worker", worker)):
         if replica.get("restartPolicy") not in (None, "Never"):
@@ -145,12 +144,28 @@ def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], note
 def _command_notes(command: list[str]) -> list[str]:
     notes = []
     if PurePosixPath(command[0]).name not in _MPIRUNS:
-        notes.append(
-            f"the launcher runs {command[0]}: the mpirun that it finds in PATH starts the ranks, no other"
-        )
+        notes.append(f"the launcher runs {command[0]}, which must call the mpirun that it finds in PATH")
     if any(name in " ".join(command) for name in ("plm_rsh_agent", "plm_ssh_agent", "-launcher", "--hostfile")):
-        notes.append("the launcher's command names a hostfile or a remote shell: leave that out, it is set for it")
+        notes.append("the launcher's command names a hostfile or a remote shell: leave that out")
     return notes
+
+
+def _size_notes(made: Mapping[str, Any]) -> list[str]:
+    """Whether a number of ranks in the launcher's command is another than the job has."""
+    main = made["launcher"]["template"]["spec"]["containers"][0]
+    command = [*main["command"], *(main.get("args") or [])]
+    pods = made["worker"]["replicas"] + int(made["mpi"].get("runLauncherAsWorker", False))
+    size = pods * made["slotsPerWorker"]
+    for option, value in itertools.pairwise(command):
+        # The first one is mpirun's, unless it has none and the program has one of the same name: only a note.
+        if option in ("-n", "-np", "--n", "--np") and value.isdecimal():
+            if int(value) == size:
+                return []
+            return [
+                f"the launcher's command starts {value} ranks ({option}), the job has {size}: make them equal, or "
+                f"leave {option} out"
+            ]
+    return []
 
 
 def _template(replica: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +201,6 @@ def _run_policy(spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         if given.get(name) is not None:
             made[name] = given[name]
     made["backoffLimit"] = given.get("backoffLimit", _BACKOFF_LIMIT)
-    notes += [
-        f"spec.runPolicy.{name} is left out: {why}" for name, why in _DROPPED_POLICY.items() if given.get(name)
-    ]
+    dropped = [(name, why) for name, why in _DROPPED_POLICY.items() if given.get(name)]
+    notes += [f"spec.runPolicy.{name} is left out: {why}" for name, why in dropped]
     return made
