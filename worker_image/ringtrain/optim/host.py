@@ -22,6 +22,7 @@ from ringtrain.optim.pipeline import Abandoned, Machine, Update, UpdateOrder
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import check_same_model, gather_state, restore_state
+from ringtrain.optim.wire import HalfWire
 
 Params = Mapping[str, Flat] | Iterable[tuple[str, Flat]]
 
@@ -61,6 +62,8 @@ class HostOptimizer:
     `schedule`: factor on `rule.lr` by number of updates done. `local`: names that are never synchronised: their
     weights and state are each rank's own, neither averaged, broadcast nor clipped.
     `check_finite`: refuse gradients with NaN or infinity, at the price of one pass.
+    `compression`: "bf16" or "fp16": float32 gradients and changes of weights travel in half of the bytes, and what
+    rounding takes away is added the next time. Needs `sharded`.
 
     Collective: all ranks construct it with the same arguments, else MismatchError. After an error in a step the
     weights may be half new; the optimizer refuses further use, and the job starts again from its checkpoint.
@@ -80,6 +83,7 @@ class HostOptimizer:
         schedule: Schedule | None = None,
         local: Collection[str] = (),
         check_finite: bool = False,
+        compression: str | None = None,
         group: Group | None = None,
     ) -> None:
         arrays = _as_arrays(params)
@@ -88,7 +92,12 @@ class HostOptimizer:
         specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
         layout = plan_layout(specs, bucket_bytes, group.size)
         arenas = Arenas(layout, rule.state_names, group.rank if sharded else None)
-        self._machine = Machine(group, layout, arenas, rule, best_kernels(), sharded)
+        if compression is not None and not sharded:
+            raise ConfigurationError(
+                f'compression is "{compression}" with sharded=False; compression needs shards'
+            )
+        wire = HalfWire(group, layout, arenas, compression) if compression is not None else None
+        self._machine = Machine(group, layout, arenas, rule, best_kernels(), sharded, wire)
         self._settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
         self._inbox = Inbox(layout, arenas, InboxRules(group.rank, accumulate, check_finite))
         self._updates = 0
@@ -103,6 +112,7 @@ class HostOptimizer:
             "bucket_bytes": bucket_bytes,
             "sharded": sharded,
             "accumulate": accumulate,
+            "compression": compression,
         }
         settings |= {"clip_norm": clip_norm, "schedule": self._settings.schedule}
         check_same_model(self._machine, {name: _described(value) for name, value in settings.items()})

@@ -23,11 +23,15 @@ from ringtrain.optim.kernels import Floats, Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.norms import Sums, exchange, squares_by_place
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
+from ringtrain.optim.wire import HalfWire
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What stays the same from update to update. `sharded`: each rank updates its own shard only."""
+    """What stays the same from update to update. `sharded`: each rank updates its own shard only.
+
+    `wire`: sends the buckets that it carries in fewer bytes.
+    """
 
     group: Group
     layout: Layout
@@ -35,6 +39,7 @@ class Machine:
     rule: Rule
     kernels: Kernels
     sharded: bool
+    wire: HalfWire | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Update:
             self._wait_reduced(bucket)
             self._reduce_next_if_complete(bucket.index)
             began_ns = time.perf_counter_ns()
+            if self._is_compressed(bucket):
+                self._wire.remember(bucket)
             part = self._m.arenas.part(bucket)
             scale = self._scale(bucket) * (1.0 if bucket.local else clip)
             values = StepValues(self._order.number, self._order.rate, scale)
@@ -117,6 +124,8 @@ class Update:
     def _reduce(self, bucket: Bucket) -> list[Pending]:
         if self._stays_here(bucket):
             return []
+        if self._is_compressed(bucket):
+            return [self._wire.reduce_scatter(bucket)]
         buffer, group = self._m.arenas.gradients(bucket), self._m.group
         # Half types are averaged by the ring, in float32: their sum could overflow. Others are summed, and the
         # update multiplies by 1 / size in a pass that it makes anyway.
@@ -131,7 +140,17 @@ class Update:
     def _gather(self, bucket: Bucket) -> list[Pending]:
         if self._stays_here(bucket) or not self._m.sharded:
             return []
+        if self._is_compressed(bucket):
+            return [self._wire.all_gather(bucket)]
         return [self._m.group.all_gather(self._m.arenas.weights(bucket), bucket.bounds)]
+
+    def _is_compressed(self, bucket: Bucket) -> bool:
+        return self._m.wire is not None and self._m.wire.carries(bucket) and not self._stays_here(bucket)
+
+    @property
+    def _wire(self) -> HalfWire:
+        assert self._m.wire is not None
+        return self._m.wire
 
     def _stays_here(self, bucket: Bucket) -> bool:
         return bucket.local or bucket.size == 0 or self._m.group.size == 1
@@ -140,6 +159,8 @@ class Update:
         """What turns the bucket's sum into the mean over ranks and micro-steps."""
         if bucket.half:
             return 1.0  # averaged by the inbox and by the ring
+        if self._is_compressed(bucket):
+            return 1.0 / self._order.micro_steps
         return 1.0 / (self._order.micro_steps * (1 if bucket.local else self._m.group.size))
 
     def _clip_factor(self, clip_norm: float) -> float:

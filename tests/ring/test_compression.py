@@ -1,0 +1,168 @@
+"""Compressed messages: same bits on all ranks, nothing lost for long, and training that gets as far."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from support.memory_group import run_threads
+
+import ringtrain as rt
+from ring.reference import assert_same_bits, made
+from ring.worlds import world_of
+from ringtrain.compression import Compressor, halves
+from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.group import Group
+from ringtrain.optim import SGD, AdamW, HostOptimizer
+
+Array = NDArray[Any]
+SIZE = 3
+
+
+@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8"])
+@pytest.mark.parametrize("transport", ["memory", "shm"])
+@pytest.mark.parametrize("length", [0, 1, 5, 3000], ids=["empty", "one", "fewer-than-two-each", "many"])
+def test_all_ranks_hold_the_same_bits(compression: str, transport: str, length: int) -> None:
+    """Close to the mean, and the same everywhere."""
+    parts = [made((length,), "float32", rank) for rank in range(SIZE)]
+    expected = sum(parts, np.zeros(length, np.float32)) / SIZE
+    with world_of(SIZE, transport) as world:
+        results = world.run(lambda rank: Compressor(compression).allreduce_(parts[rank].copy(), name="w"))
+    for got in results:
+        assert_same_bits(got, results[0])
+        assert np.allclose(got, expected, atol=0.15 if compression == "int8" else 0.05)
+
+
+@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8"])
+def test_what_rounding_loses_comes_later(compression: str) -> None:
+    """The sum of many messages of one tensor is as exact as one message, not off by many roundings."""
+    steps = 64
+    parts = [made((1000,), "float32", rank) for rank in range(SIZE)]
+    exact = steps * np.sum(np.array(parts, np.float64), axis=0)
+
+    def accumulated(feedback: bool) -> Array:
+        def work(rank: int) -> Array:
+            total, compressor = np.zeros(1000), Compressor(compression)
+            for step in range(steps):
+                name = "w" if feedback else f"w{step}"
+                total += compressor.allreduce_(parts[rank].copy(), rt.Sum, name=name)
+            return total
+
+        with world_of(SIZE) as world:
+            return world.run(work)[0]
+
+    with_feedback = np.abs(accumulated(True) - exact).mean()
+    without = np.abs(accumulated(False) - exact).mean()
+    # Rounding the sum itself is not fed back for half types: it is one of their four roundings.
+    assert with_feedback < without * (0.1 if compression == "int8" else 0.8)
+
+
+def test_ranks_that_compress_differently_are_told() -> None:
+    with world_of(2) as world:
+        errors = world.errors(
+            lambda rank: Compressor(["bf16", "int8"][rank]).allreduce_(np.ones(4, "f4"), name="w")
+        )
+    assert all(isinstance(error, MismatchError) for error in errors)
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match='compression is "zip"; expected one of bf16, fp16, int8'):
+        Compressor("zip")
+    with pytest.raises(ConfigurationError, match="float64; expected float32"):
+        Compressor("bf16").allreduce_(np.ones(3), name="w")
+    with pytest.raises(ConfigurationError, match="Sum and Average only"):
+        Compressor("bf16").allreduce_(np.ones(3, np.float32), rt.Max, name="w")
+    with pytest.raises(ConfigurationError, match='compression is "int7"'):
+        run_threads(lambda group: HostOptimizer({"w": np.ones(3)}, SGD(0.1), compression="int7", group=group), 1)
+    with pytest.raises(ConfigurationError, match="sharded=False"):
+        run_threads(
+            lambda group: HostOptimizer(
+                {"w": np.ones(3)}, SGD(0.1), compression="bf16", sharded=False, group=group
+            ),
+            1,
+        )
+
+
+@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+def test_compiled_and_numpy_lose_the_same_bits(compression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overflow, infinities and subnormal numbers included."""
+    values = np.concatenate([made((5000,), "float32", 0), np.float32([0, -0.0, 1e9, -np.inf, 1e-7, 3e-39, 65520])])
+    results = []
+    for library in (halves.native_library, lambda: None):
+        with monkeypatch.context() as patch:
+            patch.setattr(halves, "native_library", library)
+            half = np.empty(len(values), halves.half_dtype(compression))
+            lost, wide = made((len(values),), "float32", 1) / 1000, np.empty(len(values), np.float32)
+            halves.squeeze(values, lost, half)
+            halves.stretch(half, wide)
+            results.append((half, lost, wide))
+    for one, other in zip(*results, strict=True):
+        assert_same_bits(one, other)
+
+
+def digits() -> tuple[Array, Array]:
+    images, labels = load_digits(return_X_y=True)
+    return images.astype(np.float32) / 16, labels
+
+
+def trained(group: Group, compression: str | None) -> tuple[float, Array]:
+    """Softmax regression on handwritten digits; returns its accuracy on the last 297 images, and the weights."""
+    images, labels = digits()
+    optimizer = HostOptimizer(
+        {"kernel": np.zeros((64, 10), np.float32), "bias": np.zeros(10, np.float32)},
+        AdamW(lr=0.01),
+        compression=compression,
+        bucket_bytes=1000,
+        group=group,
+    )
+    mine = np.arange(group.rank, 1500, group.size)
+    for step in range(150):
+        batch = mine[step * 50 % len(mine) :][:50]
+        values = images[batch] @ optimizer.weights["kernel"] + optimizer.weights["bias"]
+        odds = np.exp(values - values.max(axis=1, keepdims=True))
+        error = odds / odds.sum(axis=1, keepdims=True)
+        error[np.arange(len(batch)), labels[batch]] -= 1
+        optimizer.submit("bias", error.mean(axis=0))
+        optimizer.submit("kernel", images[batch].T @ error / len(batch))
+        optimizer.step()
+    values = images[1500:] @ optimizer.weights["kernel"] + optimizer.weights["bias"]
+    return float((values.argmax(axis=1) == labels[1500:]).mean()), optimizer.weights["kernel"].copy()
+
+
+@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+def test_training_gets_as_far(compression: str) -> None:
+    """Digits: within one point of the accuracy in float32, and the same bits on all ranks."""
+    plain = run_threads(lambda group: trained(group, None), 2)
+    squeezed = run_threads(lambda group: trained(group, compression), 2)
+    assert_same_bits(squeezed[0][1], squeezed[1][1])
+    assert not np.array_equal(squeezed[0][1], plain[0][1])
+    assert plain[0][0] > 0.86
+    assert abs(squeezed[0][0] - plain[0][0]) <= 0.01
+
+
+def test_training_with_int8_gets_as_far() -> None:
+    """Gradient descent on digits with compressed allreduce against the same without."""
+    images, labels = digits()
+
+    def train(rank: int, compressor: Compressor | None) -> float:
+        kernel = np.zeros((64, 10), np.float32)
+        mine = np.arange(rank, 1500, 2)
+        for _ in range(60):
+            odds = np.exp(images[mine] @ kernel)
+            error = odds / odds.sum(axis=1, keepdims=True)
+            error[np.arange(len(mine)), labels[mine]] -= 1
+            gradient = images[mine].T @ error / len(mine)
+            if compressor is None:
+                rt.allreduce_(gradient)
+            else:
+                compressor.allreduce_(gradient, name="kernel")
+            kernel -= gradient
+        return float(((images[1500:] @ kernel).argmax(axis=1) == labels[1500:]).mean())
+
+    with world_of(2) as world:
+        plain = world.run(lambda rank: train(rank, None))
+        squeezed = world.run(lambda rank: train(rank, Compressor("int8")))
+    assert squeezed[0] == squeezed[1]
+    assert plain[0] > 0.88
+    assert abs(squeezed[0] - plain[0]) <= 0.01

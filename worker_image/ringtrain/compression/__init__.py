@@ -1,0 +1,9 @@
+"""Fewer bytes on the wire than in memory; what rounding loses is added to the next message of the same tensor.
+
+Error feedback after Seide et al. 2014 and Karimireddy et al. 2019. Off unless asked for.
+"""
+
+from ringtrain.compression.compressor import Compressor
+from ringtrain.compression.halves import HALVES
+
+__all__ = ["HALVES", "Compressor"]

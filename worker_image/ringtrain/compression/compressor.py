@@ -1,0 +1,91 @@
+"""Allreduce with compressed messages, for tensors that come back every step."""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.layout import even_bounds
+from ringtrain.collectives.ops import Average, Op, Sum
+from ringtrain.collectives.process_sets import ProcessSet
+from ringtrain.collectives.submit import call
+from ringtrain.collectives.tensors import check_writable, tensor_of
+from ringtrain.compression import int8
+from ringtrain.compression.halves import HALVES, half_dtype, squeeze, stretch
+from ringtrain.errors import ConfigurationError
+from ringtrain.wire.signature import Signature
+
+Flat = NDArray[Any]
+_INT8: Final = "int8"
+
+
+class Compressor:
+    """Allreduces float32 tensors as "bf16" or "fp16" (half of the bytes) or "int8" (a quarter).
+
+        compressor = Compressor("bf16")
+        compressor.allreduce_(gradient, name="conv1.weight")
+
+    Each named tensor has a memory of its own for what rounding lost; it is added the next time. All ranks hold the
+    same bits afterwards. Sums are folded in float32, in rank order. Every rank must use the same compression.
+    """
+
+    def __init__(self, compression: str) -> None:
+        """Raises ConfigurationError for an unknown `compression`."""
+        if compression != _INT8:
+            if compression not in HALVES:
+                allowed = ", ".join([*HALVES, _INT8])
+                raise ConfigurationError(f'compression is "{compression}"; expected one of {allowed}')
+            half_dtype(compression)
+        self.compression = compression
+        self._lost: dict[str, Flat] = {}
+        self._lost_results: dict[str, Flat] = {}
+
+    def allreduce_(self, x: Flat, op: Op = Average, *, name: str, process_set: ProcessSet | None = None) -> Flat:
+        """Replace `x` (float32, contiguous) by the sum or average over all ranks, and return it.
+
+        `name` tells tensors apart: the same tensor, the same name. Raises ConfigurationError and what
+        `ringtrain.allreduce_` raises.
+        """
+        check_writable(x, "Compressor.allreduce_")
+        if x.dtype != np.float32 or not x.flags.c_contiguous:
+            kind = "" if x.flags.c_contiguous else " and not contiguous"
+            raise ConfigurationError(f'tensor "{name}" is {x.dtype}{kind}; expected float32 and contiguous')
+        if op not in (Sum, Average):
+            raise ConfigurationError(f"op is {op}; compression knows Sum and Average only")
+        values = x.reshape(-1)
+        what = Signature(f"allreduce as {self.compression}", (tensor_of(x, name),), op.value)
+        reduce = self._as_int8 if self.compression == _INT8 else self._as_half
+        call(lambda communicator: reduce(communicator, what, values, op), process_set)
+        return x
+
+    def _as_half(self, communicator: Communicator, what: Signature, values: Flat, op: Op) -> None:
+        half = np.empty(len(values), half_dtype(self.compression))
+        squeeze(values, self._memory(self._lost, what, len(values)), half)
+        communicator.all_reduce(what, half, half, op)
+        stretch(half, values)
+
+    def _as_int8(self, communicator: Communicator, what: Signature, values: Flat, op: Op) -> None:
+        """Sums of bytes would overflow: contributions go to the owner of each chunk as they are, it folds them in
+        float32, and its result is compressed anew, with a memory of its own."""
+        size, position = len(communicator.ranks), communicator.position
+        bounds = even_bounds(len(values), size)
+        cuts = [slice(bounds[p], bounds[p + 1]) for p in range(size)]
+        lost = self._memory(self._lost, what, len(values))
+        messages = communicator.all_to_all(what, [int8.encode(values[cut], lost[cut]) for cut in cuts])
+        length = bounds[position + 1] - bounds[position]
+        total = int8.decode(messages[0], length)
+        for message in messages[1:]:
+            total += int8.decode(message, length)
+        if op is Average:
+            total /= size
+        encoded = int8.encode(total, self._memory(self._lost_results, what, length))
+        for cut, message in zip(cuts, communicator.all_gather_parts(what, encoded), strict=True):
+            values[cut] = int8.decode(message, cut.stop - cut.start)
+
+    def _memory(self, memories: dict[str, Flat], what: Signature, length: int) -> Flat:
+        name = what.tensors[0].name or ""
+        memory = memories.get(name)
+        if memory is None or len(memory) != length:
+            memory = memories[name] = np.zeros(length, np.float32)
+        return memory

@@ -1,0 +1,58 @@
+"""float32 as bfloat16 or float16, and back."""
+
+import ctypes
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.kernels.library import native_library
+from ringtrain.wire.dtypes import CODES, dtype_of
+
+Flat = NDArray[Any]
+# As users write them.
+HALVES: Final = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def half_dtype(compression: str) -> np.dtype[Any]:
+    """The type in which `compression` ("bf16" or "fp16") sends float32. Raises ConfigurationError."""
+    if compression not in HALVES:
+        raise ConfigurationError(f'compression is "{compression}"; expected one of {", ".join(HALVES)}')
+    return dtype_of(HALVES[compression])
+
+
+def squeeze(values: Flat, lost: Flat, half: Flat) -> None:
+    """Round `values + lost` into `half`, and leave in `lost` what the rounding took away. All 1-d, contiguous.
+
+    An element that overflows its half type is sent as infinity, and its loss is forgotten.
+    """
+    library = native_library()
+    if library is not None:
+        library.ringtrain_squeeze(
+            *_arguments(half), _pointer(values), _pointer(lost), ctypes.c_size_t(values.size)
+        )
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add(values, lost, out=lost)
+        half[...] = lost
+        np.subtract(lost, half.astype(np.float32), out=lost)
+        lost[~np.isfinite(lost)] = 0
+
+
+def stretch(half: Flat, values: Flat) -> None:
+    """Widen `half` into `values`; exact."""
+    library = native_library()
+    if library is None:
+        values[...] = half
+        return
+    code, pointer = _arguments(half)
+    library.ringtrain_widen(code, _pointer(values), pointer, ctypes.c_size_t(values.size))
+
+
+def _arguments(half: Flat) -> tuple[int, ctypes.c_void_p]:
+    return CODES[half.dtype.name], _pointer(half)
+
+
+def _pointer(values: Flat) -> ctypes.c_void_p:
+    return ctypes.c_void_p(values.ctypes.data)

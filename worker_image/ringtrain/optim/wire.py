@@ -1,0 +1,92 @@
+"""Buckets on the wire in a half type: gradients as they are, weights as what changed, both with error feedback."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ringtrain.compression.halves import Flat, half_dtype, squeeze, stretch
+from ringtrain.group import Group, Pending
+from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.layout import Bucket, Layout
+
+
+@dataclass
+class _Memory:
+    """Of one bucket. `half`: what is sent. `lost`, `lost_change`: what rounding took from gradients and from the
+    own shard's change. `before`: the own shard's weights before the update."""
+
+    half: Flat
+    lost: Flat
+    lost_change: Flat
+    before: Flat = field(default_factory=lambda: np.empty(0, np.float32))
+
+
+class HalfWire:
+    """Carries float32 buckets of a sharded optimizer in half of the bytes.
+
+    All ranks, the owner of a shard included, apply the rounded change to the weights they had, so that all hold
+    the same bits; what the rounding took away is part of the owner's next change.
+    """
+
+    def __init__(self, group: Group, layout: Layout, arenas: Arenas, compression: str) -> None:
+        """Raises ConfigurationError for an unknown `compression`."""
+        dtype = half_dtype(compression)
+        self._group = group
+        self._arenas = arenas
+        self._memories = {
+            bucket.index: _Memory(
+                np.empty(bucket.size, dtype),
+                np.zeros(bucket.size, np.float32),
+                np.zeros(self._shard(bucket).stop - self._shard(bucket).start, np.float32),
+            )
+            for bucket in layout.buckets
+            if bucket.dtype == np.float32 and not bucket.local and bucket.size
+        }
+
+    def carries(self, bucket: Bucket) -> bool:
+        return bucket.index in self._memories
+
+    def reduce_scatter(self, bucket: Bucket) -> Pending:
+        """Average the gradients of `bucket` over ranks; the own shard is in the gradient arena after `wait`."""
+        memory, gradients, shard = (
+            self._memories[bucket.index],
+            self._arenas.gradients(bucket),
+            self._shard(bucket),
+        )
+        squeeze(gradients, memory.lost, memory.half)
+        pending = self._group.reduce_scatter(memory.half, bucket.bounds, average=True)
+        return _Then(pending, lambda: stretch(memory.half[shard], gradients[shard]))
+
+    def remember(self, bucket: Bucket) -> None:
+        """Note the weights of the own shard; called before they are updated."""
+        self._memories[bucket.index].before = self._arenas.weights(bucket)[self._shard(bucket)].copy()
+
+    def all_gather(self, bucket: Bucket) -> Pending:
+        """Send what changed in the own shard; all weights are new, and the same on all ranks, after `wait`."""
+        memory, weights, shard = self._memories[bucket.index], self._arenas.weights(bucket), self._shard(bucket)
+        np.subtract(weights[shard], memory.before, out=weights[shard])
+        squeeze(weights[shard], memory.lost_change, memory.half[shard])
+        weights[shard] = memory.before
+        pending = self._group.all_gather(memory.half, bucket.bounds)
+        return _Then(pending, lambda: self._apply(weights, memory.half))
+
+    def _apply(self, weights: Flat, changes: Flat) -> None:
+        wide = np.empty(len(changes), np.float32)
+        stretch(changes, wide)
+        np.add(weights, wide, out=weights)
+
+    def _shard(self, bucket: Bucket) -> slice:
+        return slice(bucket.bounds[self._group.rank], bucket.bounds[self._group.rank + 1])
+
+
+@dataclass(frozen=True)
+class _Then:
+    """A collective and what follows it on this rank. Waited for once."""
+
+    pending: Pending
+    action: Callable[[], None]
+
+    def wait(self) -> None:
+        self.pending.wait()
+        self.action()
