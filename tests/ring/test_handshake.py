@@ -111,7 +111,7 @@ def test_a_second_process_with_a_rank_is_refused_while_ranks_meet() -> None:
     """Of two that say they are rank 1 the second is refused, and rank 0 fails: either may be right."""
     place = Place(rank=0, size=2, addresses=("a:1", "b:1"))
     verdict = Verdict()
-    handshake = Handshake(place, verdict)
+    handshake = Handshake(place, verdict, lambda peer: False)
 
     def hello(instance: str) -> bytes:
         return dump(Hello(PROTOCOL_VERSION, 1, 2, place.generation, "b:1", instance, "nonce"))
@@ -137,7 +137,7 @@ def test_a_second_process_with_a_rank_is_refused_after_ranks_have_met() -> None:
 
 def test_another_rank_at_an_address_is_named() -> None:
     """Addresses in another order on one rank: the ranks that meet see that they are not who they should be."""
-    first, second, third = world(3)
+    first, second, third = world(3, timeout_s=5.0)
     swapped = (second.addresses[0], third.addresses[2], third.addresses[1])
     errors = meet([first, changed(second, addresses=swapped), changed(third, addresses=swapped)], "grpc")
     assert_all_refuse(

@@ -45,10 +45,11 @@ class MemoryNetwork:
             self._services[rank] = service
             self._changed.notify_all()
 
-    def leave(self, rank: int) -> None:
-        """Take `rank` off the network, as if its process had died."""
+    def leave(self, rank: int, grace_s: float = 0.0) -> None:
+        """Take `rank` off the network, as if its process had died once `grace_s` is over."""
         with self._changed:
             self._services.pop(rank, None)
+            self._changed.wait_for(lambda: not self._callers.get(rank), grace_s)
             callers = list(self._callers.pop(rank, ()))
         for caller in callers:
             caller.leave()
@@ -74,6 +75,7 @@ class MemoryNetwork:
     def forget(self, rank: int, caller: MemoryCaller) -> None:
         with self._changed:
             self._callers.get(rank, set()).discard(caller)
+            self._changed.notify_all()
 
 
 class MemoryStream:
@@ -156,5 +158,5 @@ class MemoryTransport:
         return MemoryStream(frames, caller, lambda: self._network.forget(peer, caller))
 
     def close(self, grace_s: float) -> None:
-        self._network.leave(self._rank)
+        self._network.leave(self._rank, grace_s)
         self._network.give_up(list(self._asking))

@@ -10,22 +10,25 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
-from ringtrain.transport.base import Broken, Transport
+from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import Failure, Refused
 from ringtrain.wire.messages import HELLO, PROTOCOL_VERSION, PROVE, SESSION_BYTES, Hello, dump, load
 from ringtrain.world import trust
 from ringtrain.world.place import Place
 from ringtrain.world.verdict import Verdict
 
+_ASK_AGAIN_S: Final = 0.1
+
 
 class Handshake:
     """Sessions of one rank: those it gave to peers, and those that peers gave to it."""
 
-    def __init__(self, place: Place, verdict: Verdict) -> None:
+    def __init__(self, place: Place, verdict: Verdict, is_over: Callable[[int], bool]) -> None:
         self._place = place
         self._verdict = verdict
+        self._is_over = is_over  # whether this rank's world has ended for that peer
         self._instance = secrets.token_hex(8) + f"-{os.getpid()}"
         self._changed = threading.Condition()
         self._heard: dict[int, tuple[Hello, str]] = {}  # what peers said, and the nonce they got
@@ -47,6 +50,8 @@ class Handshake:
             if known == {theirs.instance}:
                 self._heard[theirs.rank] = (theirs, mine.nonce)
         if known != {theirs.instance}:
+            if self._all_met and self._is_over(theirs.rank):
+                raise Broken(How.CLOSED, f"rank {self._place.rank} is still leaving an earlier world")
             self._refuse_if(_twice(theirs.rank))
         proof = trust.proof(self._place.token, trust.SERVER, dump(theirs), dump(mine))
         return dump({"hello": mine.__dict__, "proof": proof})
@@ -88,21 +93,35 @@ class Handshake:
         Reaches a verdict and raises otherwise.
         """
         end = time.monotonic() + self._place.timeout_s
-        mine = {peer: self._mine() for peer in self._place.peers}
-        hellos = {
-            peer: transport.ask(peer, HELLO, dump(mine[peer]), self._place.timeout_s, patient=True)
-            for peer in self._place.peers
-        }
-        for peer, answer in hellos.items():
-            reply = load(self._answer(peer, answer, end))
-            proof = self._examine(peer, mine[peer], reply)
-            request = dump({"rank": self._place.rank, "instance": self._instance, "proof": proof})
-            left = max(end - time.monotonic(), self._place.probe_timeout_s)
-            self._held[peer] = self._answer(peer, transport.ask(peer, PROVE, request, left), end)
-            if self._bad_proof(mine[peer], reply):
-                self._fail(Failure("configuration", _token_message(self._place.rank, peer)))
+        hellos = {peer: self._mine() for peer in self._place.peers}
+        answers = {peer: self._ask_hello(transport, peer, hello, end) for peer, hello in hellos.items()}
+        for peer, answer in answers.items():
+            self._meet(transport, peer, hellos[peer], answer, end)
             met(peer)
         self._await_all(end)
+
+    def _meet(self, transport: Transport, peer: int, mine: Hello, answer: "Future[bytes]", end: float) -> None:
+        """Hello and Prove; again from the start if the peer is still leaving an earlier world at its address."""
+        while True:
+            try:
+                reply = load(self._answer(answer, end))
+                request = dump(
+                    {"rank": mine.rank, "instance": mine.instance, "proof": self._examine(peer, mine, reply)}
+                )
+                left = max(end - time.monotonic(), self._place.probe_timeout_s)
+                self._held[peer] = self._answer(transport.ask(peer, PROVE, request, left), end)
+                break
+            except Broken as broken:
+                left = end - time.monotonic()
+                if broken.how is not How.CLOSED or left <= 0:
+                    self._fail(Failure("lost", self._absent(peer), peer))
+            self._verdict.wait(min(left, _ASK_AGAIN_S))
+            answer = self._ask_hello(transport, peer, mine, end)
+        if self._bad_proof(mine, reply):
+            self._fail(Failure("configuration", _token_message(self._place.rank, peer)))
+
+    def _ask_hello(self, transport: Transport, peer: int, mine: Hello, end: float) -> "Future[bytes]":
+        return transport.ask(peer, HELLO, dump(mine), end - time.monotonic(), patient=True)
 
     def _mine(self) -> Hello:
         p = self._place
@@ -123,28 +142,27 @@ class Handshake:
         expected = trust.proof(self._place.token, trust.SERVER, dump(mine), dump(reply["hello"]))
         return not trust.same(expected, str(reply["proof"]))
 
-    def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
-        """The peer's answer, or the world's failure if that comes first."""
+    def _answer(self, answer: "Future[bytes]", end: float) -> bytes:
+        """Wait for the peer's answer, or for the world's failure if that comes first. Raises Broken."""
         done = threading.Event()
         answer.add_done_callback(lambda _: done.set())
         self._verdict.on_reached(done.set)
-        done.wait(max(end - time.monotonic(), 0) + self._place.probe_timeout_s)
+        in_time = done.wait(max(end - time.monotonic(), 0) + self._place.probe_timeout_s)
         self._verdict.forget(done.set)
         self._verdict.check()
+        if not in_time:
+            raise Broken(How.TIMEOUT, "no answer")
         try:
-            return answer.result(0)
+            return answer.result()
         except Refused as refused:
             self._fail(refused.failure)
-        except (Broken, TimeoutError):
-            self._fail(
-                Failure(
-                    "lost",
-                    f"{self._place.name(peer)} has not joined within {self._place.timeout_s:g} s "
-                    f"(waited for by rank {self._place.rank}); is it started, and is its address right?",
-                    peer,
-                )
-            )
-        raise AssertionError("unreachable")
+            raise
+
+    def _absent(self, peer: int) -> str:
+        return (
+            f"{self._place.name(peer)} has not joined within {self._place.timeout_s:g} s "
+            f"(waited for by rank {self._place.rank}); is it started, and is its address right?"
+        )
 
     def _await_all(self, end: float) -> None:
         def all_here() -> bool:

@@ -22,7 +22,7 @@ class Membership:
         self.transport = transport
         self.verdict = Verdict()
         self.board = Board(place.rank, self.verdict)
-        self._handshake = Handshake(place, self.verdict)
+        self._handshake = Handshake(place, self.verdict, self._is_over)
         self.monitor = Monitor(place, transport, self.verdict, self._identity)
         self._closed = threading.Lock()
 
@@ -99,6 +99,10 @@ class Membership:
         caller.on_end(self.board.changed)
         ended = self.board.await_end(min(self.place.timeout_s, caller.remaining_s()), caller)
         return LEFT if ended else ALIVE
+
+    def _is_over(self, peer: int) -> bool:
+        """Whether this world has ended for `peer`: it has left (the news may be on its way), or all failed."""
+        return self.verdict.failure is not None or self.monitor.await_left(peer, self.place.settle_s)
 
     def _identity(self, peer: int) -> dict[str, object]:
         return {"rank": self.place.rank, "session": self._handshake.session(peer).hex()}

@@ -63,6 +63,7 @@ class Monitor:
         self._identity = identity  # what proves to a peer who asks
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._left: set[int] = set()
+        self._parted = threading.Condition()
         self._announced = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._judge_reports, name="ringtrain-monitor", daemon=True)
@@ -81,9 +82,10 @@ class Monitor:
         """Hand in what was noticed. Returns at once; the verdict follows, within a fifth of the timeout."""
         self._reports.put(report)
 
-    def has_left(self, peer: int) -> bool:
-        """Whether `peer` has said that it shuts down."""
-        return peer in self._left
+    def await_left(self, peer: int, timeout_s: float) -> bool:
+        """Wait until `peer` has said that it shuts down; False if it has not in time."""
+        with self._parted:
+            return self._parted.wait_for(lambda: peer in self._left, timeout_s)
 
     def adopt(self, failure: Failure) -> None:
         """Take over the verdict that a peer announces."""
@@ -129,7 +131,9 @@ class Monitor:
             return
         error = answer.exception()
         if error is None and answer.result() == LEFT:
-            self._left.add(peer)
+            with self._parted:
+                self._left.add(peer)
+                self._parted.notify_all()
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
             self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
         elif isinstance(error, Refused):

@@ -1,0 +1,213 @@
+"""Ranks that leave, lag or fail on their own: what the others read, and what is left."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.ranks import ranks_ended, run_ranks, started_ranks, tell
+
+import ringtrain as rt
+from ring.leftovers import leftovers
+from ring.worlds import World, world_of
+from ringtrain.errors import PeerLost
+
+OVER = pytest.mark.parametrize("transport", ["memory", "grpc"])
+GRPC = {"RINGTRAIN_TRANSPORT": "grpc"}
+
+
+def lost(error: BaseException | None, rank: int, message: str) -> bool:
+    """Whether `error` names `rank` in these words; the test fails otherwise."""
+    assert isinstance(error, PeerLost), error
+    assert error.rank == rank, error
+    assert re.search(message, str(error)), error
+    return True
+
+
+def error_of(call: Callable[[], object]) -> BaseException | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+@OVER
+def test_a_rank_that_shuts_down_is_named(transport: str) -> None:
+    """A rank leaves in good order while others wait for it: they say so, at once, and go on saying so."""
+    with world_of(3, transport) as world:
+
+        def leave(rank: int) -> BaseException | None:
+            rt.barrier()
+            if rank == 1:
+                world.sessions[1].close()
+                return None
+            return error_of(lambda: rt.allreduce(np.ones(3), name="loss"))
+
+        for rank in (0, 2):
+            error = world.run(leave)[rank] if rank == 0 else world.errors(lambda _: rt.barrier())[2]
+            assert lost(error, 1, r'rank 1 has shut down, and rank [02] needs it for allreduce #2 "loss"')
+
+
+@OVER
+def test_a_rank_that_lags_is_named(transport: str) -> None:
+    """A rank that does not come is named with the collective that it has not reached; it raises the same later."""
+    gave_up = threading.Barrier(3)
+    with world_of(3, transport, timeout_s=3.0) as world:
+
+        def lag(rank: int) -> BaseException | None:
+            error = None
+            if rank != 2:
+                error = error_of(lambda: rt.allreduce(np.ones(3), name="conv1.weight"))
+            gave_up.wait(60)
+            return error or error_of(lambda: rt.allreduce(np.ones(3), name="conv1.weight"))
+
+        for error in world.run(lag):
+            lost(
+                error,
+                2,
+                r'rank 2 has not reached allreduce #1 "conv1.weight" after 2\.\d* s that rank [01] waited',
+            )
+
+
+@OVER
+def test_a_fault_reaches_asynchronous_collectives(transport: str) -> None:
+    """Every handle that is still open raises; so does whatever is submitted after."""
+    with world_of(2, transport) as world:
+
+        def submit(rank: int) -> list[BaseException | None]:
+            if rank == 1:
+                world.sessions[1].close()
+                return []
+            handles = [rt.allreduce_async(np.ones(3)) for _ in range(3)]
+            return [error_of(handle.synchronize) for handle in [*handles, rt.allreduce_async(np.ones(1))]]
+
+        errors = world.run(submit)[0]
+    assert len(errors) == 4
+    assert all(lost(error, 1, "rank 1 has shut down") for error in errors)
+
+
+@OVER
+def test_a_rank_interrupted_in_a_collective_tells_the_others(transport: str) -> None:
+    """An exception that is not the ring's ends the collective on all ranks, with its reason."""
+    with world_of(2, transport) as world:
+
+        def interrupted(rank: int) -> BaseException | None:
+            communicator = world.sessions[rank].communicator()
+            if rank == 0:
+                return error_of(lambda: rt.allreduce(np.ones(3), rt.Sum))
+            what = rt.collectives.work._reduction("allreduce", [np.ones(3)], rt.Sum, None)
+            return error_of(lambda: communicator.all_reduce(what, np.ones(3), _Unwritable(), rt.Sum))  # type: ignore[arg-type]
+
+        first, second = world.run(interrupted)
+    assert str(second) == "out of memory"
+    lost(first, 1, "rank 1 left allreduce #1 because of RuntimeError: out of memory")
+
+
+class _Unwritable:
+    """A target that fails when it is used."""
+
+    def __getitem__(self, key: object) -> None:
+        raise RuntimeError("out of memory")
+
+
+@OVER
+def test_nothing_is_left_of_a_world(transport: str) -> None:
+    """After close no thread and no socket of any rank is there, whether the world was used, failed or idle."""
+
+    def use(world: World) -> None:
+        world.run(lambda rank: rt.synchronize(rt.allreduce_async(np.ones(10_000))))
+
+    def fail(world: World) -> None:
+        world.errors(lambda rank: rt.allreduce(np.ones(1 + rank)))
+
+    for life in (use, fail, lambda world: None):
+        with world_of(3, transport) as world:
+            life(world)
+        assert not leftovers()
+
+
+def _init_again_after_a_fault() -> list[object]:
+    rt.init(timeout=30)
+    told = []
+    for _ in range(2):
+        error = error_of(lambda: rt.allreduce(np.ones(1 + rt.rank())))
+        told.append(type(error).__name__)
+    rt.shutdown()
+    rt.init()
+    told.append(rt.allreduce(np.ones(2), rt.Sum).tolist())
+    rt.shutdown()
+    return [*told, leftovers()]
+
+
+def test_a_failed_world_is_replaced_by_a_new_one() -> None:
+    """After a fault every collective raises until shutdown and init; then the world is whole again."""
+    assert (
+        run_ranks(_init_again_after_a_fault, 2, env=GRPC) == [["MismatchError", "MismatchError", [2, 2], []]] * 2
+    )
+
+
+def _exit_at_once(last: bool) -> list[float]:
+    rt.init()
+    x = np.full(300_000, 1.0 + rt.rank())
+    if rt.rank() == 1 and last:
+        rt.shutdown = lambda: None  # the launcher of ranks would call it; here nobody does
+    return rt.allreduce(x, rt.Sum)[:2].tolist()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["shutdown", "without-shutdown"])
+def test_a_rank_may_end_right_after_its_last_collective(last: bool) -> None:
+    """Nobody starves: a collective returns on a rank when the others have all that they need of it."""
+    assert run_ranks(_exit_at_once, 3, last, env=GRPC) == [[6.0, 6.0]] * 3
+
+
+def _wait_for_the_killed() -> str:
+    rt.init()
+    rt.barrier()
+    tell("ready")
+    return str(error_of(rt.barrier)) if rt.rank() != 1 else signal.pause()
+
+
+def test_the_survivors_of_a_killed_rank_agree() -> None:
+    """kill -9 from outside, between collectives: both others name the rank and its address."""
+    with started_ranks(_wait_for_the_killed, 3, env=GRPC) as ranks:
+        for rank in range(3):
+            assert ranks.message(rank) == "ready"
+        ranks.signal(1, signal.SIGKILL)
+        outcomes = ranks.outcomes(ranks=[0, 2])
+    for outcome in outcomes:
+        assert re.fullmatch(r"rank 1 \(127\.0\.0\.1:\d+\) was lost.*", outcome.value), outcome
+
+
+def _raise_on_one() -> None:
+    rt.init()
+    rt.barrier()
+    if rt.rank() == 2:
+        raise ValueError("a bug in the training script")
+    rt.allreduce(np.ones(3))
+
+
+def test_a_rank_that_raises_ends_the_others() -> None:
+    """A script that fails on one rank, whose interpreter then shuts down, does not leave the others waiting."""
+    outcomes = ranks_ended(_raise_on_one, 3, env=GRPC)
+    assert outcomes[2].error == "ValueError: a bug in the training script"
+    for outcome in outcomes[:2]:
+        assert outcome.error is not None
+        assert outcome.error.startswith("PeerLost: rank 2 has shut down")
+
+
+def _two_worlds_in_turn() -> list[float]:
+    sums = []
+    for round_ in range(3):
+        rt.init()
+        sums.append(float(rt.allreduce(float(os.getpid() > 0) + round_, rt.Sum)))
+        rt.shutdown()
+    return sums
+
+
+def test_worlds_can_follow_each_other_at_once() -> None:
+    """init, use, shutdown, and again on the same ports: a rank that is slow to leave does not disturb the next."""
+    assert run_ranks(_two_worlds_in_turn, 3, env=GRPC) == [[3.0, 6.0, 9.0]] * 3
