@@ -17,7 +17,7 @@ $(VENV)/.installed: requirements-dev.txt operator/pyproject.toml worker_image/py
 	@touch $@
 
 $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed
-	$(BIN)/pip install --quiet -r requirements-frameworks.txt
+	$(BIN)/pip install -qq -r requirements-frameworks.txt
 	@touch $@
 
 # What the MPI tests need of the system. Without root or apt they are skipped, and say what is missing.
