@@ -73,22 +73,12 @@ def same_everywhere(model: keras.Model) -> None:
 
 
 def check_tape_trains_like_one_process():
-    for rule in RULES:
+    for rule in ("momentum", "adam"):
         model = network()
         step = stepper(model, RULES[rule](), hvd.DistributedGradientTape)
-        for number in range(STEPS):
+        for number in range(20):
             step(*batch(RANK, number))
-        agree(model, reference(rule))
-        same_everywhere(model)
-
-
-def check_optimizer_trains_like_one_process():
-    for rule in RULES:
-        model = network()
-        step = stepper(model, hvd.DistributedOptimizer(RULES[rule]()))
-        for number in range(STEPS):
-            step(*batch(RANK, number))
-        agree(model, reference(rule))
+        agree(model, reference(rule, 20))
         same_everywhere(model)
 
 
