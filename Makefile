@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint generate verify clean
+.PHONY: help demo test e2e bench-operator lint generate verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,12 @@ demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on
 
 test: $(VENV)/.frameworks $(VENV)/.system  ## everything that passes without a cluster
 	$(BIN)/pytest -q
+
+e2e: $(VENV)/.installed  ## black-box tests on the cluster of KUBECONFIG, or on a kind cluster made for them
+	VENV=$(VENV) tests/e2e/run.sh
+
+bench-operator: $(VENV)/.installed  ## measure the operator on a real API server on this machine
+	$(BIN)/python bench/operator/run.py
 
 lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -42,6 +43,8 @@ async def apply_plan(api: ApiClient, job: Mapping[str, Any], plan: Plan, memory:
     # Admission refuses a pod whose ServiceAccount is not there yet, so pods come second; and none comes where
     # another's object is in the way.
     if not any(isinstance(outcome, Foreign) for outcome in outcomes):
+        if others:
+            memory.looked_at = time.monotonic()  # what was just made need not be read
         outcomes += await _together(*(_create(api, job, obj, memory) for obj in pods))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))
     surprised = any(isinstance(o, Foreign) for o in outcomes) or refusals != memory.refusals
