@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e bench-operator lint generate verify clean
+.PHONY: help demo test lint bench generate verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,17 +39,22 @@ demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on
 test: $(VENV)/.frameworks $(VENV)/.system  ## everything that passes without a cluster
 	$(BIN)/pytest -q
 
-e2e: $(VENV)/.installed  ## black-box tests on the cluster of KUBECONFIG, or on a kind cluster made for them
-	VENV=$(VENV) tests/e2e/run.sh
-
-bench-operator: $(VENV)/.installed  ## measure the operator on a real API server on this machine
-	$(BIN)/python bench/operator/run.py
-
 lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The peers live in an environment of their own: PyTorch's CPU build is on an index of its own.
+bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
+	$(PYTHON) -m venv bench/.venv
+	command -v mpirun >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y openmpi-bin libopenmpi-dev iproute2; } || echo "no Open MPI: it is left out"
+	bench/.venv/bin/pip install --quiet -e worker_image
+	bench/.venv/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu -r bench/requirements.txt
+	@touch $@
+
+bench: bench/.venv/.installed  ## collectives and optimizer beside their peers; results in bench/results
+	bench/.venv/bin/python -m bench.run
 
 generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and reference pages
 	$(BIN)/python -m ringtrain_operator.generate .
@@ -60,4 +65,4 @@ verify: generate  ## regenerate, then no diff
 	git diff --exit-code -- manifests charts docs worker_image/ringtrain/gen
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) bench/.venv .mypy_cache .ruff_cache .pytest_cache

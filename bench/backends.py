@@ -35,10 +35,16 @@ class Ringtrain:
     def prepare(self, kind: str, **what: Any) -> Work:
         return getattr(self, f"_{kind}")(**what)  # type: ignore[no-any-return]
 
-    def _allreduce(self, nbytes: int, dtype: str = "float32") -> Work:
-        buffer = values(nbytes, self.rank).astype(dtype)
+    def _allreduce(self, nbytes: int) -> Work:
+        buffer = values(nbytes, self.rank)
         rt = self._rt
         return lambda: rt.flat.all_reduce(buffer, rt.Max)
+
+    def _compressed(self, nbytes: int, compression: str) -> Work:
+        from ringtrain.compression import Compressor
+
+        buffer, compressor = values(nbytes, self.rank), Compressor(compression)
+        return lambda: _ignore(compressor.allreduce_(buffer, name="buffer"))
 
     def _allreduce_many(self, fused: bool) -> Work:
         """ResNet-50's gradients: one tensor after the other was ready, or one tensor of the same bytes."""
@@ -50,11 +56,8 @@ class Ringtrain:
         tensors = [np.ones(s, np.float32) for s in shapes]
         return lambda: _ignore(rt.grouped_allreduce(tensors, rt.Max))
 
-    def _step(self) -> Work:
-        return steps.ringtrain_step()
-
-    def _paced_step(self, backward_s: float) -> Work:
-        return steps.ringtrain_paced_step(backward_s)
+    def _step(self, backward_s: float = 0.0, compression: str | None = None) -> Work:
+        return steps.ringtrain_step(backward_s, compression)
 
     def barrier(self) -> None:
         self._rt.barrier()
@@ -78,14 +81,11 @@ class Gloo:
     def prepare(self, kind: str, **what: Any) -> Work:
         return getattr(self, f"_{kind}")(**what)  # type: ignore[no-any-return]
 
-    def _allreduce(self, nbytes: int, dtype: str = "float32") -> Work:
-        buffer = self._torch.from_numpy(values(nbytes, self.rank)).to(getattr(self._torch, dtype))
+    def _allreduce(self, nbytes: int) -> Work:
+        buffer = self._torch.from_numpy(values(nbytes, self.rank))
         return lambda: self._dist.all_reduce(buffer, self._dist.ReduceOp.MAX)
 
-    def _step(self) -> Work:
-        return steps.ddp_step()
-
-    def _paced_step(self, backward_s: float) -> Work:
+    def _step(self, backward_s: float = 0.0) -> Work:
         return steps.ddp_step(backward_s)
 
     def barrier(self) -> None:

@@ -1,6 +1,7 @@
 """Where ranks run: on loopback, or each in a network namespace of its own behind a link of known speed."""
 
 import contextlib
+import shlex
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class Loopback:
         if contender.startswith("mpi"):
             transport = "self,tcp" if contender == "mpi-tcp" else "self,vader"
             network = ["--mca", "btl_tcp_if_include", "lo"] if contender == "mpi-tcp" else []
-            return [([*_mpirun(self.ranks), "--mca", "btl", transport, *network, *worker], {})]
+            return [([*mpirun(self.ranks), "--mca", "btl", transport, *network, *worker], {})]
         addresses = [f"127.0.0.1:{port}" for port in free_ports(self.ranks + 1)]
         return [(worker, rank_env(rank, addresses)) for rank in range(self.ranks)]
 
@@ -41,54 +42,77 @@ class Loopback:
 
 
 class Namespaces:
-    """Each rank in its own network namespace `rtb<r>`, address 10.77.0.<r + 1>, behind one bridge.
+    """Hosts as network namespaces `rtb<h>`, address 10.77.0.<h + 1>, behind one bridge. Ranks fill host by host.
 
     Needs root and the commands ip and tc.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, hosts: int, ranks_each: int) -> None:
+        self.hosts = hosts
+        self.ranks_each = ranks_each
+        self.ranks = hosts * ranks_each
+        self._gangs = 0
 
     def commands(self, contender: str, worker: list[str]) -> list[Command]:
         inside = ["ip", "netns", "exec"]
         if contender.startswith("mpi"):
-            script = f"{' '.join([*inside, 'rtb$OMPI_COMM_WORLD_RANK'])} {' '.join(worker)}"
-            network = ["--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "10.77.0.0/24"]
-            return [([*_mpirun(self.ranks), *network, "sh", "-c", script], {})]
-        addresses = [*(f"10.77.0.{rank + 1}:7400" for rank in range(self.ranks)), "10.77.0.1:7390"]
-        port = 7400 + sum(map(ord, contender)) % 500  # several gangs are up at the same time
-        addresses = [address.replace("7400", str(port)).replace("7390", str(port + 1000)) for address in addresses]
-        return [([*inside, f"rtb{r}", *worker], rank_env(r, addresses)) for r in range(self.ranks)]
+            return [(self._mpirun(worker), {})]
+        self._gangs += 1  # several are up at the same time
+        base = 20000 + 100 * self._gangs
+        addresses = [f"10.77.0.{rank // self.ranks_each + 1}:{base + rank}" for rank in range(self.ranks)]
+        addresses.append(f"10.77.0.1:{base + 99}")
+        return [
+            ([*inside, f"rtb{rank // self.ranks_each}", *worker], self._env(rank, addresses))
+            for rank in range(self.ranks)
+        ]
+
+    def _mpirun(self, worker: list[str]) -> list[str]:
+        """mpirun on the first host, which starts a daemon on each of the others."""
+        hosts = ",".join(f"10.77.0.{host + 1}:{self.ranks_each}" for host in range(self.hosts))
+        agent = str(Path(__file__).parent / "netns_rsh.sh")
+        options = ["--host", hosts, "--mca", "plm_rsh_agent", agent, "--mca", "btl_tcp_if_include", "eth0"]
+        options += ["--mca", "oob_tcp_if_include", "eth0", "--mca", "btl", "self,vader,tcp"]
+        command = shlex.join([*mpirun(self.ranks), *options, *worker])
+        return [agent, "10.77.0.1", f"exec {command}"]
 
     def sent_bytes(self) -> int:
         statistics = ["cat", "/sys/class/net/eth0/statistics/tx_bytes"]
         return sum(
-            int(subprocess.check_output(["ip", "netns", "exec", f"rtb{rank}", *statistics]))
-            for rank in range(self.ranks)
+            int(subprocess.check_output(["ip", "netns", "exec", f"rtb{host}", *statistics]))
+            for host in range(self.hosts)
         )
+
+    def _env(self, rank: int, addresses: list[str]) -> dict[str, str]:
+        return rank_env(rank, addresses) | {
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "RINGTRAIN_LOCAL_RANK": str(rank % self.ranks_each),
+            "RINGTRAIN_LOCAL_SIZE": str(self.ranks_each),
+            "RINGTRAIN_CROSS_RANK": str(rank // self.ranks_each),
+            "RINGTRAIN_CROSS_SIZE": str(self.hosts),
+        }
 
 
 @contextlib.contextmanager
-def namespaces(ranks: int, rate: str | None) -> Iterator[Namespaces]:
+def namespaces(hosts: int, rate: str | None, ranks_each: int = 1) -> Iterator[Namespaces]:
     """Make the namespaces; `rate` as tc writes it ("1gbit"), None for no limit. All is gone afterwards."""
-    _delete(ranks)
+    _delete(hosts)
     try:
         _ip("link add rtbridge type bridge")
         _ip("link set rtbridge up")
-        for rank in range(ranks):
-            _ip(f"netns add rtb{rank}")
-            _ip(f"link add rtv{rank} type veth peer name eth0 netns rtb{rank}")
-            _ip(f"link set rtv{rank} master rtbridge up")
-            _ip(f"-n rtb{rank} addr add 10.77.0.{rank + 1}/24 dev eth0")
-            _ip(f"-n rtb{rank} link set lo up")
-            _ip(f"-n rtb{rank} link set eth0 up")
+        for host in range(hosts):
+            _ip(f"netns add rtb{host}")
+            _ip(f"link add rtv{host} type veth peer name eth0 netns rtb{host}")
+            _ip(f"link set rtv{host} master rtbridge up")
+            _ip(f"-n rtb{host} addr add 10.77.0.{host + 1}/24 dev eth0")
+            _ip(f"-n rtb{host} link set lo up")
+            _ip(f"-n rtb{host} link set eth0 up")
             if rate is not None:
                 # A queue of 50 ms: with much less TCP does not reach the rate, and much more hides it.
                 limit = f"qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms"
-                subprocess.run(["tc", "-n", f"rtb{rank}", *limit.split()], check=True)
-        yield Namespaces(ranks)
+                subprocess.run(["tc", "-n", f"rtb{host}", *limit.split()], check=True)
+        yield Namespaces(hosts, ranks_each)
     finally:
-        _delete(ranks)
+        _delete(hosts)
 
 
 def rank_env(rank: int, addresses: list[str]) -> dict[str, str]:
@@ -119,7 +143,7 @@ def free_ports(count: int) -> list[int]:
         return [found.getsockname()[1] for found in sockets]
 
 
-def _mpirun(ranks: int) -> list[str]:
+def mpirun(ranks: int) -> list[str]:
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
 
 
@@ -127,6 +151,7 @@ def _ip(arguments: str) -> None:
     subprocess.run(["ip", *arguments.split()], check=True)
 
 
-def _delete(ranks: int) -> None:
-    for arguments in [*(f"netns del rtb{rank}" for rank in range(ranks)), "link del rtbridge"]:
+def _delete(hosts: int) -> None:
+    links = [f"link del rtv{host}" for host in range(hosts)]
+    for arguments in [*links, *(f"netns del rtb{host}" for host in range(hosts)), "link del rtbridge"]:
         subprocess.run(["ip", *arguments.split()], check=False, stderr=subprocess.DEVNULL)

@@ -21,7 +21,7 @@ from ringtrain.wire.signature import Signature
 class NeighbourRing(Ringtrain):
     """A contender of its own."""
 
-    def _allreduce(self, nbytes: int, dtype: str = "float32") -> Work:
+    def _allreduce(self, nbytes: int) -> Work:
         buffer = values(nbytes, self.rank)
         network = current().communicator()
         assert isinstance(network, ExchangeCommunicator), "the neighbour ring runs with RINGTRAIN_TRANSPORT=grpc"

@@ -28,37 +28,40 @@ def _gradients() -> list[Any]:
     return [random.standard_normal(shape, dtype=np.float32) for shape in resnet50_shapes()]
 
 
-def ringtrain_step() -> Work:
+def ringtrain_step(backward_s: float, compression: str | None) -> Work:
+    """A step of HostOptimizer. The backward pass takes `backward_s` and no processor, as on a device, and hands
+    out gradients layer by layer."""
     from ringtrain.optim import AdamW, HostOptimizer
 
     gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
-    optimizer = HostOptimizer({name: np.ones_like(g) for name, g in gradients.items()}, AdamW(lr=1e-3))
-
-    def work() -> None:
-        for name in reversed(gradients):
-            optimizer.submit(name, gradients[name])
-        optimizer.step()
-
-    return work
-
-
-def ringtrain_paced_step(backward_s: float) -> Work:
-    """A backward pass that takes `backward_s` and no processor, as on a device, with gradients layer by layer."""
-    from ringtrain.optim import AdamW, HostOptimizer
-
-    gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
-    optimizer = HostOptimizer({name: np.ones_like(g) for name, g in gradients.items()}, AdamW(lr=1e-3))
+    initial = {name: np.ones_like(g) for name, g in gradients.items()}
+    optimizer = HostOptimizer(initial, AdamW(lr=1e-3), compression=compression)
     total = sum(g.size for g in gradients.values())
 
     def work() -> None:
         begin, done = time.perf_counter(), 0
         for name in reversed(gradients):
             done += gradients[name].size
-            time.sleep(max(0.0, begin + backward_s * done / total - time.perf_counter()))
+            _sleep_until(begin + backward_s * done / total)
             optimizer.submit(name, gradients[name])
         optimizer.step()
 
     return work
+
+
+def state_share(group_size: int) -> float:
+    """Optimizer state of this rank over the whole, times the number of ranks: 1 where it is shared out evenly."""
+    from ringtrain.optim import AdamW, HostOptimizer
+
+    initial = {f"p{i}": np.ones(shape, np.float32) for i, shape in enumerate(resnet50_shapes())}
+    whole = 2 * sum(array.nbytes for array in initial.values())
+    return HostOptimizer(initial, AdamW(lr=1e-3)).state_bytes / whole * group_size
+
+
+def _sleep_until(when: float) -> None:
+    left = when - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
 
 
 def ddp_step(backward_s: float = 0.0) -> Work:
@@ -82,8 +85,7 @@ def ddp_step(backward_s: float = 0.0) -> Work:
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
             pace["done"] += gradients[ctx.index].numel()
-            left = pace["begin"] + backward_s * pace["done"] / total - time.perf_counter()
-            time.sleep(max(0.0, left))
+            _sleep_until(pace["begin"] + backward_s * pace["done"] / total)
             return gradients[ctx.index], None
 
     class Model(torch.nn.Module):

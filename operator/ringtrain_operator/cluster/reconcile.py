@@ -62,7 +62,7 @@ class Reconciler:
         self._follow_up(key, job, reading, plan)
         if surprised:
             self._queue.add(key)
-        elif memory.refusals or memory.foreign:
+        elif memory.refusals:
             self._queue.retry(key)
         else:
             self._queue.succeeded(key)

@@ -9,6 +9,7 @@ import click
 # Loaded when used, so that `ringtrain agent` does not pay for what it does not run.
 _COMMANDS = {
     "agent": "ringtrain.cli.agent:agent",
+    "bench": "ringtrain.cli.bench:bench",
     "launcher": "ringtrain.cli.launcher:launcher",
     "run": "ringtrain.cli.run:run",
 }

@@ -63,11 +63,22 @@ def test_buckets_close_as_the_backward_pass_fills_them(
 
 
 def test_buckets_hold_about_what_was_asked() -> None:
-    """A bucket closes with the parameter that fills it; a larger parameter has one of its own."""
+    """A bucket closes with the parameter that fills it; the first one does so early."""
     sizes = [(size, "float32", False) for size in (100, 30, 30, 30, 500, 10)]
     layout = _layout(sizes, 4 * 60, 1)
     assert [[p.spec.name for p in bucket.places] for bucket in layout.buckets] == [
-        ["p5", "p4"],
+        ["p5"],
+        ["p4"],
         ["p3", "p2"],
         ["p1", "p0"],
     ]
+
+
+def test_buckets_are_small_at_both_ends() -> None:
+    """They double from a sixteenth up to what was asked, and halve again."""
+    layout = _layout([(16, "float32", False)] * 256, 4 * 1024, 1)
+    sizes = [bucket.size for bucket in layout.buckets]
+    assert sizes[:5] == [64, 64, 128, 256, 512]
+    assert max(sizes) == 1024
+    assert sizes[-3:] == [128, 64, 64]
+    assert sum(sizes) == 16 * 256

@@ -1,0 +1,102 @@
+"""Tables on the terminal, and plots."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from rich.console import Console
+from rich.table import Table
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+Results = dict[str, Any]
+COLOURS = {
+    "ringtrain-shm": "#0b6e4f",
+    "ringtrain-grpc": "#08a045",
+    "ringtrain": "#0b6e4f",
+    "ringtrain-neighbour": "#9bc53d",
+    "gloo": "#e4572e",
+    "mpi-shm": "#29335c",
+    "mpi-tcp": "#669bbc",
+    "copy": "#999999",
+}
+
+
+def print_tables(results: Results) -> None:
+    console = Console(width=130)
+    for point in results["points"]:
+        console.print(_point_table(point))
+    table = Table("case", "figure", "asked", title="What is promised")
+    for row in results["verdicts"]:
+        sign = "≥" if row["higher"] else "≤"
+        style = "green" if row["reached"] else "red"
+        table.add_row(row["name"], f"[{style}]{row['figure']:.2f}[/]", f"{sign} {row['asked']:g}")
+    console.print(table)
+
+
+def _point_table(point: dict[str, Any]) -> Table:
+    what = ", ".join(f"{key} {value}" for key, value in point["what"].items() if key != "kind")
+    title = f"{point['case']}, {point['ranks']} ranks: {point['what']['kind']} {what}"
+    table = Table("contender", "median ms", "quartiles ms", "CPU s/GB", "sent / tensor / rank", title=title)
+    nbytes = point["what"].get("nbytes", 25_557_032 * 4)
+    for name, found in point["contenders"].items():
+        table.add_row(
+            name,
+            f"{found['median_s'] * 1e3:.3f}",
+            f"{found['quartile1_s'] * 1e3:.3f} … {found['quartile3_s'] * 1e3:.3f}",
+            f"{found['cpu_s'] / nbytes * 1e9:.2f}",
+            f"{found['wire_bytes'] / nbytes / point['ranks']:.3f}",
+        )
+    return table
+
+
+def plot(results: Results, directory: Path) -> None:
+    """Latency and bus bandwidth over size, and steps, as PNG files."""
+    for ranks in (2, 4):
+        points = [
+            p for p in results["points"]
+            if p["case"] == "one machine" and p["ranks"] == ranks and p["what"]["kind"] == "allreduce"
+        ]  # fmt: skip
+        if points:
+            _plot_sizes(points, ranks, directory / f"allreduce-{ranks}-ranks.png")
+    steps = [p for p in results["points"] if p["what"] == {"kind": "step"} and p["case"] == "one machine"]
+    if steps:
+        _plot_steps(steps, directory / "step.png")
+
+
+def _plot_sizes(points: list[dict[str, Any]], ranks: int, path: Path) -> None:
+    figure, (latency, bandwidth) = plt.subplots(1, 2, figsize=(13, 5))
+    for name in points[0]["contenders"]:
+        known = [p for p in points if name in p["contenders"]]
+        sizes = [p["what"]["nbytes"] / 1024 for p in known]
+        found = [p["contenders"][name] for p in known]
+        seconds = [f["median_s"] for f in found]
+        style = {"color": COLOURS[name], "marker": "o", "markersize": 3, "label": name}
+        latency.plot(sizes, [s * 1e3 for s in seconds], **style)
+        low, high = ([f[q] * 1e3 for f in found] for q in ("quartile1_s", "quartile3_s"))
+        latency.fill_between(sizes, low, high, color=COLOURS[name], alpha=0.15)
+        factor = 1 if name == "copy" else 2 * (ranks - 1) / ranks
+        bandwidth.plot(sizes, [factor * k * 1024 / s / 1e9 for k, s in zip(sizes, seconds, strict=True)], **style)
+    for axes, label in ((latency, "time, ms"), (bandwidth, "bus bandwidth, GB/s")):
+        axes.set(xscale="log", yscale="log", xlabel="tensor, KiB", ylabel=label)
+        axes.grid(alpha=0.3)
+    latency.legend()
+    figure.suptitle(f"allreduce of float32 between {ranks} ranks on one machine; band: quartiles")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _plot_steps(points: list[dict[str, Any]], path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(8, 4))
+    for column, point in enumerate(points):
+        for place, (name, found) in enumerate(point["contenders"].items()):
+            label = name if column == 0 else None
+            axes.bar(column + place * 0.25, found["median_s"] * 1e3, 0.22, color=COLOURS[name], label=label)
+    axes.set_xticks([c + 0.25 for c in range(len(points))], [f"{p['ranks']} ranks" for p in points])
+    axes.set(ylabel="ms", title="step of 25.6 M parameters with AdamW, gradients ready to new weights (gloo: DDP)")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,55 @@
+"""One rank of `ringtrain bench allreduce`: `python -m ringtrain.bench_rank BYTES REPETITIONS`; 0 prints JSON."""
+
+import json
+import resource
+import statistics
+import sys
+import time
+
+import numpy as np
+
+import ringtrain as rt
+from ringtrain.collectives.session import current
+
+_WARM_UP = 3
+
+
+def main() -> None:
+    nbytes, repetitions = map(int, sys.argv[1:])
+    rt.init()
+    buffer = np.ones(nbytes // 4, np.float32)
+    for _ in range(_WARM_UP):
+        rt.flat.all_reduce(buffer, rt.Max)
+    times, cpu_before = [], _cpu_s()
+    for _ in range(repetitions):
+        rt.barrier()
+        started = time.perf_counter()
+        rt.flat.all_reduce(buffer, rt.Max)
+        times.append(time.perf_counter() - started)
+    cpu_s = sum(rt.allgather_object(_cpu_s() - cpu_before))
+    slowest = [max(of_ranks) for of_ranks in zip(*rt.allgather_object(times), strict=True)]
+    if rt.rank() == 0:
+        print(json.dumps(_summary(slowest, nbytes, cpu_s)))
+    rt.shutdown()
+
+
+def _summary(times: list[float], nbytes: int, cpu_s: float) -> dict[str, object]:
+    low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+    return {
+        "path": type(current().communicator()).__name__.removesuffix("Communicator"),
+        "median_s": middle,
+        "quartile1_s": low,
+        "quartile3_s": high,
+        "repetitions": len(times),
+        "bus_bytes_per_s": 2 * (rt.size() - 1) / rt.size() * nbytes / middle,
+        "cpu_s_per_gb": cpu_s / len(times) / nbytes * 1e9,
+    }
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    main()
