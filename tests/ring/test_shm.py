@@ -178,3 +178,13 @@ def test_control_c_ends_a_wait() -> None:
     assert values[1] == "KeyboardInterrupt()"
     assert "rank 1 left barrier" in values[0]
     assert "KeyboardInterrupt" in values[0]
+
+
+def test_a_group_of_long_and_short_tensors_is_the_fold_of_each() -> None:
+    """Long ones go alone and short ones together; results are told apart."""
+    lengths = [3, 400_000, 10, 0, 150_000, 150_000, 7]
+    parts = [[made((length,), "float32", rank, seed=length) for length in lengths] for rank in range(2)]
+    with world_of(2, "shm") as world:
+        for results in world.run(lambda rank: rt.grouped_allreduce(parts[rank], rt.Sum)):
+            for place, got in enumerate(results):
+                assert_same_bits(got, folded([parts[rank][place] for rank in range(2)], rt.Sum))

@@ -10,6 +10,7 @@ from ringtrain import timeline
 from ringtrain.collectives.fold import Flat
 from ringtrain.errors import RingtrainError
 from ringtrain.transport.base import Broken, Caller, FrameStream, How
+from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.failure import Failure, Refused
 from ringtrain.wire.frame import FrameHeader, Step, decode_frame, encode_frame
 from ringtrain.wire.signature import Signature
@@ -75,7 +76,7 @@ class Call:
     def read(self, peer: int, step: Step, segment: int, like: Flat) -> Flat:
         """Return the next frame of `peer`'s stream, which must be this one. `like`: what it will be stored in."""
         header = FrameHeader(
-            self._member.place.generation, self._place.sequence, step, segment, like.dtype.name, like.nbytes
+            self._member.place.generation, self._place.sequence, step, segment, dtype_name(like.dtype), like.nbytes
         )
         with timeline.span(f"{step.name.lower()} {segment} from {peer}", "ring step", bytes=like.nbytes):
             frame = self._next(peer)
@@ -84,7 +85,12 @@ class Call:
     def frame(self, step: Step, segment: int, payload: Flat) -> bytes:
         """Return `payload` as a frame of this collective."""
         header = FrameHeader(
-            self._member.place.generation, self._place.sequence, step, segment, payload.dtype.name, payload.nbytes
+            self._member.place.generation,
+            self._place.sequence,
+            step,
+            segment,
+            dtype_name(payload.dtype),
+            payload.nbytes,
         )
         return encode_frame(header, payload)
 

@@ -25,6 +25,10 @@ class Communicator(Protocol):
     def position(self) -> int:
         """Of this rank in `ranks`."""
 
+    @property
+    def fusion_bytes(self) -> int:
+        """Several tensors are copied together until they are this long: more would not pay for the copy."""
+
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
         """Fold `source` of all ranks into `target`, which may be `source`."""
 

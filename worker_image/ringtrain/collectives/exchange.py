@@ -29,6 +29,8 @@ SEGMENT_BYTES: Final = 2 << 20
 _LAG: Final = 1
 # Below this a broadcast goes from the root to all at once: one hop less counts for more than the root's bandwidth.
 _DIRECT_BROADCAST_BYTES: Final = 64 << 10
+# An exchange costs milliseconds; see bench/README.
+_FUSION_BYTES: Final = 64 << 20
 
 
 class ExchangeCommunicator:
@@ -44,6 +46,10 @@ class ExchangeCommunicator:
         self.ranks = ranks
         self.position = ranks.index(member.place.rank)
         self._others = tuple(p for p in range(len(ranks)) if p != self.position)
+
+    @property
+    def fusion_bytes(self) -> int:
+        return _FUSION_BYTES
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
         """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""

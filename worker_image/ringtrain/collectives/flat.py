@@ -16,6 +16,7 @@ from ringtrain.collectives.process_sets import ProcessSet
 from ringtrain.collectives.submit import Work, call, submit
 from ringtrain.collectives.tensors import check_writable, tensor_of
 from ringtrain.errors import ConfigurationError
+from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.signature import Signature
 
 Set = ProcessSet | None
@@ -88,7 +89,7 @@ def _signature(kind: str, buffer: Any, name: str | None, op: Op | None) -> Signa
             f"got shape {array.shape}, strides {array.strides}, dtype {array.dtype.str}"
         )
     if op is not None:
-        check_op(op, array.dtype.name)
+        check_op(op, dtype_name(array.dtype))
     return Signature(kind, (tensor_of(array, name),), op.value if op is not None else None)
 
 

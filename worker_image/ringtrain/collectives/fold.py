@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.collectives.ops import Op
-from ringtrain.wire.dtypes import HALVES
+from ringtrain.wire.dtypes import HALVES, dtype_name
 
 Flat = NDArray[Any]  # 1-d and contiguous
 
@@ -23,7 +23,7 @@ class Folder:
     def __init__(self, op: Op, dtype: np.dtype[Any], size: int, own_position: int) -> None:
         self._op = op
         self._size = size
-        self._wide = dtype.name in HALVES
+        self._wide = dtype_name(dtype) in HALVES
         self._dtype = np.dtype(np.float32) if self._wide else dtype
         # Until the own contribution is folded, `out` may still hold it.
         self._out_is_free_from = max(own_position, 1)

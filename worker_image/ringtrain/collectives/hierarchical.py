@@ -31,6 +31,8 @@ _FLAT_BYTES: Final = 64 << 10
 # Segments fill the chain: of a short tensor they are shorter, down to where their fixed cost shows.
 _SEGMENTS: Final = 16
 _LEAST_SEGMENT_BYTES: Final = 128 << 10
+# An exchange costs milliseconds; see bench/README.
+_FUSION_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class HierarchicalCommunicator:
     @property
     def position(self) -> int:
         return self._network.position
+
+    @property
+    def fusion_bytes(self) -> int:
+        return _FUSION_BYTES
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
         if source.nbytes <= self._flat_bytes:

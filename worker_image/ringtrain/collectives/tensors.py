@@ -37,12 +37,12 @@ def to_bytes(array: Array) -> NDArray[np.uint8]:
 
 
 def tensor_of(array: Array, name: str | None) -> Tensor:
-    return Tensor(name, array.dtype.name, array.shape)
+    return Tensor(name, dtype_name(array.dtype), array.shape)
 
 
 def rows_of(array: Array, name: str | None) -> Tensor:
     """The tensor with a number of rows that may differ between ranks."""
-    return Tensor(name, array.dtype.name, (ANY_ROWS, *array.shape[1:]))
+    return Tensor(name, dtype_name(array.dtype), (ANY_ROWS, *array.shape[1:]))
 
 
 def check_writable(x: object, function: str) -> Array:

@@ -61,11 +61,14 @@ def grouped_allreduce(xs: Sequence[ArrayLike], op: Op, name: str | None) -> Work
     def work(communicator: Communicator) -> list[Array]:
         results: list[Array] = [np.empty(0)] * len(sources)
         for indices in _by_dtype(sources):
-            buffer = np.concatenate([flat(sources[i]) for i in indices])
-            communicator.all_reduce(_part(what, indices), buffer, buffer, op)
-            bounds = offsets([sources[i].size for i in indices])
-            for place, i in enumerate(indices):
-                results[i] = buffer[bounds[place] : bounds[place + 1]].reshape(sources[i].shape)
+            for fused in _fused(indices, sources, communicator.fusion_bytes):
+                members = [flat(sources[i]) for i in fused]
+                buffer = np.empty(sum(map(len, members)), members[0].dtype)
+                source = members[0] if len(members) == 1 else np.concatenate(members, out=buffer)
+                communicator.all_reduce(_part(what, fused), source, buffer, op)
+                bounds = offsets([sources[i].size for i in fused])
+                for place, i in enumerate(fused):
+                    results[i] = buffer[bounds[place] : bounds[place + 1]].reshape(sources[i].shape)
         return results
 
     return work
@@ -173,6 +176,16 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
     for index, array in enumerate(arrays):
         groups[array.dtype.name].append(index)
     return list(groups.values())
+
+
+def _fused(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> list[list[int]]:
+    """Cut `indices` into runs of at least `fusion_bytes`, but for the last: each run is one exchange."""
+    runs: list[list[int]] = [[]]
+    for index in indices:
+        if sum(arrays[i].nbytes for i in runs[-1]) >= fusion_bytes:
+            runs.append([])
+        runs[-1].append(index)
+    return runs
 
 
 def _part(what: Signature, indices: list[int]) -> Signature:

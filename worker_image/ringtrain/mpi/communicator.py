@@ -34,6 +34,8 @@ _EAGER_S: Final = 1e-3
 _PAUSE_S: Final = 50e-6
 # Open requests of collectives that failed: MPI may still write to their buffers.
 _ABANDONED: list[tuple[Any, ...]] = []
+# An exchange costs milliseconds; see bench/README.
+_FUSION_BYTES: Final = 64 << 20
 
 
 class MpiCommunicator:
@@ -57,6 +59,10 @@ class MpiCommunicator:
     @property
     def position(self) -> int:
         return self._network.position
+
+    @property
+    def fusion_bytes(self) -> int:
+        return _FUSION_BYTES
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
         bounds = even_bounds(len(source), len(self.ranks))

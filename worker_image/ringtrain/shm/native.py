@@ -14,7 +14,7 @@ import numpy as np
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds
 from ringtrain.collectives.ops import Op
-from ringtrain.wire.dtypes import CODES
+from ringtrain.wire.dtypes import CODES, dtype_name
 
 PARITIES: Final = 2
 SIGNATURE_BYTES: Final = 32768
@@ -156,7 +156,7 @@ class NativeChannel:
         return _Job(
             what=what,
             what_bytes=len(what),
-            dtype=CODES[work.source.dtype.name],
+            dtype=CODES[dtype_name(work.source.dtype)],
             op=_OPS[work.op] if work.op is not None else 0,
             divisor=work.average_over if work.op is Op.Average else 0,
             reduces=work.op is not None,

@@ -1,5 +1,6 @@
 """The element types that the ring carries."""
 
+import functools
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ HALVES: Final = ("float16", "bfloat16")
 INTEGERS: Final = ("int32", "int64", "uint8", "bool")
 
 
+@functools.cache  # numpy puts a dtype's name together anew each time, in 2 us
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name under which `dtype` travels.
 
