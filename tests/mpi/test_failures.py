@@ -121,6 +121,26 @@ def test_a_program_of_another_mpi(local_gang: LocalGang, short_path: Path) -> No
     assert "the program uses libmpich.so.12 (MPICH), but the mpirun of OpenMPI started it" in found["message"]
 
 
+@pytest.mark.parametrize("library", [pytest.param(OPEN_MPI, id="openmpi"), pytest.param(MPICH, id="mpich")])
+def test_no_mpi_on_a_worker(library: Any, local_gang: LocalGang, short_path: Path) -> None:
+    """The launcher's image has it, the worker's has not: said in the words of the worker's shell."""
+    library.need()
+    job = local_gang(1, 2, library.implementation)
+    bare = programs(short_path)
+    if library is MPICH:  # Hydra names its proxy by the path that it has in the launcher
+        elsewhere = short_path / "mpich"
+        elsewhere.mkdir()
+        shutil.copy2(shutil.which(library.mpirun) or "", elsewhere / "mpirun.mpich")
+        launcher = job.launcher(str(elsewhere / "mpirun.mpich"), "true")
+    else:
+        launcher = job.launcher("mpirun", "true")
+    job.agents(**bare)
+    assert launcher.wait() != 0
+    failure = launcher.message()["failure"]
+    assert failure["reason"] == "LauncherFailed"
+    assert "not found" in failure["message"] + " ".join(failure["logTail"])
+
+
 def test_a_program_that_is_not_there(local_gang: LocalGang) -> None:
     OPEN_MPI.need()
     found = failure(local_gang(2, 1, "OpenMPI"), "mpirun", "/no/such/program")

@@ -1,5 +1,6 @@
 """mpirun over several hosts that run our agent and nothing else: no sshd, no names, no keys."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +65,20 @@ def test_workers_that_share_one_address(
     assert launcher.wait() == 0, launcher.err()
     assert [agent.wait() for agent in agents] == [0, 0]
     assert [job.rank_log(rank).split()[1] for rank in range(4)] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("library", ALL)
+def test_a_script_calls_mpirun_twice(
+    library: Library, local_gang: Callable[..., MpiGang], short_path: Path
+) -> None:
+    """A launcher's script finds an mpirun that knows the job; each rank's log has what both runs wrote."""
+    variables = library.need_mpi4py(short_path)
+    job = local_gang(2, 1, library.implementation, **variables)
+    job.agents()
+    program = short_path / "program.py"
+    program.write_text("import sys\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(1), sys.argv[1])\n")
+    script = f"mpirun {sys.executable} {program} once && mpirun -np 2 {sys.executable} {program} again"
+    launcher = job.launcher("sh", "-c", script)
+
+    assert launcher.wait() == 0, launcher.err()
+    assert [job.rank_log(rank) for rank in range(2)] == ["2 once\n2 again\n"] * 2

@@ -153,7 +153,7 @@ class _Launcher:
     def _decide(self, view: GangView, now: float, patience: Patience) -> Verdict | None:
         if self._mpi is None:
             return decide(view, now, patience)
-        return decide_mpi(view, self._mpi.end, now, patience)
+        return decide_mpi(view, self._mpi.end, self._mpi.failed_daemon, now, patience)
 
     def _tick(self) -> None:
         self._ticked = time.monotonic()

@@ -17,17 +17,25 @@ from ringtrain.mpi.rsh_client import FAILED
 log = logging.getLogger(__name__)
 
 _CHUNK = 64 << 10
+_LAST_BYTES = 2000
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Broker:
     """Serves `rsh_client` on the Unix socket `path`. `dial(host, command)` makes the daemon that was asked for.
 
-    `dial` raises DaemonNotStarted for a host that is no worker. Only processes of this user are served.
+    `dial` raises DaemonNotStarted for a host that is no worker. `on_failed(host, exit code, last words)` is called
+    for a daemon that did not end well. Only processes of this user are served.
     """
 
-    def __init__(self, path: Path, dial: Callable[[str, str], RemoteDaemon]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dial: Callable[[str, str], RemoteDaemon],
+        on_failed: Callable[[str, int, str], None] = lambda *_: None,
+    ) -> None:
         self._dial = dial
+        self._on_failed = on_failed
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen(128)
@@ -86,8 +94,12 @@ class Broker:
             ]
             for helper in helpers:
                 helper.start()
+            last_words = _LastWords(stderr)
             try:
-                return daemon.run(Output(_writer(stdout), _writer(stderr))), ""
+                code = daemon.run(Output(_writer(stdout), last_words.write))
+                if code != 0:
+                    self._on_failed(host, code, last_words.text())
+                return code, ""
             finally:
                 os.write(over_out, b".")
                 for helper in helpers:
@@ -96,6 +108,7 @@ class Broker:
                     self._running.discard(daemon)
         except DaemonNotStarted as exc:
             log.warning("no daemon on %s: %s", host, exc)
+            self._on_failed(host, FAILED, str(exc))
             return FAILED, str(exc)
         finally:
             os.close(over_in)
@@ -115,6 +128,23 @@ def _writer(file: int) -> Callable[[bytes], None]:
                 view = view[os.write(file, view) :]
 
     return write
+
+
+class _LastWords:
+    """Passes stderr on to `file`, and remembers its end."""
+
+    def __init__(self, file: int) -> None:
+        self._write = _writer(file)
+        self._end = b""
+
+    def write(self, data: bytes) -> None:
+        self._write(data)
+        self._end = (self._end + data)[-_LAST_BYTES:]
+
+    def text(self) -> str:
+        """The last line."""
+        lines = self._end.decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else ""
 
 
 def _follow_stdin(daemon: RemoteDaemon, stdin: int, over: int) -> None:

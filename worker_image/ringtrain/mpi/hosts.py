@@ -17,15 +17,17 @@ class Host:
     slots: int
 
 
-def host_names(workers: Sequence[Registration]) -> list[str]:
+def host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
     """A name for each worker: the address that its agent registered, which needs no name service.
 
-    Workers on one address (all of them on one machine, or in the network of one node) get names of their own:
-    mpirun only hands them to `ringtrain rsh`.
+    Not for workers on one address (on one machine, or in the network of one node), nor for one on the launcher's,
+    where mpirun would start the ranks itself: they get names that mpirun only hands to `ringtrain rsh`.
     """
     count = Counter(worker.address for worker in workers)
     return [
-        worker.address if count[worker.address] == 1 else f"ringtrain-worker-{worker.worker_index}"
+        worker.address
+        if count[worker.address] == 1 and worker.address != own_address
+        else f"ringtrain-worker-{worker.worker_index}"
         for worker in workers
     ]
 

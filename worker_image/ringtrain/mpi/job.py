@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from ringtrain.mpi.proof import Claim
 from ringtrain.mpi.remote import DaemonNotStarted, RemoteDaemon
 from ringtrain.mpi.settings import MpiSettings
 from ringtrain.mpi.shim import write_shim
-from ringtrain.mpi.verdict import CommandEnd
+from ringtrain.mpi.verdict import CommandEnd, DaemonEnd
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +62,17 @@ class MpiJob:
         self._process: subprocess.Popen[bytes] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.end: CommandEnd | None = None
+        self.failed_daemon: DaemonEnd | None = None
 
     def start(self, workers: Sequence[Registration]) -> None:
         """Run the command, with the workers in the hostfile, in their order, by their registered addresses."""
         other = workers[-1]
         address = self._settings.own_address or own_address(host_port(other.address, other.agent_port))
-        paths = self._write_files(workers)
-        self._stack.callback(Broker(paths.socket, _Dialer(self._config, workers, self._stack).dial).close)
+        names = self._names(workers, address)
+        paths = self._write_files([Host(name, worker.slots) for name, worker in names.items()])
+        self._stack.callback(
+            Broker(paths.socket, _Dialer(self._config, names, self._stack).dial, self._note_daemon).close
+        )
         environment = mpirun_environment(self._settings.implementation, paths, os.environ)
         environment |= self._own_agent.variables() if self._own_agent else {}
         line = self._line(address)
@@ -124,12 +128,23 @@ class MpiJob:
     def _line(self, own_address: str) -> Line:
         return Line(self._mpirun, self._settings.options, self._config.world_size, own_address)
 
-    def _write_files(self, workers: Sequence[Registration]) -> Paths:
-        hosts = [Host(name, worker.slots) for name, worker in zip(host_names(workers), workers, strict=True)]
+    def _names(self, workers: Sequence[Registration], address: str) -> dict[str, Registration]:
+        """The workers by their names for mpirun, in the order of their ranks."""
+        if not self._own_agent:
+            return dict(zip(host_names(workers, address), workers, strict=True))
+        # What mpirun is to start itself, beside itself, has this pod's address.
+        own, others = workers[0], workers[1:]
+        return {own.address: own, **dict(zip(host_names(others, address), others, strict=True))}
+
+    def _write_files(self, hosts: Sequence[Host]) -> Paths:
         paths = Paths(self._directory / "hosts", self._directory / "rsh", self._directory / "rsh.socket")
         paths.hostfile.write_text(hostfile(hosts, self._settings.implementation))
         write_shim(paths.rsh, "ringtrain.mpi.rsh_client")
         return paths
+
+    def _note_daemon(self, host: str, code: int, said: str) -> None:
+        if self.failed_daemon is None:
+            self.failed_daemon = DaemonEnd(host, code, said, time.monotonic())
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
         """Show what mpirun itself says, remember its last lines, and note its end."""
@@ -151,9 +166,9 @@ class MpiJob:
 class _Dialer:
     """Finds the agent behind a name in the hostfile, and keeps its channel."""
 
-    def __init__(self, config: LauncherConfig, workers: Sequence[Registration], stack: ExitStack) -> None:
+    def __init__(self, config: LauncherConfig, workers: Mapping[str, Registration], stack: ExitStack) -> None:
         self._config = config
-        self._workers = dict(zip(host_names(workers), workers, strict=True))
+        self._workers = workers
         self._lock = threading.Lock()
         self._channels: dict[int, grpc.Channel] = {}
         self._stack = stack

@@ -19,7 +19,19 @@ class CommandEnd:
     tail: Sequence[str] = ()
 
 
-def decide_mpi(view: GangView, command: CommandEnd | None, now: float, patience: Patience) -> Verdict | None:
+@dataclass(frozen=True)
+class DaemonEnd:
+    """The first of mpirun's daemons that did not end well. `at`: as above; `said`: its last line."""
+
+    host: str
+    code: int
+    said: str
+    at: float
+
+
+def decide_mpi(
+    view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, now: float, patience: Patience
+) -> Verdict | None:
     """How the attempt ended, or None while that is open. `command`: None while it runs.
 
     What a rank says comes first: an mpirun that fails does so because of a rank, nearly always.
@@ -28,14 +40,24 @@ def decide_mpi(view: GangView, command: CommandEnd | None, now: float, patience:
     if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED:
         return verdict
     if command is None:
-        return None  # all ranks may have ended well, but a script may go on to its next mpirun
+        # All ranks may have ended well, but a script may go on to its next mpirun. One whose daemon is lost may
+        # wait for it forever: MPICH's does.
+        return _without_daemon(view, daemon) if daemon and now - daemon.at >= patience.settle_s else None
     if verdict is not None and command.code == 0:
         return verdict
     # The ranks' ends have been noted by their agents before mpirun knew of them; give the news time to travel.
     if now - command.at < patience.settle_s:
         return None
+    if daemon and all(state.phase is RankPhase.WAITING for state in view.ranks):
+        return _without_daemon(view, daemon)
     code = 128 - command.code if command.code < 0 else command.code
     return Verdict(Outcome.FAILED, code or 1, view.succeeded, _failure(view, command))
+
+
+def _without_daemon(view: GangView, daemon: DaemonEnd) -> Verdict:
+    message = f"mpirun's daemon on {daemon.host} ended with {daemon.code}: {daemon.said or 'it said nothing'}"
+    code = daemon.code if 0 < daemon.code < 256 else 1
+    return Verdict(Outcome.FAILED, code, view.succeeded, Failure(Reason.LAUNCHER_FAILED, message))
 
 
 def _failure(view: GangView, command: CommandEnd) -> Failure:

@@ -1,0 +1,163 @@
+"""How long mpirun takes to start ranks on several hosts: through ringtrain's agents, and with ssh beside it.
+
+    sudo .venv/bin/python bench/mpi/startup.py            # 4 ranks over 4 hosts, Open MPI and MPICH
+
+Hosts are network namespaces of this machine; each has an agent and an sshd (Debian's, no PAM, no DNS: as quick as
+it gets). Both ways are taken in turns by one script that the launcher runs; a run is from calling mpirun to its end,
+of a program that only calls MPI_Init and MPI_Finalize. Ours includes the wrapper that counts the ranks.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))  # hosts and jobs are made as in the tests
+
+from mpi.jobs import MpiGang  # noqa: E402
+from mpi.libraries import MPICH, OPEN_MPI, Library  # noqa: E402
+from mpi.namespaces import HostNet, network, why_not  # noqa: E402
+
+PROGRAM = "#include <mpi.h>\nint main(int c, char **v) { MPI_Init(&c, &v); return MPI_Finalize(); }\n"
+PORT = 2222
+
+
+@contextlib.contextmanager
+def sshd_on(hosts: tuple[HostNet, ...], directory: Path) -> Iterator[Path]:
+    """An sshd on each host; yields the ssh client's configuration."""
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    settings = {
+        "Port": PORT,
+        "HostKey": directory / "host",
+        "AuthorizedKeysFile": directory / "user.pub",
+        "PermitRootLogin": "yes",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "UseDNS": "no",
+        "PidFile": "none",
+        "MaxStartups": "100",
+    }
+    server = directory / "sshd_config"
+    server.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    client = directory / "ssh_config"
+    client.write_text(
+        f"Host *\n  Port {PORT}\n  IdentityFile {directory}/user\n  StrictHostKeyChecking no\n"
+        f"  UserKnownHostsFile {os.devnull}\n  LogLevel ERROR\n"
+    )
+    running = [subprocess.Popen([*host.enter, "/usr/sbin/sshd", "-D", "-f", str(server)]) for host in hosts]
+    try:
+        yield client
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait()
+
+
+def ssh_command(library: Library, client: Path, hosts: tuple[HostNet, ...], directory: Path, address: str) -> str:
+    """A shell command that runs the program with `ssh`, in the environment of the launcher's script."""
+    ssh = directory / "ssh"
+    ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {client} "$@"\n')
+    ssh.chmod(0o755)
+    file = directory / "ssh-hosts"
+    unset = " ".join(f"-u {name}" for name in _ours(library))
+    if library is OPEN_MPI:
+        file.write_text("".join(f"{host.address} slots=1\n" for host in hosts))
+        chosen = f"OMPI_MCA_plm_rsh_agent={ssh}"
+        options = f"--hostfile {file}"
+    else:
+        file.write_text("".join(f"{host.address}:1\n" for host in hosts))
+        chosen = f"HYDRA_LAUNCHER_EXEC={ssh}"
+        options = f"-f {file} -localhost {address}"
+    mpirun = shutil.which(library.mpirun)
+    return f"env {unset} {chosen} {mpirun} {options} -np {len(hosts)} {directory}/program"
+
+
+def _ours(library: Library) -> tuple[str, ...]:
+    """Variables that the launcher sets and that a plain mpirun with ssh is to be without."""
+    if library is MPICH:
+        return ("HYDRA_HOST_FILE",)
+    names = (
+        "plm_rsh_no_tree_spawn",
+        "orte_leave_session_attached",
+        "orte_default_hostfile",
+        "plm_rsh_num_concurrent",
+    )
+    return tuple(f"OMPI_MCA_{name}" for name in names)
+
+
+SCRIPT = """
+import json, subprocess, sys, time
+commands, rounds = json.loads(sys.argv[1]), int(sys.argv[2])
+for command in commands.values():
+    subprocess.run(command, shell=True, check=True)
+for _ in range(rounds):
+    for name, command in commands.items():
+        started = time.perf_counter()
+        subprocess.run(command, shell=True, check=True)
+        print("TIME", name, time.perf_counter() - started, flush=True)
+"""
+
+
+def measure(library: Library, ranks: int, rounds: int, directory: Path) -> dict[str, list[float]]:
+    """Seconds of every run, by way."""
+    source = directory / "program.c"
+    source.write_text(PROGRAM)
+    subprocess.run([library.compiler, "-O2", str(source), "-o", str(directory / "program")], check=True)
+    with network(ranks + 1) as net, sshd_on(net.hosts[1:], directory) as client:
+        gang = MpiGang(directory, net, 1, library.implementation)
+        try:
+            ssh = ssh_command(library, client, net.hosts[1:], directory, net.hosts[0].address)
+            commands = {"ringtrain": f"mpirun {directory}/program", "ssh": ssh}
+            gang.agents()
+            launcher = gang.launcher(sys.executable, "-c", SCRIPT, json.dumps(commands), str(rounds))
+            if launcher.wait(900) != 0:
+                raise SystemExit(f"the job failed:\n{launcher.err()}")
+        finally:
+            gang.close()
+    found: dict[str, list[float]] = {name: [] for name in commands}
+    for line in launcher.err().splitlines():
+        if line.startswith("TIME "):
+            _, name, seconds = line.split()
+            found[name].append(float(seconds))
+    return found
+
+
+def main() -> None:
+    """Print a table, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--mpi", choices=("OpenMPI", "MPICH"), help="default: both")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, default=ROOT / "bench/results/mpi-startup.json")
+    options = parser.parse_args()
+    if reason := why_not():
+        raise SystemExit(reason)
+    if not shutil.which("sshd", path="/usr/sbin"):
+        raise SystemExit("sshd is not installed (apt install openssh-server)")
+    chosen = [library for library in (OPEN_MPI, MPICH) if options.mpi in (None, library.implementation)]
+    rows = []
+    for library in chosen:
+        with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as directory:
+            found = measure(library, options.ranks, options.rounds, Path(directory))
+        for way, seconds in found.items():
+            spread = [round(value, 4) for value in statistics.quantiles(seconds, n=4)]
+            rows.append({"mpi": library.implementation, "way": way, "ranks": options.ranks, "seconds": spread})
+            print(
+                f"{library.implementation:>8} {way:>10}  median {spread[1]:.3f} s  quartiles {spread[0]:.3f}–{spread[2]:.3f}"
+            )
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
