@@ -3,8 +3,8 @@
     sudo .venv/bin/python bench/mpi/startup.py            # 4 ranks over 4 hosts, Open MPI and MPICH
 
 Hosts are network namespaces of this machine; each has an agent and an sshd (Debian's, no PAM, no DNS: as quick as
-it gets). Both ways are taken in turns by one script that the launcher runs; a run is from calling mpirun to its end,
-of a program that only calls MPI_Init and MPI_Finalize. Ours includes the wrapper that counts the ranks.
+it gets). Both ways are taken in turns by one script that the launcher runs; a run is from calling mpirun to its
+end, of a program that only calls MPI_Init and MPI_Finalize. Ours includes the wrapper that counts the ranks.
 """
 
 import argparse
@@ -152,9 +152,8 @@ def main() -> None:
         for way, seconds in found.items():
             spread = [round(value, 4) for value in statistics.quantiles(seconds, n=4)]
             rows.append({"mpi": library.implementation, "way": way, "ranks": options.ranks, "seconds": spread})
-            print(
-                f"{library.implementation:>8} {way:>10}  median {spread[1]:.3f} s  quartiles {spread[0]:.3f}–{spread[2]:.3f}"
-            )
+            low, median, high = spread
+            print(f"{library.implementation:>8} {way:>10}  median {median:.3f} s  quartiles {low:.3f}–{high:.3f}")
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
