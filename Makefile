@@ -45,12 +45,12 @@ lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The peers live in an environment of their own: PyTorch's CPU build is on an index of its own.
+# The peers live in an environment of their own.
 bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
 	$(PYTHON) -m venv bench/.venv
 	command -v mpirun >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y openmpi-bin libopenmpi-dev iproute2; } || echo "no Open MPI: it is left out"
-	bench/.venv/bin/pip install --quiet -e worker_image
-	bench/.venv/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu -r bench/requirements.txt
+	bench/.venv/bin/pip install -qq -e worker_image
+	bench/.venv/bin/pip install -qq -r bench/requirements.txt
 	@touch $@
 
 bench: bench/.venv/.installed  ## collectives and optimizer beside their peers; results in bench/results
