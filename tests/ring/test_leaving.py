@@ -130,6 +130,29 @@ def test_nothing_is_left_of_a_world(transport: str) -> None:
         assert not leftovers()
 
 
+@OVER
+def test_shutdown_ends_what_is_under_way(transport: str) -> None:
+    """A rank may leave while its own collective waits for a peer: the handle says so, at once."""
+    with world_of(2, transport) as world:
+
+        def leave(rank: int) -> list[str]:
+            if rank == 1:
+                return []
+            handles = [rt.allreduce_async(np.ones(3), name="loss"), rt.allreduce_async(np.ones(3))]
+            board = world.sessions[0].communicator()._member.board
+            with board._changed:
+                assert board._changed.wait_for(lambda: board._offers, 60)  # the first one is under way
+            world.sessions[0].close()
+            return [
+                f"{type(error).__name__}: {error}" for error in map(error_of, [h.synchronize for h in handles])
+            ]
+
+        assert world.run(leave)[0] == [
+            'NotInitializedError: ringtrain was shut down during allreduce #1 "loss"',
+            "NotInitializedError: ringtrain was shut down before this collective began",
+        ]
+
+
 def _init_again_after_a_fault() -> list[object]:
     rt.init(timeout=30)
     told = []

@@ -15,13 +15,18 @@ from ringtrain.wire.dtypes import INTEGERS
 @pytest.mark.parametrize("size", [1, 2, 3, 4], ids=["one-rank", "two-ranks", "three-ranks", "four-ranks"])
 def test_every_dtype_op_and_shape(transport: str, size: int) -> None:
     """Allreduce, in place and not, and reducescatter equal the fold for every dtype, op and shape."""
+    cases = [
+        (dtype, op, shape)
+        for dtype in DTYPES
+        for op in OPS
+        for shape in SHAPES.values()
+        if op is not rt.Average or dtype not in INTEGERS
+    ]
+    # Everything in memory; elsewhere every dtype, op and shape, but not each shape with each of the others: 5 and
+    # 7 shapes have no common divisor.
     with world_of(size, transport, segment_bytes=32) as world:
-        for dtype in DTYPES:
-            for op in OPS:
-                if op is rt.Average and dtype in INTEGERS:
-                    continue
-                for shape in SHAPES.values():
-                    _check_reductions(world, dtype, op, shape, size)
+        for dtype, op, shape in cases if transport == "memory" else cases[::5]:
+            _check_reductions(world, dtype, op, shape, size)
 
 
 def _check_reductions(world: World, dtype: str, op: rt.Op, shape: tuple[int, ...], size: int) -> None:

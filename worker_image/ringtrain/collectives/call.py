@@ -1,5 +1,6 @@
 """One collective as one rank lives through it: offer, read, finish; or fail like all others."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Final
 
 from ringtrain import timeline
 from ringtrain.collectives.fold import Flat
-from ringtrain.errors import RingtrainError
+from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.transport.base import Broken, Caller, FrameStream, How
 from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.failure import Failure, Refused
@@ -66,11 +67,13 @@ class Call:
             for peer in self._place.peers:
                 request = self._member.pull_request(peer, self._place.process_set, self._place.sequence, encoded)
                 self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)
-        except Broken as broken:
-            self._fail(peer, broken)
-        finally:
-            # Even for a verdict that was reached in the meantime: it calls back at once.
+            # Also for a verdict that was reached in the meantime: it calls back at once.
             self._member.verdict.on_reached(self._cancel)
+        except BaseException as error:
+            with self._released(error):
+                if isinstance(error, Broken):
+                    self._fail(peer, error)
+            raise
         return self
 
     def read(self, peer: int, step: Step, segment: int, like: Flat) -> Flat:
@@ -104,17 +107,23 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with self._released(error):
             if error is None:
                 self._finish()
-            elif self._member.verdict.failure is None:
+            elif self._member.verdict.failure is None and not self._member.left:
                 self._give_up(error)
+
+    @contextlib.contextmanager
+    def _released(self, error: BaseException | None) -> Iterator[None]:
+        """Afterwards, however it ends, nobody else uses the buffers and no stream is open."""
+        try:
+            yield
         finally:
             self._member.verdict.forget(self._cancel)
             self._member.board.withdraw((self._place.process_set, self._place.sequence))
             for stream in self._streams.values():
                 stream.close()
-            self._span.__exit__(kind, error, trace)
+            self._span.__exit__(None if error is None else type(error), error, None)
 
     def _next(self, peer: int) -> bytes:
         try:
@@ -163,6 +172,8 @@ class Call:
         self._await_verdict()
 
     def _raise_verdict(self) -> None:
+        if self._member.left:
+            raise NotInitializedError(f"ringtrain was shut down during {self._doing.label}")
         self._await_verdict()
         self._member.verdict.check()
         raise RingtrainError(f"{self._doing.label} failed, and no reason was found in time")

@@ -79,10 +79,13 @@ class Engine:
         return Handle(future)
 
     def stop(self) -> None:
-        """Fail what has not begun, and wait for what has. The world must have been left, so that it ends."""
+        """Begin nothing any more; what has not begun fails."""
         with self._lock:
             self._stopped = True
             self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait for what is under way. The world must have been left, so that it ends."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

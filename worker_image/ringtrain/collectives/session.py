@@ -79,8 +79,9 @@ class Session:
             _entered.reset(token)
 
     def close(self) -> None:
-        self._member.leave()
         self.engine.stop()
+        self._member.leave()
+        self.engine.join()
         for communicator in self._communicators.values():
             communicator.close()
 

@@ -82,9 +82,11 @@ class Board:
                 self._changed.notify_all()
 
     def all_taken(self, offer: Offer, timeout_s: float) -> bool:
-        """Wait until every peer has taken everything. Returns False on a verdict or after `timeout_s`."""
+        """Wait until every peer has taken everything; False on a verdict, when closed, or after `timeout_s`."""
         with self._changed:
-            self._changed.wait_for(lambda: not offer.waiting_for or self._verdict.failure is not None, timeout_s)
+            self._changed.wait_for(
+                lambda: not offer.waiting_for or self._closing or self._verdict.failure is not None, timeout_s
+            )
             return not offer.waiting_for
 
     def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:

@@ -24,6 +24,7 @@ class Membership:
         self.board = Board(place.rank, self.verdict)
         self._handshake = Handshake(place, self.verdict, self._is_over)
         self.monitor = Monitor(place, transport, self.verdict, self._identity)
+        self.left = False
         self._closed = threading.Lock()
 
     @staticmethod
@@ -54,7 +55,9 @@ class Membership:
         """Tell the peers, let what they still take flow out, and close. Calling it again does nothing."""
         if not self._closed.acquire(blocking=False):
             return
+        self.left = True
         self.board.close()
+        self.verdict.interrupt()
         self.monitor.stop()
         self.transport.close(self.place.probe_timeout_s)
 

@@ -13,6 +13,7 @@ class Verdict:
         self._reached = threading.Event()
         self._lock = threading.Lock()
         self._failure: Failure | None = None
+        self._interrupted = False
         self._callbacks: list[Callable[[], None]] = []
 
     @property
@@ -34,10 +35,18 @@ class Verdict:
         self._reached.set()
         return True
 
+    def interrupt(self) -> None:
+        """Call back as if there were a verdict: this rank leaves, and nothing of it may go on."""
+        with self._lock:
+            self._interrupted = True
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
+
     def on_reached(self, callback: Callable[[], None]) -> None:
         """Call back when the verdict is reached; at once if it is already."""
         with self._lock:
-            if self._failure is None:
+            if self._failure is None and not self._interrupted:
                 self._callbacks.append(callback)
                 return
         callback()
