@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench generate verify clean
+.PHONY: help demo test e2e lint bench bench-operator generate verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,9 @@ demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on
 test: $(VENV)/.frameworks $(VENV)/.system  ## everything that passes without a cluster
 	$(BIN)/pytest -q
 
+e2e: $(VENV)/.installed  ## black-box tests on the cluster of KUBECONFIG, or on a kind cluster made for them
+	VENV=$(VENV) tests/e2e/run.sh
+
 lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,6 +58,9 @@ bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wil
 
 bench: bench/.venv/.installed  ## collectives and optimizer beside their peers; results in bench/results
 	bench/.venv/bin/python -m bench.run
+
+bench-operator: $(VENV)/.installed  ## the operator on a real API server on this machine
+	$(BIN)/python bench/operator/run.py
 
 generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and reference pages
 	$(BIN)/python -m ringtrain_operator.generate .

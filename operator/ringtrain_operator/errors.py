@@ -2,7 +2,8 @@
 
 OperatorError
 ├── SpecInvalid      the user's DistributedTrainingJob cannot be run as written; lists every problem
-└── SchemaUnsupported  a model uses something the CRD converter does not understand (a defect of ours)
+├── SchemaUnsupported  a model uses something the CRD converter does not understand (a defect of ours)
+└── ApiError         the Kubernetes API refused or did not answer; its own tree is in cluster/api/errors.py
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from ringtrain_operator.cluster.api import (
@@ -10,7 +11,6 @@ from ringtrain_operator.cluster.api import (
     SECRETS,
     AlreadyExists,
     ApiClient,
-    ApiError,
     Conflict,
     Forbidden,
     Invalid,
@@ -24,6 +24,8 @@ from ringtrain_operator.plan import Deletion, Plan
 
 log = logging.getLogger(__name__)
 
+Outcome = Refusal | Foreign | None
+
 
 async def apply_plan(api: ApiClient, job: Mapping[str, Any], plan: Plan, memory: Memory) -> bool:
     """Do what `plan` says besides the status; returns whether another look is due at once.
@@ -32,26 +34,37 @@ async def apply_plan(api: ApiClient, job: Mapping[str, Any], plan: Plan, memory:
     next plan to report. Faults of the API itself are raised, after everything was tried.
     """
     namespace = job["metadata"]["namespace"]
-    outcomes = await asyncio.gather(
+    pods = [obj for obj in plan.create if obj["kind"] == PODS.kind]
+    others = [obj for obj in plan.create if obj["kind"] != PODS.kind]
+    outcomes = await _together(
         *(_delete(api, namespace, deletion, memory) for deletion in plan.delete),
-        *(_create(api, job, obj, memory) for obj in plan.create),
-        return_exceptions=True,
+        *(_create(api, job, obj, memory) for obj in others),
     )
-    failed = [o for o in outcomes if isinstance(o, BaseException)]
-    if failed:
-        raise failed[0]
+    # Admission refuses a pod whose ServiceAccount is not there yet, so pods come second; and none comes where
+    # another's object is in the way.
+    if not any(isinstance(outcome, Foreign) for outcome in outcomes):
+        if others:
+            memory.looked_at = time.monotonic()  # what was just made need not be read
+        outcomes += await _together(*(_create(api, job, obj, memory) for obj in pods))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))
     surprised = any(isinstance(o, Foreign) for o in outcomes) or refusals != memory.refusals
     memory.refusals = refusals
     return surprised
 
 
-async def _create(
-    api: ApiClient, job: Mapping[str, Any], obj: Mapping[str, Any], memory: Memory
-) -> Refusal | Foreign | None:
+async def _together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
+    """What became of each request; when one failed, its error, after all others have ended."""
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def _create(api: ApiClient, job: Mapping[str, Any], obj: Mapping[str, Any], memory: Memory) -> Outcome:
     resource, ref = resource_of(obj), ObjectRef(obj["kind"], obj["metadata"]["name"])
     try:
-        await api.create(resource, job["metadata"]["namespace"], obj)
+        await api.create_unread(resource, job["metadata"]["namespace"], obj)
     except AlreadyExists:
         return await _explain_taken(api, job, resource, ref, memory)
     except (Forbidden, Invalid, NotFound) as refused:
@@ -84,8 +97,6 @@ async def _delete(api: ApiClient, namespace: str, deletion: Deletion, memory: Me
     except (NotFound, Conflict) as gone:
         # gone, or replaced by another of its name: either way the one that was meant is no more
         log.debug("%s was not there to delete: %s", deletion.ref, gone)
-    except ApiError:
-        raise
     memory.owned.discard(deletion.ref)
 
 

@@ -30,9 +30,6 @@ class Metrics:
         self.restarts = Counter(
             "ringtrain_job_restarts", "Restarts of a gang, counted or not", registry=self.registry
         )
-        self.writes = Counter(
-            "ringtrain_api_writes", "Writes by verb and kind", ["verb", "kind"], registry=self.registry
-        )
         self._states: dict[Key, str] = {}
 
     def job_is(self, key: Key, state: str) -> None:

@@ -82,12 +82,13 @@ async def read_surroundings(
 
 
 async def _look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory, began: bool) -> None:
-    """Fill `memory` with what exists besides pods, if it is new to us or long ago.
+    """Fill `memory` with what exists besides pods, if it is new to us, long ago, or in our way.
 
     A job that never began has nothing yet, and its creations will tell if a name is taken.
     """
     now = time.monotonic()
-    if not began or now - memory.looked_at < LOOK_AGAIN_S:
+    fresh = now - memory.looked_at < LOOK_AGAIN_S and not memory.foreign
+    if not began or fresh:
         return
     found = await asyncio.gather(*(find_owner(api, job, r, job["metadata"]["name"]) for r in _READ_BY_NAME))
     secrets = {ref for ref in memory.owned if ref.kind == "Secret"}

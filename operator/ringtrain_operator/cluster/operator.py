@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from ringtrain_operator.cluster.api import ApiClient, ApiError, Conflict, Connection, NotLeader
+from ringtrain_operator.cluster.api import ApiClient, ApiError, Conflict, Connection, NotFound, NotLeader
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.health import STUCK_AFTER_S, HealthServer, Probes
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
@@ -123,9 +123,9 @@ class Operator:
         except NotLeader as fenced:
             result = "fenced"
             log.info("%s", fenced, extra={"job": str(key)})
-        except Conflict:
+        except (Conflict, NotFound):
             result = "conflict"
-            self.queue.retry(key)  # it changed since it was read: read again
+            self.queue.retry(key)  # it changed, or was deleted, since it was read: read again
         except ApiError as failed:
             result = "error"
             wait_s = self.queue.retry(key)

@@ -62,7 +62,7 @@ class Reconciler:
         self._follow_up(key, job, reading, plan)
         if surprised:
             self._queue.add(key)
-        elif memory.refusals:
+        elif memory.refusals or memory.foreign:
             self._queue.retry(key)
         else:
             self._queue.succeeded(key)

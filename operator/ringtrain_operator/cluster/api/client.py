@@ -77,6 +77,10 @@ class ApiClient:
         made: Json = await self._transport.send(Request("POST", resource.path(namespace), body=obj))
         return made
 
+    async def create_unread(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> None:
+        """Create an object whose stored form nobody needs: the answer is not decoded. Raises AlreadyExists."""
+        await self._transport.send(Request("POST", resource.path(namespace), body=obj), want_body=False)
+
     async def replace(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
         """Replace an object; raises Conflict if it changed since `obj` was read."""
         path = resource.path(namespace, obj["metadata"]["name"])

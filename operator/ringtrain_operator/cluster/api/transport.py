@@ -79,7 +79,7 @@ class Transport:
             # streams (watches, logs) hold a connection each, so the pool itself is not the bound on requests
             connector = aiohttp.TCPConnector(limit=0, ssl=self._connection.tls or True)
             self._session = aiohttp.ClientSession(
-                connector=connector, headers={"User-Agent": self._user_agent}, auto_decompress=True
+                connector=connector, headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"}
             )
             self._slots = asyncio.Semaphore(self._limit)
         return self._session

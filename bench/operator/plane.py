@@ -1,0 +1,108 @@
+"""The control plane and the operator's process that the benchmarks measure."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import yaml
+from support.apiserver import ControlPlane
+from support.ports import free_ports
+
+ROOT = Path(__file__).parents[2]
+_REQUESTS = re.compile(r"^apiserver_request_total\{(?P<labels>.*)\} (?P<count>\S+)$")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+WRITES = ("POST", "PUT", "PATCH", "DELETE", "APPLY", "DELETECOLLECTION")
+
+
+def start_plane(folder: Path) -> ControlPlane:
+    """A control plane with our CRD and the operator's rights."""
+    crds = tuple(yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()))
+    return ControlPlane.start(folder, crds)
+
+
+@contextmanager
+def operator_process(plane: ControlPlane, folder: Path) -> Iterator[psutil.Process]:
+    """`ringtrain-operator` as its pod would run it: its own ServiceAccount's token, the whole cluster, a Lease."""
+    account = folder / "serviceaccount"
+    account.mkdir(parents=True, exist_ok=True)
+    (account / "token").write_text(plane.operator_token)
+    (account / "namespace").write_text("ringtrain-system")
+    (account / "ca.crt").write_bytes(plane.ca_file.read_bytes())
+    host, _, port = plane.url.removeprefix("https://").partition(":")
+    own = {
+        "KUBERNETES_SERVICE_HOST": host,
+        "KUBERNETES_SERVICE_PORT": port,
+        "RINGTRAIN_SERVICE_ACCOUNT_DIR": str(account),
+    }
+    env = {**{k: v for k, v in os.environ.items() if k != "KUBECONFIG"}, **own}
+    listen = f"127.0.0.1:{free_ports(1)[0]}"
+    command = [sys.executable, "-m", "ringtrain_operator", f"--listen={listen}"]
+    with (folder / "operator.log").open("ab") as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _until_leading(listen, process)
+        yield psutil.Process(process.pid)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _until_leading(listen: str, process: subprocess.Popen[bytes]) -> None:
+    import time
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://{listen}/readyz", timeout=2) as ready:
+                text = urllib.request.urlopen(f"http://{listen}/metrics", timeout=2).read().decode()
+                if ready.status == 200 and "ringtrain_leader 1.0" in text:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError("the operator did not become leader; see operator.log")
+
+
+def writes_so_far(plane: ControlPlane) -> dict[str, float]:
+    """Writes that the API server has carried out, by resource; leases are left out."""
+    import ssl
+
+    request = urllib.request.Request(f"{plane.url}/metrics", headers={"Authorization": "Bearer admin-token"})
+    tls = ssl.create_default_context(cafile=str(plane.ca_file))
+    text = urllib.request.urlopen(request, context=tls, timeout=30).read().decode()
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        match = _REQUESTS.match(line)
+        labels = dict(_LABEL.findall(match["labels"])) if match else {}
+        if match and labels.get("verb") in WRITES and labels.get("resource") not in ("leases", "tokenreviews"):
+            key = labels["resource"] + ("/" + labels["subresource"] if labels.get("subresource") else "")
+            found[key] = found.get(key, 0.0) + float(match["count"])
+    return found
+
+
+def plane_cpu_s(plane: ControlPlane) -> dict[str, float]:
+    """CPU seconds that each process of the control plane has used."""
+    return {name: cpu_s(psutil.Process(p.pid)) for name, p in plane._processes.items()}
+
+
+def rss_mib(process: psutil.Process) -> float:
+    """Resident memory of the operator."""
+    return round(process.memory_info().rss / 2**20, 1)
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds that the operator has used."""
+    times = process.cpu_times()
+    return float(times.user + times.system)

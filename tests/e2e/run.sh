@@ -1,0 +1,35 @@
+#!/bin/bash
+# `make e2e`: the black-box tests on the cluster of KUBECONFIG, or on a kind cluster made here and removed again.
+# E2E_NODE_IMAGE picks kind's node image. With an own cluster, push the images first and set E2E_OPERATOR_IMAGE and
+# E2E_WORKER_IMAGE (repository:tag).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+bin=${VENV:-.venv}/bin
+operator=${E2E_OPERATOR_IMAGE:-ghcr.io/ringtrain/operator:e2e}
+worker=${E2E_WORKER_IMAGE:-ghcr.io/ringtrain/worker:e2e}
+cluster=ringtrain-e2e
+
+need() { command -v "$1" >/dev/null || { echo "make e2e needs $1: $2" >&2; exit 2; }; }
+need kubectl "https://kubernetes.io/docs/tasks/tools/"
+
+if [ -z "${KUBECONFIG:-}" ]; then
+  need docker "set KUBECONFIG to use a cluster that you have"
+  need kind "https://kind.sigs.k8s.io, or set KUBECONFIG to use a cluster that you have"
+  KUBECONFIG=$(mktemp); export KUBECONFIG
+  cleanup() { kind delete cluster --name "$cluster" || true; rm -f "$KUBECONFIG"; }
+  trap cleanup EXIT
+  kind create cluster --name "$cluster" --wait 120s --config tests/e2e/kind.yaml \
+    ${E2E_NODE_IMAGE:+--image "$E2E_NODE_IMAGE"}
+  docker build --target operator --tag "$operator" .
+  docker build --target worker --tag "$worker" .
+  kind load docker-image --name "$cluster" "$operator" "$worker"
+fi
+
+"$bin/helm" upgrade --install ringtrain charts/ringtrain-operator --namespace ringtrain-system --create-namespace \
+  --set "image.repository=${operator%:*}" --set "image.tag=${operator##*:}" --wait --timeout 5m
+
+collect() {
+  kubectl get dtj,pods,events --all-namespaces || true
+  kubectl --namespace ringtrain-system logs --selector app.kubernetes.io/name=ringtrain-operator --tail=300 || true
+}
+RINGTRAIN_E2E=1 RINGTRAIN_WORKER_IMAGE=$worker "$bin/pytest" tests/e2e -v "$@" || { collect; exit 1; }

@@ -1,0 +1,76 @@
+"""Jobs as a user sees them, on a cluster with real nodes."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+Digits = Callable[..., dict[str, Any]]
+
+
+def test_the_sample_trains(kubectl: Any, digits: Digits) -> None:
+    """Applied, it succeeds; its log has the accuracy, its table the progress, its events the story."""
+    kubectl.apply(digits("--epochs", "3"))
+    kubectl.wait("dtj", "digits", "condition=Succeeded")
+    assert "test accuracy" in kubectl("logs", "digits-launcher")
+    table = kubectl("get", "dtj", "digits")
+    assert "Succeeded" in table
+    assert "PROGRESS" in table
+    assert "AllRanksSucceeded" in kubectl("describe", "dtj", "digits")
+    assert "test accuracy" in kubectl.dtj("logs", "digits")
+    assert "digits" in kubectl.dtj("list")
+
+
+def test_a_killed_worker_is_a_new_attempt(kubectl: Any, digits: Digits) -> None:
+    """A pod deleted under a running job: the gang restarts, uncounted, and ends well."""
+    kubectl.apply(digits("--epochs", "200"))
+    kubectl.wait("dtj", "digits", "condition=Running")
+    kubectl("delete", "pod", "digits-worker-1", "--wait=false")
+    kubectl.wait("dtj", "digits", "jsonpath={.status.attempt}=2")
+    assert kubectl.get("dtj", "digits")["status"]["restarts"] == 0
+    kubectl.wait("dtj", "digits", "condition=Running")
+    kubectl("delete", "dtj", "digits")
+
+
+def test_suspended_and_resumed(kubectl: Any, digits: Digits) -> None:
+    """Its pods go, and come back."""
+    kubectl.apply(digits("--epochs", "200"))
+    kubectl.wait("dtj", "digits", "condition=Running")
+    kubectl.dtj("suspend", "digits")
+    kubectl.wait("dtj", "digits", "condition=Suspended")
+    kubectl.wait("pod", "digits-launcher", "delete")
+    kubectl.dtj("resume", "digits")
+    kubectl.wait("dtj", "digits", "condition=Running")
+    kubectl("delete", "dtj", "digits")
+
+
+def test_scaled_by_kubectl(kubectl: Any, digits: Digits) -> None:
+    """`kubectl scale` is a new attempt with the new world."""
+    kubectl.apply(digits("--epochs", "200"))
+    kubectl.wait("dtj", "digits", "condition=Running")
+    kubectl("scale", "dtj", "digits", "--replicas=3")
+    kubectl.wait("dtj", "digits", "jsonpath={.status.attempt}=2")
+    kubectl.wait("dtj", "digits", "condition=Running")
+    kubectl.get("pod", "digits-worker-2")
+    kubectl("delete", "dtj", "digits")
+
+
+def test_what_cannot_run_says_why(kubectl: Any, digits: Digits) -> None:
+    """An image that is not there is in the condition and in `dtj why`."""
+    job = digits()
+    job["spec"]["worker"]["template"]["spec"]["containers"][0]["image"] = "registry.invalid/missing:1"
+    kubectl.apply(job)
+    kubectl.wait("dtj", "digits", "condition=Running=False")
+    said, deadline = "", time.monotonic() + 300
+    while "registry.invalid/missing:1" not in said and time.monotonic() < deadline:
+        said = kubectl.dtj("why", "digits")
+        time.sleep(1)  # a node on the other side of kubectl: there is nothing here to wait on
+    assert "registry.invalid/missing:1" in said
+
+
+def test_a_rejected_spec_names_the_field(kubectl: Any, digits: Digits) -> None:
+    """Admission refuses what the CRD can know."""
+    job = digits()
+    job["spec"]["worker"]["replicas"] = -1
+    import json
+
+    assert kubectl("apply", "--filename=-", check=False, stdin=json.dumps(job)) == ""

@@ -1,0 +1,45 @@
+"""The operator as an administrator has it: two replicas, an upgrade in the middle of a job, an uninstallation."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from e2e.conftest import Kubectl, helm
+
+CHART = Path(__file__).parents[2] / "charts" / "ringtrain-operator"
+SYSTEM = Kubectl("ringtrain-system")
+
+
+def upgrade(*values: str) -> None:
+    """Upgrade the release that `make e2e` installed."""
+    options = [f"--set={v}" for v in values]
+    helm("upgrade", "ringtrain", str(CHART), "--namespace=ringtrain-system", "--reuse-values", "--wait", *options)
+
+
+def test_upgraded_in_the_middle_of_a_job(kubectl: Any, digits: Callable[..., dict[str, Any]]) -> None:
+    """A rollout to two replicas leaves a running job alone; a killed leader is replaced."""
+    kubectl.apply(digits("--epochs", "60"))
+    kubectl.wait("dtj", "digits", "condition=Running")
+    upgrade("replicas=2", "operator.logLevel=debug")
+    SYSTEM("delete", "pod", "--selector=app.kubernetes.io/name=ringtrain-operator", "--wait=false")
+    kubectl.wait("dtj", "digits", "condition=Succeeded")
+    status = kubectl.get("dtj", "digits")["status"]
+    assert (status["attempt"], status["restarts"]) == (1, 0)
+    upgrade("replicas=1", "operator.logLevel=info")
+
+
+def test_uninstalled_without_loss(kubectl: Any, digits: Callable[..., dict[str, Any]]) -> None:
+    """Uninstalling keeps the CRD and the jobs; installed again, the operator goes on with them."""
+    kubectl.apply(digits("--epochs", "3"))
+    kubectl.wait("dtj", "digits", "condition=Succeeded")
+    values = helm("get", "values", "ringtrain", "--namespace=ringtrain-system", "--output=json")
+    helm("uninstall", "ringtrain", "--namespace=ringtrain-system", "--wait")
+    assert kubectl.get("dtj", "digits")["status"]["state"] == "Succeeded"
+    kept = Path(os.environ.get("TMPDIR", "/tmp")) / "ringtrain-e2e-values.json"
+    kept.write_text(values)
+    helm("install", "ringtrain", str(CHART), "--namespace=ringtrain-system", f"--values={kept}", "--wait")
+    again = digits("--epochs", "3")
+    again["metadata"]["name"] = "again"
+    kubectl.apply(again)
+    kubectl.wait("dtj", "again", "condition=Succeeded")

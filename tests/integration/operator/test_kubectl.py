@@ -1,0 +1,88 @@
+"""kubectl against the real API server: the manifests, the table, scale, and the outage of an API server."""
+
+import asyncio
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from support.apiserver import ControlPlane
+from support.cluster import real_cluster
+from support.installation import ROOT
+from support.stage import open_stage
+
+pytestmark = [
+    pytest.mark.apiserver,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl"),
+]
+
+
+async def kubectl(plane: ControlPlane, *arguments: str) -> str:
+    """What kubectl prints, as admin."""
+    command = ["kubectl", f"--kubeconfig={plane.kubeconfig()}", *arguments]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{arguments}: {done.stderr}"
+    return done.stdout
+
+
+async def test_the_manifests_are_accepted(control_plane: ControlPlane) -> None:
+    """`kubectl apply -f manifests/` and the samples, as the API server validates them."""
+    await kubectl(control_plane, "apply", "--dry-run=server", f"--filename={ROOT / 'manifests'}")
+    for sample in sorted((ROOT / "manifests" / "samples").glob("*.yaml")):
+        await kubectl(control_plane, "create", "--dry-run=server", f"--filename={sample}")
+
+
+async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """The short name, the columns, and a scale that makes a new attempt."""
+
+    def open_real():  # type: ignore[no-untyped-def]
+        return real_cluster(control_plane)
+
+    async with open_stage(open_real, tmp_path) as s:
+        await s.submit()
+        await s.until_running()
+        table = await kubectl(control_plane, "get", "dtj", "-n", s.namespace)
+        assert table.splitlines()[0].split() == ["NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
+        await kubectl(control_plane, "scale", "dtj", "digits", "--replicas=3", "-n", s.namespace)
+        await s.until_running(attempt=2, workers=3)
+        described = await kubectl(control_plane, "describe", "dtj", "digits", "-n", s.namespace)
+        assert "AttemptStarted" in described
+
+
+async def test_a_quota_is_said_in_its_own_words(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """A ResourceQuota's refusal is in the condition; when the quota goes, the job runs."""
+
+    def open_real():  # type: ignore[no-untyped-def]
+        return real_cluster(control_plane)
+
+    async with open_stage(open_real, tmp_path) as s:
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
+        file = tmp_path / "quota.yaml"
+        file.write_text(yaml.safe_dump({**quota, "spec": {"hard": {"pods": "1"}}}))
+        await kubectl(control_plane, "apply", "-n", s.namespace, f"--filename={file}")
+        while "pods" not in await kubectl(
+            control_plane, "get", "quota", "few", "-n", s.namespace, "-o=jsonpath={.status.hard}"
+        ):
+            await s.cluster.pause()
+        await s.submit()
+        await s.until_condition("Running", "False", "exceeded quota: few")
+        await kubectl(control_plane, "delete", "quota", "few", "-n", s.namespace)
+        await s.until_running()
+
+
+async def test_the_api_server_goes_away_and_comes_back(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """The API server is killed under a running job and started again: the same attempt ends well."""
+
+    def open_real():  # type: ignore[no-untyped-def]
+        return real_cluster(control_plane)
+
+    async with open_stage(open_real, tmp_path) as s:
+        await s.submit()
+        await s.until_running()
+        await asyncio.to_thread(control_plane.stop_apiserver)
+        s.succeed()
+        await asyncio.sleep(1.0)  # the outage itself
+        await asyncio.to_thread(control_plane.start_apiserver)
+        done = await s.until_state("Succeeded", "Failed")
+        assert (done["status"]["state"], done["status"]["attempt"]) == ("Succeeded", 1)
