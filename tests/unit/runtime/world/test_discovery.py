@@ -175,10 +175,6 @@ REFUSED = {
     ),
     "mpi-out-of-range": ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK is 2; expected 0 to 1, as PMI_SIZE=2"),
     "mpi-text": ({"PMI_RANK": "x", "PMI_SIZE": "2"}, 'PMI_RANK is "x"; expected an integer'),
-    "mpi-without-addresses": (
-        OPEN_MPI,
-        "Open MPI started this process as rank 1 of 2, but RINGTRAIN_RING_ADDRESSES is not set",
-    ),
 }
 
 
