@@ -25,6 +25,7 @@ global_process_set = ProcessSet([])
 class _World:
     """What lives from init to shutdown."""
 
+    timeout_s: float
     queues: dict[int, NamedQueue] = field(default_factory=dict)
     sets: dict[int, ProcessSet] = field(default_factory=dict)
     counters: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
@@ -50,7 +51,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             return
         rt.init()
         _check_comm(comm)
-        world = _World()
+        atexit.register(shutdown)  # after the ring's own, so that it runs before it
+        world = _World(ring_timeout_s())
         _open_set(world, global_process_set, 0, list(range(rt.size())))
         sizes = world.queues[0].group.exchange(str(rt.local_size()).encode())
         world.local_sizes = tuple(int(size) for size in sizes)
@@ -62,22 +64,19 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 def shutdown() -> None:
     """Leave the world. Collectives in flight fail."""
     global _world
+    atexit.unregister(shutdown)
     with _lock:
         world, _world = _world, None
     if world is None:
         return
-    timeout_s = ring_timeout_s()
     for queue in world.queues.values():
         queue.close()
     rt.shutdown()
     for queue in world.queues.values():
-        queue.wait_closed(timeout_s)
+        queue.wait_closed(world.timeout_s)
     for process_set in world.sets.values():
         process_set.invalidate()
     world.timeline.stop()
-
-
-atexit.register(shutdown)
 
 
 def is_initialized() -> bool:
@@ -110,7 +109,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if number in world.queues:
         queue = world.queues.pop(number)
         queue.close()
-        queue.wait_closed(ring_timeout_s())
+        queue.wait_closed(world.timeout_s)
         give_up_communicators(number, world.communicators.pop(number))
     world.sets.pop(number).invalidate()
     return True
@@ -199,7 +198,7 @@ def _initialized() -> _World:
 def _open_set(world: _World, process_set: ProcessSet, number: int, ranks: list[int]) -> None:
     if rt.rank() in ranks:
         group = RingGroup(private_communicator(ranks, number, 0))
-        world.queues[number] = NamedQueue(group, ring_timeout_s(), world.timeline)
+        world.queues[number] = NamedQueue(group, world.timeout_s, world.timeline)
         world.communicators[number] = 1
     process_set.bind(number, ranks, rt.rank())
     world.sets[number] = process_set

@@ -1,0 +1,33 @@
+"""Handwritten digits for the examples: scikit-learn's 1797 images of 8 x 8, or MNIST's files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.data import read_mnist
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images as float32 in [0, 1] of shape (number, height, width), and labels as int64."""
+
+    train_images: NDArray[np.float32]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[np.float32]
+    test_labels: NDArray[np.int64]
+
+
+def load_digits(data_dir: Path | None = None) -> Digits:
+    """Load the bundled digits, or MNIST's IDX files from `data_dir`."""
+    if data_dir is not None:
+        train, test = read_mnist(data_dir)
+        images = [part.images.astype(np.float32) / 255 for part in (train, test)]
+        return Digits(images[0], train.labels.astype(np.int64), images[1], test.labels.astype(np.int64))
+    from sklearn.datasets import load_digits as bundled
+
+    data = bundled()
+    order = np.random.default_rng(0).permutation(len(data.images))
+    images, labels = (data.images[order] / 16).astype(np.float32), data.target[order].astype(np.int64)
+    return Digits(images[360:], labels[360:], images[:360], labels[:360])
