@@ -13,40 +13,49 @@ from pathlib import Path
 from support.ranks import run_ranks
 
 HERE = Path(__file__).parent
+ENV = {
+    "RINGTRAIN_TIMEOUT": "90",
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "KERAS_BACKEND": "tensorflow",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+SIZES = [1, 2, 3, 4]
 
 
-def checks_in(module: str) -> list[str]:
-    """Names of the checks in `module`, without importing it (and a framework with it)."""
-    tree = ast.parse((HERE / f"{module}.py").read_text())
-    return [
-        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
-    ]
+def checks_in(*modules: str) -> list[str]:
+    """`module.check` for each check, found without importing a module (and a framework with it)."""
+    return [f"{module}.{name}" for module in modules for name in _names_in(module)]
 
 
-def run_checks(module: str) -> dict[str, str]:
-    """In a rank: run every check of `module`; return the traceback of each that failed."""
-    loaded = importlib.import_module(f"frameworks.{module}")
+def run_checks(modules: tuple[str, ...]) -> dict[str, str]:
+    """In a rank: run every check of `modules`; return the traceback of each that failed."""
     failed = {}
-    for name in checks_in(module):
-        try:
-            getattr(loaded, name)()
-        except BaseException:
-            failed[name] = traceback.format_exc()
+    for module in modules:
+        loaded = importlib.import_module(f"frameworks.{module}")
+        for name in _names_in(module):
+            try:
+                getattr(loaded, name)()
+            except BaseException:
+                failed[f"{module}.{name}"] = traceback.format_exc()
     return failed
 
 
 @functools.cache
-def failures(module: str, size: int) -> dict[str, str]:
+def failures(modules: tuple[str, ...], size: int) -> dict[str, str]:
     """What failed in a world of `size` ranks: name of the check to the tracebacks of all ranks."""
-    env = {
-        "RINGTRAIN_TIMEOUT": "90",
-        "OMP_NUM_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    by_rank = run_ranks(run_checks, size, module, env=env, deadline_s=240.0)
+    by_rank = run_ranks(run_checks, size, modules, env=ENV, deadline_s=300.0)
     names = {name for failed in by_rank for name in failed}
     return {
         name: "\n".join(f"rank {rank}:\n{failed[name]}" for rank, failed in enumerate(by_rank) if name in failed)
         for name in names
     }
+
+
+def _names_in(module: str) -> list[str]:
+    tree = ast.parse((HERE / f"{module}.py").read_text())
+    return [
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
+    ]

@@ -126,6 +126,12 @@ def queue_of(process_set: ProcessSet) -> NamedQueue:
     return world.queues[number]
 
 
+def ranks_of_id(process_set_id: int) -> list[int] | None:
+    """Return the ranks of a process set by its number; None if there is no such set."""
+    found = _initialized().sets.get(process_set_id)
+    return None if found is None else found.ranks
+
+
 def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
     """Return `name` under its kind, or the next one of a series that runs alike on every rank that makes the
     calls.

@@ -1,0 +1,214 @@
+"""Checks of training with ringtrain.keras, run on every rank of a world."""
+
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from frameworks.tensorflow_training import (
+    RANK,
+    RULES,
+    SIZE,
+    agree,
+    batch,
+    network,
+    pooled,
+    reference,
+    same_everywhere,
+)
+
+import ringtrain.keras as hvd
+import ringtrain.tensorflow.keras as hvd_in_tensorflow
+import ringtrain.tensorflow.keras.callbacks as callbacks_in_tensorflow
+
+STEPS = 50
+
+
+def own_data(steps: int) -> tf.data.Dataset:
+    """This rank's batches, in order."""
+    batches = [batch(RANK, step) for step in range(steps)]
+    xs, ys = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    return tf.data.Dataset.from_tensor_slices((xs, ys)).batch(4)
+
+
+def fit(model: keras.Model, optimizer, steps: int = STEPS, **options):
+    model.compile(optimizer=optimizer, loss="mse")
+    return model.fit(own_data(steps), verbose=0, shuffle=False, **options)
+
+
+def check_fit_trains_like_one_process():
+    """Also when ranks begin with different weights."""
+    for rule in RULES:
+        model = network(seed=RANK)
+        fit(
+            model,
+            hvd.DistributedOptimizer(RULES[rule]()),
+            callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
+        )
+        agree(model, reference(rule))
+        same_everywhere(model)
+
+
+def check_several_backward_passes_a_step():
+    """Two passes of the same rank and their mean are one pass over both batches."""
+    model, other = network(), network()
+    optimizer = hvd.DistributedOptimizer(
+        RULES["sgd"](), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    fit(model, optimizer, 10)
+    plain = RULES["sgd"]()
+    for step in range(0, 10, 2):
+        x, y = (np.concatenate(parts) for parts in zip(pooled(step), pooled(step + 1), strict=True))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(other(x) - y))
+        plain.apply_gradients(
+            zip(tape.gradient(loss, other.trainable_variables), other.trainable_variables, strict=True)
+        )
+    agree(model, other)
+    assert int(optimizer.iterations) == 5
+
+
+def check_local_layers_stay_local():
+    model = network()
+    optimizer = hvd.PartialDistributedOptimizer(RULES["sgd"](), local_layers=model.layers[-1])
+    fit(model, optimizer, 3)
+    biases = hvd.allgather(model.layers[-1].bias[None])
+    assert len(np.unique(biases[:, 0])) == SIZE
+    first = hvd.allgather(model.layers[0].kernel[None])
+    np.testing.assert_allclose(first, np.broadcast_to(first[:1], first.shape), rtol=0.5)
+    other = network()
+    registered = hvd.DistributedOptimizer(RULES["sgd"]())
+    registered.register_local_var(other.layers[-1].bias)
+    fit(other, registered, 3)
+    assert len(np.unique(hvd.allgather(other.layers[-1].bias[None])[:, 0])) == SIZE
+
+
+def check_adasum():
+    if SIZE & (SIZE - 1):
+        return
+    model = network()
+    fit(model, hvd.DistributedOptimizer(RULES["sgd"](), op=hvd.Adasum), 5)
+    same_everywhere(model)
+
+
+def check_wrong_arguments():
+    for call in (
+        lambda: hvd.DistributedOptimizer("adam"),
+        lambda: hvd.DistributedOptimizer(RULES["sgd"](), backward_passes_per_step=0),
+        lambda: hvd.DistributedOptimizer(RULES["sgd"](), op=hvd.Min),
+        lambda: hvd.callbacks.LearningRateScheduleCallback(None, 1.0),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            call()
+
+
+def check_broadcast_callback_leaves_local_variables():
+    model = network(seed=RANK)
+    local = model.layers[-1].bias
+    local.assign(tf.fill([2], float(RANK)))
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(SIZE - 1, local_variables=[local])
+    fit(model, keras.optimizers.SGD(0.0), 1, callbacks=[callback])
+    np.testing.assert_array_equal(local, [float(RANK)] * 2)
+    np.testing.assert_array_equal(model.layers[0].kernel, network(seed=SIZE - 1).layers[0].kernel)
+
+
+class Recorder(keras.callbacks.Callback):
+    """Keeps the learning rate of every batch, and the logs of every epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.logs = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.rates.append(float(self.model.optimizer.learning_rate))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append(dict(logs))
+
+
+def check_metric_average():
+    before, after = Recorder(), Recorder()
+    fit(network(), RULES["sgd"](), 2, callbacks=[before, hvd.callbacks.MetricAverageCallback(), after])
+    own = before.logs[0]["loss"]
+    everyone = hvd.allgather([own])
+    assert abs(after.logs[0]["loss"] - np.mean(everyone)) < 1e-6
+
+
+def check_learning_rate_schedule():
+    recorder = Recorder()
+    schedule = hvd.callbacks.LearningRateScheduleCallback
+    callbacks = [
+        schedule(0.1, lambda epoch: 0.5**epoch, start_epoch=1, end_epoch=3),
+        schedule(0.1, 0.01, start_epoch=3),
+        recorder,
+    ]
+    history = fit(network(), keras.optimizers.SGD(0.1), 2, epochs=4, callbacks=callbacks)
+    np.testing.assert_allclose(recorder.rates, [0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.001, 0.001], rtol=1e-5)
+    np.testing.assert_allclose(history.history["lr"], [0.1, 0.05, 0.025, 0.001], rtol=1e-5)
+    smooth = Recorder()
+    fit(
+        network(),
+        keras.optimizers.SGD(0.1),
+        4,
+        callbacks=[schedule(1.0, lambda epoch: 1.0 + epoch, staircase=False), smooth],
+    )
+    np.testing.assert_allclose(smooth.rates, [1.0, 1.25, 1.5, 1.75], rtol=1e-5)
+
+
+def check_learning_rate_warmup():
+    recorder = Recorder()
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
+    fit(network(), keras.optimizers.SGD(0.1), 2, epochs=3, callbacks=[warmup, recorder])
+    expected = [0.1 / SIZE * (done * (SIZE - 1) / 4 + 1) for done in (1, 2, 3, 4)] + [0.1, 0.1]
+    np.testing.assert_allclose(recorder.rates, expected, rtol=1e-5)
+
+
+def check_momentum_correction():
+    """A velocity that was gathered at one rate is scaled to the next."""
+    model = network()
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    fit(model, optimizer, 2)
+    before = [np.array(velocity) for velocity in optimizer.momentums]
+    callback = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5)
+    callback.set_model(model)
+    callback.on_epoch_begin(0)
+    callback.on_train_batch_begin(0)
+    for ours, theirs in zip(optimizer.momentums, before, strict=True):
+        np.testing.assert_allclose(ours, 0.5 * theirs, rtol=1e-6)
+
+
+def check_best_model_checkpoint():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "best.keras"
+        best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(path))
+        fit(network(), RULES["sgd"](), 2, callbacks=[best])
+        assert path.exists() is (RANK == 0)
+
+
+def check_load_model_continues():
+    """Five steps, saved by rank 0's bits and loaded by all, and five more are ten steps."""
+    whole, model = network(), network()
+    fit(whole, hvd.DistributedOptimizer(RULES["adam"]()), 5)
+    fit(whole, whole.optimizer, 5)
+    fit(model, hvd.DistributedOptimizer(RULES["adam"]()), 5)
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.keras"
+        model.save(path)
+        assert type(keras.saving.load_model(path).optimizer) is keras.optimizers.Adam
+        loaded = hvd.load_model(path)
+    with pytest.raises(ValueError, match="legacy_opts"):
+        hvd.load_model("nowhere", legacy_opts=True)
+    assert int(loaded.optimizer.iterations) == 5
+    loaded.fit(own_data(5), verbose=0, shuffle=False)
+    agree(loaded, whole)
+    same_everywhere(loaded)
+
+
+def check_values():
+    assert hvd.allreduce(float(RANK), op=hvd.Sum) == sum(range(SIZE))
+    assert hvd.broadcast([RANK], SIZE - 1).tolist() == [SIZE - 1]
+    assert hvd.reducescatter(np.ones(SIZE), op=hvd.Sum).tolist() == [float(SIZE)]
+    assert hvd_in_tensorflow.DistributedOptimizer is hvd.DistributedOptimizer
+    assert callbacks_in_tensorflow.MetricAverageCallback is hvd.callbacks.MetricAverageCallback

@@ -1,0 +1,203 @@
+"""Checks of training with ringtrain.tensorflow, run on every rank of a world.
+
+The reference is one process on the pooled batch, computed on every rank without the others.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringtrain.tensorflow as hvd
+
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+STEPS = 50
+RULES = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(1e-2),
+    "adamw": lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.01),
+}
+
+
+def network(seed: int = 0) -> keras.Sequential:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(8, activation="tanh")]
+    return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(2)])
+
+
+def batch(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng([rank, step])
+    return generator.normal(size=(4, 6)).astype("float32"), generator.normal(size=(4, 2)).astype("float32")
+
+
+def pooled(step: int) -> tuple[np.ndarray, np.ndarray]:
+    everyone = [batch(rank, step) for rank in range(SIZE)]
+    return tuple(np.concatenate(parts) for parts in zip(*everyone, strict=True))
+
+
+def stepper(model: keras.Model, optimizer, tape_of=lambda tape: tape, apply=None):
+    """A compiled step of training."""
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        grads = tape_of(tape).gradient(loss, model.trainable_variables)
+        pairs = zip(grads, model.trainable_variables, strict=True)
+        (apply or optimizer.apply_gradients)(pairs)
+
+    return step
+
+
+def reference(rule: str, steps: int = STEPS) -> keras.Model:
+    model = network()
+    step = stepper(model, RULES[rule]())
+    for number in range(steps):
+        step(*pooled(number))
+    return model
+
+
+def agree(model: keras.Model, other: keras.Model, tolerance: float = 1e-5) -> None:
+    for ours, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def same_everywhere(model: keras.Model) -> None:
+    """All ranks hold the same bits."""
+    flat = np.concatenate([weight.reshape(-1) for weight in model.get_weights()])
+    for row in hvd.allgather(flat[None]).numpy():
+        np.testing.assert_array_equal(row, flat)
+
+
+def check_tape_trains_like_one_process():
+    for rule in ("momentum", "adam"):
+        model = network()
+        step = stepper(model, RULES[rule](), hvd.DistributedGradientTape)
+        for number in range(20):
+            step(*batch(RANK, number))
+        agree(model, reference(rule, 20))
+        same_everywhere(model)
+
+
+def check_host_strategy_trains_like_one_process():
+    strategy = hvd.HostStrategy()
+    with strategy.scope():
+        model, optimizer = network(), RULES["adam"]()
+    step = stepper(model, optimizer, apply=lambda pairs: strategy.apply_gradients(optimizer, pairs))
+    for number in range(10):
+        step(*batch(RANK, number))
+    agree(model, reference("adam", 10))
+    assert all("CPU" in variable.value.device for variable in [*model.variables, *optimizer.variables])
+
+
+def gradients_of(tape_of, x: tf.Tensor, variables) -> list:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum([tf.reduce_sum(x * variable) for variable in variables])
+    return tape_of(tape).gradient(loss, variables)
+
+
+def check_options_of_the_tape():
+    """Rank r's gradients are r + 1 everywhere; whatever the way, the mean is that of all ranks."""
+    variables = [tf.Variable(tf.ones(3)), tf.Variable(tf.ones(3)), tf.Variable(tf.ones(3))]
+    x, mean = tf.fill([3], RANK + 1.0), (SIZE + 1) / 2
+    for options in (
+        {"gradient_predivide_factor": 2.0},
+        {"groups": 2},
+        {"groups": [[variables[0], variables[2]]]},
+        {"compression": hvd.Compression.fp16},
+    ):
+        for grad in gradients_of(lambda tape, o=options: hvd.DistributedGradientTape(tape, **o), x, variables):
+            np.testing.assert_allclose(grad, [mean] * 3, rtol=1e-3)
+    summed = gradients_of(lambda tape: hvd.DistributedGradientTape(tape, op=hvd.Sum), x, variables)
+    np.testing.assert_allclose(summed[0], [mean * SIZE] * 3)
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        hvd.DistributedGradientTape(tf.GradientTape(), num_groups=1)
+    for wrong in ({"op": hvd.Max}, {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, {"groups": -1}):
+        with pytest.raises(ValueError, match=r"expected|needs"):
+            hvd.DistributedGradientTape(tf.GradientTape(), **wrong)
+
+
+def check_structure_of_sources_and_missing_gradients():
+    used, unused = tf.Variable(1.0), tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = used * float(RANK)
+    grads = hvd.DistributedGradientTape(tape).gradient(loss, {"a": [used], "b": unused})
+    assert grads["b"] is None
+    np.testing.assert_allclose(grads["a"][0], (SIZE - 1) / 2)
+
+
+def check_sparse_gradients():
+    for sparse_as_dense in (False, True):
+        table = tf.Variable(tf.ones((SIZE + 1, 2)))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [0, RANK + 1]))
+        grad = hvd.DistributedGradientTape(tape, sparse_as_dense=sparse_as_dense).gradient(loss, table)
+        assert isinstance(grad, tf.IndexedSlices) is ((not sparse_as_dense and SIZE > 1) or SIZE == 1)
+        expected = np.array([SIZE, *[1.0] * SIZE])[:, None] * np.ones(2) / SIZE
+        np.testing.assert_allclose(tf.convert_to_tensor(grad), expected, rtol=1e-6)
+
+
+def check_local_sources():
+    shared, local = tf.Variable(1.0), tf.Variable(1.0)
+    for scale, divisor in ((True, SIZE), (False, 1)):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = (shared + local) * float(RANK)
+        distributed = hvd.DistributedGradientTape(tape, scale_local_gradients=scale)
+        distributed.register_local_source(local)
+        grads = distributed.gradient(loss, [shared, local])
+        np.testing.assert_allclose(grads, [(SIZE - 1) / 2, RANK / divisor], rtol=1e-6)
+        own, reduced = distributed.get_local_and_global_gradients(loss, [shared, local])
+        np.testing.assert_allclose([*own, *reduced], [RANK / divisor, (SIZE - 1) / 2], rtol=1e-6)
+
+
+def check_local_layers():
+    shared, local = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
+    x = tf.fill([1, 2], float(RANK))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(shared(x) + local(x))
+    grads = hvd.PartialDistributedGradientTape(tape, local_layers=[local], scale_local_gradients=False).gradient(
+        loss, [*shared.trainable_weights, *local.trainable_weights]
+    )
+    np.testing.assert_allclose(grads[0], [[(SIZE - 1) / 2]] * 2)
+    np.testing.assert_allclose(grads[1], [[float(RANK)]] * 2)
+    with pytest.raises(ValueError, match="expected Keras layers"):
+        hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["dense"])
+
+
+def check_v1_optimizer():
+    with tf.Graph().as_default():
+        weight = tf.compat.v1.get_variable("w", initializer=1.0)
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+        train = optimizer.minimize(weight * float(RANK))
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(train)
+            np.testing.assert_allclose(session.run(weight), 1.0 - (SIZE - 1) / 2)
+    with pytest.raises(ValueError, match="backward_passes_per_step is 2"):
+        hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="optimizer is a str"):
+        hvd.DistributedOptimizer("sgd")
+
+
+def check_sync_batch_normalization():
+    """Output, gradients and moving averages are those of plain batch normalisation over the pooled batch."""
+    inputs = [np.random.default_rng(rank).normal(size=(rank + 2, 5, 3)).astype("float32") for rank in range(SIZE)]
+    mine = slice(sum(len(i) for i in inputs[:RANK]), sum(len(i) for i in inputs[: RANK + 1]))
+    ours, plain = hvd.SyncBatchNormalization(), keras.layers.BatchNormalization()
+    x, every = tf.constant(inputs[RANK]), tf.constant(np.concatenate(inputs))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([x, every])
+        y, expected = ours(x, training=True), plain(every, training=True)
+        loss, pooled_loss = tf.reduce_sum(y * (x + 1)), tf.reduce_sum(expected * (every + 1))
+    np.testing.assert_allclose(y, expected[mine], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        tape.gradient(loss, x), tape.gradient(pooled_loss, every)[mine], rtol=1e-3, atol=1e-3
+    )
+    for own, other in zip(ours.non_trainable_variables, plain.non_trainable_variables, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours(x, training=False), plain(x, training=False), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="fused"):
+        hvd.SyncBatchNormalization(fused=True)

@@ -1,0 +1,139 @@
+"""Train a session on many ranks: the optimizer on the host, or only the reduction."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringtrain.device.session import Array, Inbound, Session, Streams
+from ringtrain.errors import ConfigurationError
+from ringtrain.named import arrays
+from ringtrain.named.arrays import Reduction
+from ringtrain.named.host_group import host_group
+from ringtrain.named.ops import Average, ReduceOp, chosen_op
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.request import Kind
+from ringtrain.named.world import global_process_set, name_for
+from ringtrain.optim import HostOptimizer, Rule
+from ringtrain.optim.host import BUCKET_BYTES
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients become updates; as of `ringtrain.optim.HostOptimizer`."""
+
+    bucket_bytes: int = BUCKET_BYTES
+    sharded: bool = True
+    clip_norm: float | None = None
+    schedule: Callable[[int], float] | None = None
+    process_set: ProcessSet = global_process_set
+
+
+class DistributedOptimizer:
+    """Update a session's weights in host memory: gradients out, ring, host update, weights in.
+
+        session = …                                        # a device runtime's, with its weights loaded
+        optimizer = DistributedOptimizer(AdamW(lr=1e-3), session, Options())
+        session.run(batch)                                 # as often as there are batches
+
+    A step ends by itself when its last gradient has left the device; the device waits for a weight only when the
+    next step needs it. The device holds neither gradients beyond their way out nor optimizer state.
+
+    Collective: every rank makes it with the same arguments. Rank 0's weights are sent to all.
+    """
+
+    def __init__(self, optimizer: Rule, session: Session, options: Options | None = None) -> None:
+        chosen = options or Options()
+        self._session = session
+        self._group = host_group(chosen.process_set)
+        self._host = HostOptimizer(
+            {name: session.read_weight(name) for name in session.parameters},
+            optimizer,
+            bucket_bytes=chosen.bucket_bytes,
+            sharded=chosen.sharded,
+            clip_norm=chosen.clip_norm,
+            schedule=chosen.schedule,
+            group=self._group,
+        )
+        self._left = set(session.parameters)
+        self.write_back()
+        session.connect(Streams(self._take, self._new_weight), Inbound.WEIGHTS)
+
+    @property
+    def updates(self) -> int:
+        """Updates done so far."""
+        return self._host.updates
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state in this rank's host memory."""
+        return self._host.state_bytes
+
+    def state_dict(self, root: int | None = None) -> dict[str, Any]:
+        """Gather weights and state of all ranks as arrays by name. Collective. `root`: only this rank gets
+        them.
+        """
+        return self._host.state_dict(root)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set weights and state, of any world size, on host and device."""
+        self._host.load_state_dict(state)
+        self.write_back()
+
+    def write_back(self) -> None:
+        """Copy every weight to the device."""
+        self._host.wait_for()
+        for name, values in self._host.weights.items():
+            self._session.write_weight(name, values)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._host.close()
+        self._group.close()
+
+    def _take(self, name: str, gradient: Array) -> None:
+        self._host.submit(name, gradient)
+        self._left.discard(name)
+        if not self._left:
+            self._left.update(self._session.parameters)
+            self._host.step(wait=False)
+
+    def _new_weight(self, name: str) -> Array:
+        self._host.wait_for(name)
+        return self._host.weights[name]
+
+
+def insert_host_allreduce(
+    session: Session, op: Any = Average, process_set: ProcessSet = global_process_set
+) -> None:
+    """Reduce each gradient on the host on its way to the device's own optimizer.
+
+    `op`: Average or Sum, or any other reduction. Ranks may send gradients in different orders.
+    """
+    chosen: ReduceOp = chosen_op(op)
+    how = Reduction(chosen.value, process_set)
+    begun: dict[str, Future[Any]] = {}
+
+    def out(name: str, gradient: Array) -> None:
+        request = how.request(name_for("device", name, process_set), Kind.ALLREDUCE)
+        begun[name] = arrays.begin(request, [np.array(gradient)], process_set)
+
+    def back(name: str) -> Array:
+        if name not in begun:
+            raise ConfigurationError(f"the device asked for the gradient {name!r} before it sent its own")
+        reduced: Array = begun.pop(name).result()[0]
+        return reduced
+
+    session.connect(Streams(out, back), Inbound.GRADIENTS)
+
+
+def broadcast_weights(session: Session, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
+    """Overwrite the session's weights with those of `root_rank` (a rank of the world)."""
+    begun = {
+        name: arrays.begin_broadcast(session.read_weight(name), root_rank, process_set, f"weights.{name}")
+        for name in session.parameters
+    }
+    for name, future in begun.items():
+        session.write_weight(name, future.result()[0])

@@ -1,0 +1,59 @@
+"""What a device runtime that is no framework has to offer so that Ringtrain can train on it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Inbound(Enum):
+    """What comes back to the device for each gradient that left it."""
+
+    WEIGHTS = "weights"  # the host has updated them
+    GRADIENTS = "gradients"  # the host has reduced them; the device updates
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Shape and dtype (a numpy name) of a weight and its gradient."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The host's ends of a session's streams.
+
+    `gradient_out(name, values)`: called when a gradient has left the device, in any order and from any thread; it
+    does not wait for other ranks. `value_in(name)`: called before the device needs the value of the next step; it
+    waits until the host has it. Both raise what made the step fail. An array is valid until the call returns.
+    """
+
+    gradient_out: Callable[[str, Array], None]
+    value_in: Callable[[str], Array]
+
+
+class Session(Protocol):
+    """A compiled training program on a device.
+
+    The program makes gradients one after the other; each leaves the device as soon as it is complete, while the
+    rest of the backward pass goes on.
+    """
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """What is trained, by name, in the order of the forward pass."""
+
+    def read_weight(self, name: str) -> Array:
+        """Copy a weight from the device."""
+
+    def write_weight(self, name: str, values: Array) -> None:
+        """Copy a weight to the device. Not while a step runs."""
+
+    def connect(self, streams: Streams, inbound: Inbound) -> None:
+        """Use `streams` from the next step on."""

@@ -1,0 +1,34 @@
+"""Load a saved Keras model for training on many ranks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.keras.optimizer import DistributedOptimizer
+from ringtrain.tensorflow.compression import Compression, Compressor
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Return the saved model with its optimizer distributed, state and all.
+
+    `filepath`: what `model.save` wrote. `custom_optimizers`: optimizer classes that the model needs, beyond Keras'
+    own. `custom_objects`: other classes and functions, by name. `compression`: of gradients. `legacy_opts`: must
+    be False: Keras 3 has no legacy optimizers.
+    """
+    if legacy_opts:
+        raise ConfigurationError(
+            "load_model: legacy_opts is True; expected False, Keras 3 has no legacy optimizers"
+        )
+    known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.saving.load_model(filepath, custom_objects=known)
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+    return model

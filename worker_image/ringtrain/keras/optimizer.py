@@ -1,0 +1,204 @@
+"""`DistributedOptimizer` for Keras: an optimizer that applies gradients reduced over all ranks."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.named.ops import Adasum, Average
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import global_process_set, members
+from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
+from ringtrain.tensorflow.tape import groups_from, layers_of
+
+
+class DistributedMixin:
+    """What `DistributedOptimizer` puts before the class of the optimizer that it wraps."""
+
+    _reducer: GradientReducer
+    _passes: int
+    _average_passes: bool
+    _local_layers: list[Any]
+    _sums: "Accumulator | None"
+    _trainable_variables: Any
+    built: bool
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of `var` out of the reduction."""
+        self._reducer.register_local(var)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Reduce `grads`, then apply them; with several backward passes a step, only at the last of them."""
+        variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
+        for variable in trainable(self._local_layers):
+            self._reducer.register_local(variable)
+        wrapped: Any = super()
+        if self._passes == 1:
+            return wrapped.apply(self._reduced(list(grads), variables), variables)
+        if not self.built:
+            wrapped.build(variables)
+        if self._sums is None:
+            self._sums = Accumulator(variables, self._passes, self._average_passes)
+        return self._sums.add(list(grads), lambda total: wrapped.apply(self._reduced(total, variables), variables))
+
+    def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+        alone = members(self._reducer.options.process_set) == 1
+        return grads if alone else self._reducer.reduce(grads, variables)
+
+
+class Accumulator:
+    """Adds up the gradients of several backward passes, in variables, so that it works in graphs."""
+
+    def __init__(self, variables: Sequence[Any], passes: int, average: bool) -> None:
+        self._passes, self._average = passes, average
+        with tf.init_scope():
+            self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
+
+    def add(self, grads: list[Any], at_last: Any) -> Any:
+        """Add `grads`; at the last pass call `at_last` with the sums (or means), and begin anew."""
+        present = [index for index, grad in enumerate(grads) if grad is not None]
+        for index in present:
+            self._sums[index].assign_add(tf.convert_to_tensor(grads[index]))
+        self._count.assign_add(1)
+
+        def last() -> Any:
+            factor = 1.0 / self._passes if self._average else 1.0
+            totals: list[Any] = [None] * len(grads)
+            for index in present:
+                totals[index] = self._sums[index] * tf.cast(factor, self._sums[index].dtype)
+            at_last(totals)
+            for index in present:
+                self._sums[index].assign(tf.zeros_like(self._sums[index]))
+            return tf.constant(True)
+
+        return tf.cond(self._count % self._passes == 0, last, lambda: tf.constant(False))
+
+
+class AdasumMixin(DistributedMixin):
+    """Each rank applies its own gradients; the differences that its steps make are combined by Adasum."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Step locally, then leave on every rank the weights before plus the combined difference."""
+        variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
+        before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
+        wrapped: Any = super(DistributedMixin, self)
+        wrapped.apply(grads, variables)
+        if members(self._reducer.options.process_set) == 1:
+            return
+        steps = [tf.convert_to_tensor(v) - start for v, start in zip(variables, before, strict=True)]
+        combined = self._reducer.reduce(steps, variables)
+        for variable, start, step in zip(variables, before, combined, strict=True):
+            variable.assign(start + step)
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return a Keras optimizer as one that reduces gradients over all ranks before it applies them.
+
+    The result is of a class derived from the optimizer's own, under the same name, and shares its state: a model
+    saved with it is loaded by Keras alone. It can't be compiled by XLA: on a GPU pass `jit_compile=False` to
+    `model.compile`.
+
+    `name`: accepted for Horovod's sake. `backward_passes_per_step`: passes whose gradients are added up before
+    they are reduced and applied; `average_aggregated_gradients` divides them by that number. The rest as of
+    `ringtrain.tensorflow.DistributedGradientTape`.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigurationError(
+            f"ringtrain.keras works with Keras on TensorFlow, and KERAS_BACKEND is {keras.backend.backend()}; "
+            "for a "
+            "PyTorch model use ringtrain.torch"
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}; expected a Keras optimizer")
+    if backward_passes_per_step < 1:
+        raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
+    options = GradientOptions(
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups_from(groups, num_groups),
+        process_set,
+        scale_local_gradients,
+    ).checked()
+    wrapped = _derived(optimizer, AdasumMixin if options.op is Adasum else DistributedMixin)
+    settings = {
+        "_reducer": GradientReducer(f"Distributed{type(optimizer).__name__}", options),
+        "_passes": backward_passes_per_step,
+        "_average_passes": average_aggregated_gradients,
+        "_local_layers": [],
+        "_sums": None,
+    }
+    wrapped.__dict__.update(settings)  # past Keras' tracking: none of it is saved with the model
+    return wrapped
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Collection[Any] | None = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Like `DistributedOptimizer`, with the gradients of `local_layers` left to each rank."""
+    wrapped = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    layers = layers_of(local_layers)
+    trainable(layers)
+    wrapped.__dict__["_local_layers"] = layers
+    return wrapped
+
+
+def _derived(optimizer: Any, mixin: type) -> Any:
+    """Return an object of the optimizer's class with `mixin` before it, that shares everything with
+    `optimizer`.
+    """
+    kind = type(optimizer)
+    names = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    derived: Any = type(kind.__name__, (mixin, kind), names)
+    wrapped = object.__new__(derived)
+    wrapped.__dict__.update(vars(optimizer))
+    return wrapped

@@ -1,0 +1,63 @@
+"""Collectives on anything that can be a tensor, returned as numbers and arrays: for use beside Keras' training
+loop.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ringtrain.named.ops import Average
+from ringtrain.tensorflow import gather, reduce
+from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.variables import broadcast_global_variables as _broadcast_global_variables
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Any = None,
+    compression: type[Compressor] = Compression.none,
+) -> Any:
+    """Return `value` reduced over all ranks, as an array. Arguments as of `ringtrain.tensorflow.allreduce`."""
+    return _plain(
+        reduce.allreduce(
+            _tensor(value),
+            average,
+            compression=compression,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            name=name,
+        )
+    )
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Return every rank's rows of `value`, in rank order."""
+    return _plain(gather.allgather(_tensor(value), name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Return the value of `root_rank`."""
+    return _plain(gather.broadcast(_tensor(value), root_rank, name))
+
+
+def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
+    """Return this rank's rows of the reduced `value`."""
+    return _plain(reduce.reducescatter(_tensor(value), name=name, op=op))
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """As of `ringtrain.tensorflow`; with eager execution use `callbacks.BroadcastGlobalVariablesCallback`."""
+    return _broadcast_global_variables(root_rank)
+
+
+def _tensor(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, int | float | list | tuple) else value
+
+
+def _plain(tensor: Any) -> Any:
+    return tensor.numpy() if hasattr(tensor, "numpy") else tensor

@@ -1,0 +1,120 @@
+"""Train a TensorFlow model on many ranks, with Horovod's names and semantics: `import ringtrain.tensorflow as
+hvd`.
+"""
+
+from ringtrain import cross_rank, cross_size, local_rank, local_size, rank, size
+from ringtrain.errors import RingtrainError as HorovodInternalError
+from ringtrain.keras.optimizer import PartialDistributedOptimizer
+from ringtrain.named.ops import Adasum, Average, Max, Min, Product, Sum
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.queries import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from ringtrain.named.world import (
+    add_process_set,
+    barrier,
+    global_process_set,
+    init,
+    is_homogeneous,
+    is_initialized,
+    remove_process_set,
+    shutdown,
+    start_timeline,
+    stop_timeline,
+)
+from ringtrain.tensorflow.compression import Compression
+from ringtrain.tensorflow.gather import allgather, alltoall, broadcast, grouped_allgather
+from ringtrain.tensorflow.host import HostStrategy
+from ringtrain.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
+from ringtrain.tensorflow.optimizer import DistributedOptimizer
+from ringtrain.tensorflow.reduce import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+from ringtrain.tensorflow.sync_batch_norm import SyncBatchNormalization
+from ringtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from ringtrain.tensorflow.variables import (
+    BroadcastGlobalVariablesHook,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_variables,
+)
+from ringtrain.tensorflow.world_ops import (
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "HostStrategy",
+    "Max",
+    "Min",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNormalization",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]

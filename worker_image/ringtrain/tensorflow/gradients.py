@@ -1,0 +1,165 @@
+"""Reduce a model's gradients, as tape and optimizers do: all of them in one call out of the graph."""
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.named import arrays
+from ringtrain.named.arrays import Reduction
+from ringtrain.named.ops import Adasum, Average, ReduceOp, Sum, chosen_op
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import global_process_set, members, name_for
+from ringtrain.tensorflow.calls import host_call
+from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.reduce import allreduce
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """How gradients are reduced; the arguments that tape and optimizers have in common."""
+
+    device_dense: str = ""
+    device_sparse: str = ""
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    op: Any = Average
+    gradient_predivide_factor: float = 1.0
+    groups: Any = None
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+
+    def checked(self) -> "GradientOptions":
+        """Return it with a `ReduceOp`. Raises ConfigurationError for what does not go together."""
+        op = chosen_op(self.op)
+        if op not in (Average, Sum, Adasum):
+            raise ConfigurationError(f"op is {op.value}; expected Average, Sum or Adasum")
+        if self.gradient_predivide_factor != 1.0 and op is not Average:
+            raise ConfigurationError("gradient_predivide_factor needs op=Average")
+        if not (self.groups is None or isinstance(self.groups, list) or self.groups >= 0):
+            raise ConfigurationError(
+                f"groups is {self.groups!r}; expected a number, 0 or more, or a list of lists"
+            )
+        return replace(self, op=op)
+
+    @property
+    def reduction(self) -> Reduction:
+        op: ReduceOp = self.op
+        factor = self.gradient_predivide_factor
+        if factor == 1.0:
+            return Reduction(op.value, self.process_set)
+        return Reduction(Sum.value, self.process_set, 1.0 / factor, factor / members(self.process_set))
+
+
+@dataclass
+class GradientReducer:
+    """Reduces gradients under names that start with `name`. `local`: ids of variables that stay each rank's
+    own.
+    """
+
+    name: str
+    options: GradientOptions
+    _local: set[int] = field(default_factory=set)
+
+    def register_local(self, variable: Any) -> None:
+        """Leave the gradient of `variable` out of the reduction."""
+        self._local.add(identity(variable))
+
+    def is_local(self, variable: Any) -> bool:
+        return identity(variable) in self._local
+
+    def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients reduced; those that are None stay None, those of local variables are scaled at
+        most.
+        """
+        results = list(grads)
+        dense: list[int] = []
+        for index, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+            if grad is None:
+                continue
+            if self.is_local(variable):
+                results[index] = self._local_gradient(grad)
+            elif isinstance(grad, tf.IndexedSlices) and not self.options.sparse_as_dense:
+                results[index] = self._sparse(grad, index)
+            else:
+                dense.append(index)
+        reduced = self._dense(
+            [tf.convert_to_tensor(grads[i]) for i in dense], self._groups(dense, variables), dense
+        )
+        for index, grad in zip(dense, reduced, strict=True):
+            results[index] = grad
+        return results
+
+    def _sparse(self, grad: Any, index: int) -> Any:
+        options = self.options
+        op = Sum if options.op is Sum else Average
+        name = f"{self.name}.{index}"
+        return allreduce(
+            grad, op=op, device_sparse=options.device_sparse, name=name, process_set=options.process_set
+        )
+
+    def _dense(self, grads: Sequence[Any], groups: list[list[int]], places: list[int]) -> list[Any]:
+        """`groups`: positions in `grads` that travel together."""
+        if not grads:
+            return []
+        how = self.options.reduction
+        small = [self.options.compression.compress(grad) for grad in grads]
+        tensors = [tensor for tensor, _ in small]
+
+        def on_host(*given: Any) -> Any:
+            begun = []
+            for group in groups:
+                name = name_for("gradients", f"{self.name}.{places[group[0]]}", how.process_set)
+                begun.append(arrays.begin(how.request(name), [given[i] for i in group], how.process_set))
+            results = list(given)
+            for group, future in zip(groups, begun, strict=True):
+                for i, array in zip(group, future.result(), strict=True):
+                    results[i] = array
+            return results
+
+        with tf.device(self.options.device_dense):
+            reduced = host_call(on_host, tensors, [t.dtype for t in tensors], [t.shape for t in tensors])
+            return [
+                self.options.compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, small, strict=True)
+            ]
+
+    def _groups(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
+        """Return which of the gradients at `places` travel together, as positions in `places`."""
+        groups = self.options.groups
+        everyone = list(range(len(places)))
+        if isinstance(groups, list):
+            of = {identity(v): number for number, group in enumerate(groups) for v in group}
+            keys = [of.get(identity(variables[place]), -1 - place) for place in places]
+            return [[i for i in everyone if keys[i] == key] for key in dict.fromkeys(keys)]
+        if groups:
+            length, more = divmod(len(everyone), groups)
+            cuts = [n * length + min(n, more) for n in range(groups + 1)]
+            return [everyone[a:b] for a, b in itertools.pairwise(cuts) if b > a]
+        return [[i] for i in everyone]
+
+    def _local_gradient(self, grad: Any) -> Any:
+        if not self.options.scale_local_gradients:
+            return grad
+        size = members(self.options.process_set)
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(grad.values / tf.cast(size, grad.dtype), grad.indices, grad.dense_shape)
+        return grad / tf.cast(size, grad.dtype)
+
+
+def identity(variable: Any) -> int:
+    """Return the same number for a Keras variable, the TensorFlow variable in it, and a reference to either."""
+    inner = getattr(variable, "_value", None)
+    return id(inner if isinstance(inner, tf.Variable) else variable)
+
+
+def trainable(layers: Collection[Any] | None) -> list[Any]:
+    """Return the trainable variables of `layers`. Raises ConfigurationError for what is no layer."""
+    found = []
+    for layer in [] if layers is None else layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise ConfigurationError(f"local_layers holds a {type(layer).__name__}; expected Keras layers")
+        found += list(layer.trainable_weights)
+    return found

@@ -1,0 +1,48 @@
+"""Batch normalisation over the batches of all ranks."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringtrain.named.world import global_process_set, members
+from ringtrain.tensorflow.gather import allgather
+
+
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    """`keras.layers.BatchNormalization` whose moments in training are those of all ranks' batches.
+
+    `fused`: accepted for Horovod's sake; there is no fused form. Ranks exchange count, mean and sum of squared
+    deviations in one allgather, combined after Chan, Golub & LeVeque 1983; gradients flow through it.
+    """
+
+    def __init__(self, fused: bool = False, **kwargs: Any) -> None:
+        if fused:
+            raise ValueError("SyncBatchNormalization: fused is True; expected False, there is no fused form")
+        super().__init__(**kwargs)
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        if members(global_process_set) == 1:
+            return super()._moments(inputs, mask)
+        wide = tf.cast(inputs, tf.float32) if inputs.dtype in (tf.float16, tf.bfloat16) else inputs
+        weights = tf.ones_like(wide) if mask is None else _spread(mask, wide)
+        axes = [axis for axis in range(wide.shape.rank) if axis != self.axis % wide.shape.rank]
+        own_count = tf.reduce_sum(weights, axes)
+        own_mean = tf.math.divide_no_nan(tf.reduce_sum(wide * weights, axes), own_count)
+        shape = [-1 if axis not in axes else 1 for axis in range(wide.shape.rank)]
+        own_deviation = tf.reduce_sum(weights * tf.square(wide - tf.reshape(own_mean, shape)), axes)
+        rows = allgather(tf.stack([own_count, own_mean, own_deviation])[tf.newaxis])
+        counts, means, deviations = rows[:, 0], rows[:, 1], rows[:, 2]
+        count = tf.reduce_sum(counts, 0)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), count)
+        between = tf.reduce_sum(counts * tf.square(means - mean), 0)
+        variance = tf.math.divide_no_nan(tf.reduce_sum(deviations, 0) + between, count)
+        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+
+
+def _spread(mask: Any, like: Any) -> Any:
+    """Return `mask` as weights in the shape of `like`."""
+    weights = tf.cast(mask, like.dtype)
+    for _ in range(like.shape.rank - mask.shape.rank):
+        weights = weights[..., tf.newaxis]
+    return weights * tf.ones_like(like)

@@ -1,0 +1,133 @@
+"""`DistributedGradientTape`: a gradient tape whose gradients are reduced over all ranks."""
+
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.named.ops import Average
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import global_process_set, members
+from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
+
+
+class DistributedTape(tf.GradientTape):
+    """What `DistributedGradientTape` returns: the wrapped tape itself, with gradients reduced."""
+
+    _reducer: GradientReducer
+    _local_layers: list[Any]
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of `source` (a variable) out of the reduction."""
+        self._reducer.register_local(source)
+
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> Any:
+        """Return the reduced gradients of `target`, in the structure of `sources`."""
+        flat = self._reduced(target, sources, output_gradients)
+        return tf.nest.pack_sequence_as(sources, flat)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the gradients of local sources, and the reduced ones of all others."""
+        flat = self._reduced(target, sources, output_gradients)
+        named = list(zip(tf.nest.flatten(sources), flat, strict=True))
+        local = [grad for source, grad in named if self._reducer.is_local(source)]
+        return local, [grad for source, grad in named if not self._reducer.is_local(source)]
+
+    def _reduced(self, target: Any, sources: Any, output_gradients: Any) -> list[Any]:
+        for variable in trainable(self._local_layers):
+            self._reducer.register_local(variable)
+        flat = tf.nest.flatten(sources)
+        grads = super().gradient(target, flat, output_gradients)
+        return self._reducer.reduce(grads, flat) if members(self._reducer.options.process_set) > 1 else list(grads)
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return `gradtape` as one whose `gradient()` reduces over all ranks.
+
+    `compression`: send in half precision. `sparse_as_dense`: reduce IndexedSlices as tensors. `op`: Average, Sum
+    or Adasum. `gradient_predivide_factor`: divides before the sum, and the average divides by the rest. `groups`:
+    a number of groups or lists of variables that are reduced together; `num_groups` is its deprecated form.
+    `scale_local_gradients`: divide gradients of local sources by the number of ranks.
+    """
+    options = GradientOptions(
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups_from(groups, num_groups),
+        process_set,
+        scale_local_gradients,
+    ).checked()
+    tape = DistributedTape.__new__(DistributedTape)
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reducer = GradientReducer("DistributedGradientTape", options)
+    tape._local_layers = []
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Collection[Any] | None = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Like `DistributedGradientTape`, with the gradients of `local_layers` left to each rank."""
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    trainable(local_layers)
+    tape._local_layers = layers_of(local_layers)
+    return tape
+
+
+def layers_of(layers: Any) -> list[Any]:
+    """Return `layers` as a list; one layer alone is a list of one."""
+    if layers is None:
+        return []
+    return [layers] if hasattr(layers, "trainable_weights") else list(layers)
+
+
+def groups_from(groups: Any, num_groups: int) -> Any:
+    """Return `groups`, or the deprecated `num_groups` in its place."""
+    if num_groups:
+        warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=3)
+        return groups if groups is not None else num_groups
+    return groups
