@@ -1,0 +1,169 @@
+"""Named collectives: agreed in one order whatever the order of submission."""
+
+import re
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError
+from ringtrain.named.agreement import Agreement
+from ringtrain.named.memory import MemoryGroup, memory_groups, on_threads
+from ringtrain.named.queue import NamedQueue
+from ringtrain.named.request import Kind, Request, Round
+
+ONES = np.ones(2, np.float32)
+
+
+def allreduce(name: str, shape: tuple[int, ...] = (2,), op: str = "Sum") -> Request:
+    return Request(Kind.ALLREDUCE, name, ("float32",), (shape,), op=op)
+
+
+def hear(agreements: list[Agreement], said: list[Round]):
+    """Let every rank hear the same round over the wire; they decide alike."""
+    rounds = [Round.decode(one.encode()) for one in said]
+    decisions = [agreement.hear(rounds) for agreement in agreements]
+    assert all(decision == decisions[0] for decision in decisions)
+    return decisions[0]
+
+
+def agreements(size: int) -> list[Agreement]:
+    return [Agreement(tuple(range(size))) for _ in range(size)]
+
+
+def test_a_collective_waits_until_every_rank_has_asked():
+    ranks = agreements(2)
+    assert hear(ranks, [ranks[0].to_say([allreduce("a")]), ranks[1].to_say([])]).agreed == ()
+    (agreed,) = hear(ranks, [ranks[0].to_say([]), ranks[1].to_say([allreduce("a")])]).agreed
+    assert (agreed.name, agreed.error) == ("a", "")
+
+
+def test_what_was_agreed_on_before_is_said_as_a_number():
+    ranks = agreements(2)
+    hear(ranks, [rank.to_say([allreduce("a")]) for rank in ranks])
+    said = ranks[0].to_say([allreduce("a")])
+    assert (said.requests, said.known) == ((), (0,))
+    (agreed,) = hear(ranks, [rank.to_say([allreduce("a")]) for rank in ranks]).agreed
+    assert agreed.any_request == allreduce("a")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"shapes": ((3,),)}, r"shape is \(2,\) on rank 0 and \(3,\) on rank 1"),
+        ({"dtypes": ("int64",)}, "dtype is float32 on rank 0 and int64 on rank 1"),
+        ({"op": "Max"}, "op is Sum on rank 0 and Max on rank 1"),
+        ({"device": "cuda"}, "device is cpu on rank 0 and cuda on rank 1"),
+        ({"prescale": 2.0}, r"prescale factor is 1.0 on rank 0 and 2.0 on rank 1"),
+        ({"kind": Kind.ALLGATHER}, "collective is allreduce on rank 0 and allgather on rank 1"),
+        ({"error": "bad splits"}, "rank 1: .*bad splits"),
+    ],
+)
+def test_a_difference_names_both_ranks_and_values(change, words):
+    ranks = agreements(2)
+    requests = [allreduce("a"), replace(allreduce("a"), **change)]
+    (agreed,) = hear(ranks, [rank.to_say([request]) for rank, request in zip(ranks, requests, strict=True)]).agreed
+    assert re.search(words, agreed.error)
+
+
+def test_an_expired_name_says_who_is_missing():
+    ranks = agreements(3)
+    said = [
+        ranks[0].to_say([allreduce("a")], expired=["a"]),
+        ranks[1].to_say([]),
+        ranks[2].to_say([allreduce("a")]),
+    ]
+    (agreed,) = hear(ranks, said).agreed
+    assert "submitted by ranks [0, 2] and not by ranks [1]" in agreed.error
+
+
+def test_a_joined_rank_is_not_waited_for_and_the_last_one_is_known():
+    ranks = agreements(3)
+    said = [ranks[0].to_say([], joined=True), *(rank.to_say([allreduce("a")]) for rank in ranks[1:])]
+    decisions = hear(ranks, said)
+    assert (set(decisions.agreed[0].requests), decisions.all_joined) == ({1, 2}, None)
+    assert hear(ranks, [rank.to_say([], joined=True) for rank in ranks]).all_joined == 2
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_any_orders_of_submission_end_in_one_order(seed):
+    """However names are spread over rounds, every rank decides the same, and every name is agreed on once."""
+    random = np.random.default_rng(seed)
+    names = ["a", "b", "c", "d", "e"]
+    left = [list(random.permutation(names)) for _ in range(3)]
+    ranks, agreed = agreements(3), []
+    while any(left):
+        said = []
+        for rank, rest in zip(ranks, left, strict=True):
+            count = int(random.integers(0, len(rest) + 1))
+            said.append(rank.to_say([allreduce(str(name)) for name in rest[:count]]))
+            del rest[:count]
+        agreed += [entry.name for entry in hear(ranks, said).agreed]
+    assert sorted(agreed) == names
+
+
+def with_queues(size: int, function, timeout_s: float = 60.0) -> list:
+    """Return what `function(queue)` returned on each of `size` ranks, which are threads."""
+    together = threading.Barrier(size)
+
+    def run(group: MemoryGroup):
+        queue = NamedQueue(group, timeout_s)
+        try:
+            result = function(queue)
+            together.wait(60)
+            return result
+        finally:
+            queue.close()
+
+    return on_threads(memory_groups(range(size)), run)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4], ids=lambda size: f"ranks-{size}")
+def test_the_queue_pairs_names_in_any_order(size):
+    def submit_all(queue: NamedQueue) -> list[float]:
+        order = np.random.default_rng(queue.group.rank).permutation(20)
+        futures = {
+            int(i): queue.submit(allreduce(f"t{i}"), lambda i=i: [np.full(2, float(i), np.float32)]) for i in order
+        }
+        return [float(futures[i].result(60)[0][0]) for i in range(20)]
+
+    assert with_queues(size, submit_all) == [[float(i * size) for i in range(20)]] * size
+
+
+def test_a_name_in_flight_is_refused():
+    def twice(queue: NamedQueue) -> bool:
+        if queue.group.rank == 0:
+            queue.submit(allreduce("held"), lambda: [ONES])
+            with pytest.raises(ConfigurationError, match="still in flight"):
+                queue.submit(allreduce("held"), lambda: [ONES])
+            return True
+        return queue.submit(allreduce("held"), lambda: [ONES]).result(60)[0][0] == 2
+
+    assert with_queues(2, twice) == [True, True]
+
+
+def test_ranks_that_name_different_tensors_fail_instead_of_waiting():
+    def alone(queue: NamedQueue) -> str:
+        future = queue.submit(allreduce(f"rank{queue.group.rank}"), lambda: [ONES])
+        with pytest.raises(MismatchError) as caught:
+            future.result(60)
+        return str(caught.value)
+
+    first, second = with_queues(2, alone, timeout_s=0.05)
+    assert "submitted by ranks [0] and not by ranks [1]" in first
+    assert "submitted by ranks [1] and not by ranks [0]" in second
+
+
+def test_a_closed_queue_fails_what_is_in_flight():
+    group, _ = memory_groups(range(2), timeout_s=0.05)
+    queue = NamedQueue(group, 60.0)
+    future = queue.submit(allreduce("never"), lambda: [ONES])
+    queue.close()
+    with pytest.raises(RuntimeError, match=r"shut down|named queue failed"):
+        future.result(60)
+    with pytest.raises(NotInitializedError, match="init"):
+        queue.submit(allreduce("late"), lambda: [ONES])
