@@ -43,7 +43,7 @@ def test_the_world_of_a_complete_gang() -> None:
     gang = Gang(CONFIG, Clock())
     for index in (1, 0):
         assert gang.register(worker(index)) is None
-    world = make_world(gang.registrations())
+    world = make_world(list(gang.registrations().values()))
     assert world.ring_addresses == ("10.0.0.7:7400", "10.0.0.7:7401", "[fd00::7]:7400", "[fd00::7]:7401")
     assert world.tf_addresses[3] == "[fd00::7]:7501"
     assert (world.master_address, world.master_port) == ("10.0.0.7", 7390)
