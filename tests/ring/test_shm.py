@@ -180,6 +180,65 @@ def test_control_c_ends_a_wait() -> None:
     assert "KeyboardInterrupt" in values[0]
 
 
+@pytest.mark.parametrize("transport", ["shm", "pods", "memory"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_buffers_that_all_ranks_map_reduce_to_the_same_bits(transport: str, dtype: str) -> None:
+    """Whole or in part, over and over, written anew at once after each collective."""
+    size, length, steps = 4, 700_001, 4
+    parts = [[made((length,), dtype, rank, seed=step) for rank in range(size)] for step in range(steps)]
+    cuts = [0, 100, 100, 500_000, length]
+
+    def work(rank: int) -> list[tuple[Any, Any, Any]]:
+        buffer = rt.flat.allocate(length, parts[0][0].dtype)
+        results = []
+        for step in range(steps):
+            buffer[:] = parts[step][rank]
+            rt.flat.reduce_scatter(buffer, cuts, rt.Average)
+            own = buffer[cuts[rank] : cuts[rank + 1]].copy()
+            buffer[: cuts[rank]] = 0
+            buffer[cuts[rank + 1] :] = 0
+            rt.flat.all_gather(buffer, cuts)
+            gathered = buffer.copy()
+            buffer[:] = parts[step][rank]
+            rt.flat.all_reduce(buffer[5:300_005], rt.Max)
+            results.append((own, gathered, buffer.copy()))
+        return results
+
+    with world_of(size, transport) as world:
+        for rank, results in enumerate(world.run(work)):
+            for step, (own, gathered, reduced) in enumerate(results):
+                expected = folded(parts[step], rt.Average)
+                assert_same_bits(own, expected[cuts[rank] : cuts[rank + 1]])
+                assert_same_bits(gathered, expected)
+                assert_same_bits(reduced[:5], parts[step][rank][:5])
+                assert_same_bits(reduced[5:300_005], folded([part[5:300_005] for part in parts[step]], rt.Max))
+
+
+def test_buffers_at_different_places_are_told() -> None:
+    """Ranks must cut the memory that they share alike."""
+
+    def work(rank: int) -> None:
+        buffer = rt.flat.allocate(1000, np.float32)
+        rt.flat.all_reduce(buffer[rank : rank + 10])
+
+    with world_of(2, "shm") as world:
+        errors = world.errors(work)
+    assert all(isinstance(error, MismatchError) and "mean different things" in str(error) for error in errors)
+
+
+def weights_after_shutdown() -> float:
+    rt.init()
+    buffer = rt.flat.allocate(100, np.float32)
+    buffer[:] = rt.rank()
+    rt.flat.all_reduce(buffer)
+    rt.shutdown()
+    return float(buffer.sum())
+
+
+def test_shared_buffers_outlive_the_world() -> None:
+    assert run_ranks(weights_after_shutdown, 2) == [100.0, 100.0]
+
+
 def test_a_group_of_long_and_short_tensors_is_the_fold_of_each() -> None:
     """Long ones go alone and short ones together; results are told apart."""
     lengths = [3, 400_000, 10, 0, 150_000, 150_000, 7]

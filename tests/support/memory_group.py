@@ -69,6 +69,9 @@ class MemoryGroup:
         self.size = table.size
         self.calls: list[str] = []
 
+    def allocate(self, length: int, dtype: Any) -> Flat:
+        return np.zeros(length, dtype)
+
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
         return self._meet("reduce_scatter", buffer, tuple(bounds), average)
 

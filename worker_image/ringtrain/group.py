@@ -29,6 +29,9 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...
 
+    def allocate(self, length: int, dtype: Any) -> Flat:
+        """Return zeros for buffers of the collectives below, as all ranks do with the same arguments."""
+
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
         """Leave the sum (or mean) over ranks of `buffer[bounds[r]:bounds[r + 1]]` on rank r, in place.
 
@@ -54,6 +57,9 @@ class RingGroup:
     def __init__(self) -> None:
         self.rank: int = session.rank()
         self.size: int = session.size()
+
+    def allocate(self, length: int, dtype: Any) -> Flat:
+        return flat.allocate(length, dtype)
 
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
         return flat.reduce_scatter_async(buffer, bounds, ops.Average if average else ops.Sum)

@@ -27,7 +27,7 @@ def choose_communicator(
     pod = f"{host_identity()} {config.cross_rank}"
     hosts = share_memory(member, process_set, network, pod)
     if hosts is not None and len(hosts.positions) == 1:
-        return SharedMemoryCommunicator(network, hosts.group)
+        return SharedMemoryCommunicator(network, hosts)
     if config.transport == "shm":
         raise ConfigurationError(
             f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"

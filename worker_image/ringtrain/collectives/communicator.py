@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds
 from ringtrain.collectives.ops import Op
@@ -49,6 +52,9 @@ class Communicator(Protocol):
 
     def barrier(self, what: Signature) -> None:
         """Return when every rank has called it."""
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return zeros whose collectives may be cheaper than those of other memory. Collective, `nbytes` alike."""
 
     def close(self) -> None:
         """Give back what the communicator holds; no collective may be under way on this rank."""

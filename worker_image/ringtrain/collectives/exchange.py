@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringtrain.collectives.call import Call, FramesFor, Place
 from ringtrain.collectives.fold import Flat, Folder
@@ -139,6 +140,9 @@ class ExchangeCommunicator:
         others = tuple(self.ranks[position] for position in self._others)
         place = Place(self._process_set, self._sequence, others if peers is None else peers, others)
         return Call(self._member, place, what, frames_for, total_bytes)
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        return np.zeros(nbytes, np.uint8)
 
     def close(self) -> None:
         """The membership holds the connections."""

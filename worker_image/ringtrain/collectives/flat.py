@@ -7,6 +7,8 @@ r's chunk is `buffer[bounds[r]:bounds[r + 1]]`. Errors as in `ringtrain.collecti
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.engine import Handle
 from ringtrain.collectives.fold import Flat
@@ -56,6 +58,16 @@ def all_gather_async(
 ) -> Handle[None]:
     """Begin `all_gather`."""
     return submit(_all_gather(buffer, bounds, name), process_set)
+
+
+def allocate(length: int, dtype: Any, process_set: Set = None) -> Flat:
+    """Return `length` zeros of `dtype`, for buffers that come back every step.
+
+    Ranks of one pod reduce such buffers, and slices of them, where they lie. Called by all ranks alike.
+    """
+    kind = np.dtype(dtype)
+    memory: Flat = call(lambda communicator: communicator.allocate(length * kind.itemsize), process_set)
+    return memory.view(kind)
 
 
 def _all_reduce(buffer: Flat, op: Op, name: str | None) -> Work[None]:

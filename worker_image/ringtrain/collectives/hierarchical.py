@@ -14,13 +14,14 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringtrain.collectives.call import Call, FramesFor
 from ringtrain.collectives.exchange import ExchangeCommunicator
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds, even_bounds
 from ringtrain.collectives.ops import Op
-from ringtrain.shm.join import Hosts
+from ringtrain.shm.join import Hosts, allocate
 from ringtrain.shm.native import Chunks, Work, accumulator_dtype
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Step
@@ -51,6 +52,7 @@ class HierarchicalCommunicator:
 
     def __init__(self, network: ExchangeCommunicator, hosts: Hosts) -> None:
         self._network = network
+        self._hosts = hosts
         self._group = hosts.group
         self._local = hosts.group.position
         self._pod = next(i for i, places in enumerate(hosts.positions) if network.position in places)
@@ -121,6 +123,10 @@ class HierarchicalCommunicator:
 
     def barrier(self, what: Signature) -> None:
         self._network.barrier(what)
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        self._network.barrier(Signature("allocate", layout=(nbytes,)))
+        return allocate(self._network, self._hosts, nbytes)
 
     def close(self) -> None:
         self._group.close()

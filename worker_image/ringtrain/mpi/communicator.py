@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Final, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.fold import Flat, Folder
@@ -113,6 +114,9 @@ class MpiCommunicator:
 
     def barrier(self, what: Signature) -> None:
         self._begin(what)
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        return np.zeros(nbytes, np.uint8)
 
     def close(self) -> None:
         if self._member.verdict.failure is None:

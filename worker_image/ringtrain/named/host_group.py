@@ -37,6 +37,12 @@ class HostGroup:
         self.size = len(communicator.ranks)
         self._thread = ThreadPoolExecutor(1, "ringtrain-host-optimizer")
 
+    def allocate(self, length: int, dtype: Any) -> Flat:
+        memory: list[Flat] = []
+        nbytes = length * np.dtype(dtype).itemsize
+        self._begin(lambda ring: memory.append(ring.allocate(nbytes))).wait()
+        return memory[0].view(dtype)
+
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
         chunk = buffer[bounds[self.rank] : bounds[self.rank + 1]]
         op = Op.Average if average else Op.Sum

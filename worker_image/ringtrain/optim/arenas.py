@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ringtrain.group import Flat
+from ringtrain.group import Flat, Group
 from ringtrain.optim.kernels import Part
 from ringtrain.optim.layout import HALF_TYPES, Bucket, Layout
 
@@ -18,10 +18,10 @@ class Arenas:
     vanish in its 8 or 11 bits. State is float32 for half-precision and float32 weights, float64 for float64.
     """
 
-    def __init__(self, layout: Layout, state_names: Sequence[str], owner: int | None) -> None:
+    def __init__(self, layout: Layout, state_names: Sequence[str], owner: int | None, group: Group) -> None:
         """`owner`: the rank whose shards this process updates; None: it updates everything."""
-        self._weights = {key: np.zeros(size, key[0]) for key, size in layout.arena_sizes.items()}
-        self._gradients = {key: np.zeros(size, key[0]) for key, size in layout.arena_sizes.items()}
+        self._weights = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
+        self._gradients = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
         self._owner = owner
         self.state: tuple[dict[str, Flat], ...] = self._allocate_state(layout, state_names)
 

@@ -91,7 +91,7 @@ class HostOptimizer:
         group = group or world_group()
         specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
         layout = plan_layout(specs, bucket_bytes, group.size)
-        arenas = Arenas(layout, rule.state_names, group.rank if sharded else None)
+        arenas = Arenas(layout, rule.state_names, group.rank if sharded else None, group)
         if compression is not None and not sharded:
             raise ConfigurationError(
                 f'compression is "{compression}" with sharded=False; compression needs shards'

@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds, even_bounds
 from ringtrain.collectives.ops import Op
-from ringtrain.shm.group import SharedGroup
+from ringtrain.shm.join import Hosts, allocate
 from ringtrain.shm.native import Work, chunks_of
 from ringtrain.wire.signature import Signature
 
@@ -25,9 +26,10 @@ class SharedMemoryCommunicator:
     What is rare or has parts of unknown length goes over `network`, after the ranks have compared what they mean.
     """
 
-    def __init__(self, network: Communicator, group: SharedGroup) -> None:
+    def __init__(self, network: Communicator, hosts: Hosts) -> None:
         self._network = network
-        self._group = group
+        self._hosts = hosts
+        self._group = hosts.group
         self._size = len(network.ranks)
 
     @property
@@ -70,6 +72,10 @@ class SharedMemoryCommunicator:
 
     def barrier(self, what: Signature) -> None:
         self._group.run(what, Work(((0, 0),) * self._size, _NOTHING))
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        self.barrier(Signature("allocate", layout=(nbytes,)))
+        return allocate(self._network, self._hosts, nbytes)
 
     def close(self) -> None:
         self._group.close()

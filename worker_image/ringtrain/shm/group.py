@@ -1,9 +1,14 @@
 """The ranks that map one segment: what they run together, and how they fail together."""
 
 import time
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ringtrain import timeline
+from ringtrain.collectives.fold import Flat
 from ringtrain.errors import RingtrainError
 from ringtrain.shm.native import NativeChannel, Outcome, Work
 from ringtrain.shm.segment import Segment
@@ -14,6 +19,25 @@ from ringtrain.world.monitor import Closed, Doing, Stalled
 
 # The membership counts progress by process set: the network's are small numbers, those of shared memory are above.
 FIRST_SHARED_SET: Final = 1 << 30
+
+
+# Between a signature and where its buffer lies; JSON has no such character.
+_ARENA: Final = "\0"
+
+
+class Arena:
+    """Memory that all ranks map, one part each."""
+
+    def __init__(self, whole: NDArray[np.uint8], position: int, size: int) -> None:
+        length = len(whole) // size
+        self.own = whole[position * length : (position + 1) * length]
+        self.bases = [whole.ctypes.data + p * length for p in range(size)]
+        self._start = self.bases[position]
+
+    def offset_of(self, buffer: Flat) -> int | None:
+        """Where `buffer` begins in the own part; None if it is elsewhere."""
+        offset = int(buffer.ctypes.data) - self._start
+        return offset if offset >= 0 and offset + buffer.nbytes <= len(self.own) else None
 
 
 class SharedGroup:
@@ -39,6 +63,7 @@ class SharedGroup:
         self._channel = channel
         self._segment = segment
         self._sequence = 0
+        self._arenas: list[Arena] = []
         member.verdict.on_reached(channel.stop)
 
     def run(self, what: Signature, work: Work) -> None:
@@ -48,19 +73,41 @@ class SharedGroup:
         self._member.board.begin((self._process_set, self._sequence))
         started = time.monotonic()
         try:
+            encoded, peers = self._located(what, work)
             with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
-                outcome = self._channel.run(what.encode(), work, self._member.place.pull_timeout_s)
+                outcome = self._channel.run(encoded, work, self._member.place.pull_timeout_s, peers)
         except BaseException as error:  # a signal's handler raised
             self._give_up(self._doing(what), error)
             raise
         if outcome is not Outcome.DONE:
             self._fail(outcome, what, time.monotonic() - started)
 
+    def adopt(self, segment: Segment) -> NDArray[np.uint8]:
+        """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
+
+        The parts are equally long. The memory lives as long as the array and its views.
+        """
+        arena = Arena(np.frombuffer(segment.memory, np.uint8), self.position, len(self.ranks))
+        self._arenas.append(arena)
+        return arena.own
+
     def close(self) -> None:
         """Unmap the segment; ranks that wait for this one raise PeerLost."""
+        self._arenas.clear()
         self._member.verdict.forget(self._channel.stop)
         self._channel.close()
         self._segment.close()
+
+    def _located(self, what: Signature, work: Work) -> tuple[bytes, Sequence[int] | None]:
+        """The signature, and where every rank's buffer lies if that is in an arena, on which all must agree."""
+        encoded = what.encode()
+        if work.gathered is not None and work.gathered.ctypes.data != work.source.ctypes.data:
+            return encoded, None
+        for number, arena in enumerate(self._arenas):
+            offset = arena.offset_of(work.source)
+            if offset is not None:
+                return encoded + f"{_ARENA}{number} {offset}".encode(), [base + offset for base in arena.bases]
+        return encoded, None
 
     def _fail(self, outcome: Outcome, what: Signature, waited_s: float) -> NoReturn:
         """Report what happened, and raise what the world decides."""
@@ -90,6 +137,7 @@ class SharedGroup:
     def _describe_mismatch(self, what: Signature) -> str:
         position = self._channel.blamed
         theirs = self._channel.signature_of(position)
+        theirs = None if theirs is None else theirs.partition(_ARENA.encode())[0]
         mine, other = self._member.place.rank, self.ranks[position]
         if theirs is None or theirs == what.encode():
             label = f"{what.label} #{self._sequence}"

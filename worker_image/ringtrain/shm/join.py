@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.kernels.library import native_library
@@ -19,6 +20,7 @@ from ringtrain.world.membership import Membership
 
 log = logging.getLogger("ringtrain")
 
+_PAGE_BYTES: Final = 4096
 # What a rank copies between two meetings: more stays in the caches of two ranks, less of four; see bench/README.
 _CHUNK_BYTES_OF_ALL: Final = 1 << 20
 
@@ -65,6 +67,15 @@ def share_memory(member: Membership, process_set: int, network: Communicator, ho
     channel = NativeChannel(library, segment.memory, own.index(network.position), len(own), chunk_bytes)
     ranks = tuple(network.ranks[position] for position in own)
     return Hosts(positions, SharedGroup(member, process_set, ranks, network.ranks, channel, segment))
+
+
+def allocate(network: Communicator, hosts: Hosts, nbytes: int) -> NDArray[np.uint8]:
+    """Return zeros of this process that the other ranks of its host can read, so that collectives need not copy
+    them. Collective over `network`, with the same `nbytes`; where sharing fails, the memory is ordinary."""
+    own = next(places for places in hosts.positions if network.position in places)
+    each = -(-max(nbytes, 1) // _PAGE_BYTES) * _PAGE_BYTES
+    segment, _ = _map_segment(network, own, each * len(own))
+    return np.zeros(nbytes, np.uint8) if segment is None else hosts.group.adopt(segment)[:nbytes]
 
 
 def host_identity() -> str:

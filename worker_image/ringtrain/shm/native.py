@@ -5,6 +5,7 @@ import functools
 import itertools
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -60,6 +61,7 @@ class _Job(ctypes.Structure):
         ("divisor", ctypes.c_int32),
         ("reduces", ctypes.c_int32),
         ("chunks", ctypes.c_void_p),
+        ("peers", ctypes.c_void_p),
         ("source", ctypes.c_void_p),
         ("before", ctypes.c_void_p),
         ("partial", ctypes.c_void_p),
@@ -113,14 +115,17 @@ class NativeChannel:
         )  # fmt: skip
         self.blamed = -1
 
-    def run(self, what: bytes, work: Work, timeout_s: float) -> Outcome:
+    def run(self, what: bytes, work: Work, timeout_s: float, peers: Sequence[int] | None = None) -> Outcome:
         """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
 
-        `what` is compared between ranks: MISMATCH where it differs.
+        `what` is compared between ranks: MISMATCH where it differs. `peers`: where each rank's `work.source` lies,
+        if this process can read them all.
 
         `timeout_s`: without any progress of the rank that is waited for; `blamed` then says which that is.
         """
         job = self._job(what, work, timeout_s)
+        addresses = (ctypes.c_void_p * self._size)(*peers) if peers is not None else None
+        job.peers = None if addresses is None else ctypes.addressof(addresses)
         small = work.whole and work.source.nbytes <= self._small_bytes
         channel, reference = ctypes.byref(self._channel), ctypes.byref(job)
         # AGAIN comes after a signal: the interpreter runs its handler here.

@@ -19,7 +19,8 @@
      collect  copy the others' results
 
    Round r + 1 is staged before round r is reduced, and round r - 1 is collected after, so that ranks rarely meet
-   waiting. Slots and results have two sides, used by even and odd rounds. */
+   waiting. Slots and results have two sides, used by even and odd rounds. Buffers that all ranks map need neither:
+   each rank reads what it owns, and what others have done, where it lies. */
 
 static rank_head *head(const channel *c, int rank) { return (rank_head *)c->base + rank; }
 
@@ -151,7 +152,7 @@ static uint64_t part(const channel *c, const job *j, int rank, uint32_t index, u
 static int stage(const channel *c, job *j, uint32_t index) {
     uint32_t round = j->started + index;
     uint64_t begin, bytes = element_bytes(j->dtype);
-    for (int r = 0; j->reduces && r < c->size; r++) {
+    for (int r = 0; j->reduces && !j->peers && r < c->size; r++) {
         if (r == c->rank) continue;
         uint64_t count = part(c, j, r, index, &begin);
         if (!count) continue;
@@ -169,6 +170,7 @@ static int all_staged(const channel *c, job *j, uint32_t round) {
 }
 
 static const char *contribution(const channel *c, const job *j, int rank, uint32_t round, uint64_t begin) {
+    if (j->peers) return j->peers[rank] + begin * element_bytes(j->dtype);
     return rank == c->rank ? j->source + begin * element_bytes(j->dtype) : slot(c, rank, c->rank, round);
 }
 
@@ -196,7 +198,7 @@ static void fold_part(const channel *c, const job *j, uint32_t round, uint64_t b
             continue;
         }
         narrow(j->dtype, j->own + (first + at) * bytes, running, some, j->divisor);
-        if (j->gathered)
+        if (j->gathered && !j->peers)
             memcpy(slot(c, c->rank, c->size, round) + at * bytes, j->own + (first + at) * bytes, some * bytes);
     }
 }
@@ -204,13 +206,13 @@ static void fold_part(const channel *c, const job *j, uint32_t round, uint64_t b
 static int reduce(const channel *c, job *j, uint32_t index) {
     uint32_t round = j->started + index;
     uint64_t begin, bytes = element_bytes(j->dtype), count = part(c, j, c->rank, index, &begin);
-    if (count && j->gathered)
+    if (count && j->gathered && !j->peers)
         for (int r = 0; r < c->size; r++)
             if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->collected, round - 1));
     if (count && j->reduces) {
         TRY(all_staged(c, j, round));
         fold_part(c, j, round, begin, count);
-    } else if (count && j->gathered) {
+    } else if (count && j->gathered && !j->peers) {
         memcpy(slot(c, c->rank, c->size, round), j->source + begin * bytes, count * bytes);
     }
     advance(&head(c, c->rank)->reduced, round + 1);
@@ -225,7 +227,8 @@ static int collect(const channel *c, job *j, uint32_t index) {
         uint64_t count = part(c, j, r, index, &begin);
         if (!count) continue;
         TRY(wait_for(c, j, r, &head(c, r)->reduced, round + 1));
-        memcpy(j->gathered + begin * bytes, slot(c, r, c->size, round), count * bytes);
+        const char *result = j->peers ? j->peers[r] + begin * bytes : slot(c, r, c->size, round);
+        memcpy(j->gathered + begin * bytes, result, count * bytes);
     }
     advance(&head(c, c->rank)->collected, round + 1);
     return DONE;
@@ -265,7 +268,7 @@ static int run_rounds(channel *c, job *j) {
         TRY(compare_signatures(c, j));
         j->phase = 2;
     }
-    for (; j->next <= rounds; j->next++, j->phase = 2) {
+    for (; j->next <= rounds && j->phase < 5; j->next++, j->phase = 2) {
         if (j->phase == 2) {
             if (j->next + 1 < rounds) TRY(stage(c, j, j->next + 1));
             j->phase = 3;
@@ -276,6 +279,10 @@ static int run_rounds(channel *c, job *j) {
         }
         if (j->next > 0) TRY(collect(c, j, j->next - 1));
     }
+    j->phase = 5;
+    /* Buffers belong to the caller again when nobody reads them any more. */
+    for (int r = 0; j->peers && r < c->size; r++)
+        if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->collected, j->started + rounds));
     c->round = j->started + rounds;
     return DONE;
 }

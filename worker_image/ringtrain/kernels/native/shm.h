@@ -47,6 +47,7 @@ typedef struct {
     uint64_t what_bytes;
     int32_t dtype, op, divisor, reduces;
     const int64_t *chunks; /* where each rank's chunk begins in the whole buffer, then where each ends */
+    const char *const *peers; /* the whole buffer of every rank, where all can read all; else NULL */
     const char *source;    /* whole buffer: this rank's contribution, or (not reducing) its chunk in place */
     const char *before;    /* accumulator's type, own chunk: folded before rank 0 */
     char *partial;         /* accumulator's type, own chunk: gets the fold, neither divided nor rounded */
