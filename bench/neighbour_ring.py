@@ -14,7 +14,7 @@ from ringtrain.collectives.exchange import SEGMENT_BYTES, ExchangeCommunicator
 from ringtrain.collectives.layout import even_bounds, segments
 from ringtrain.collectives.session import current
 from ringtrain.transport.base import Caller
-from ringtrain.wire.frame import Step
+from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
 
 
@@ -35,10 +35,10 @@ def ring_all_reduce(network: ExchangeCommunicator, buffer: Any) -> None:
     bounds = even_bounds(len(buffer), size)
     step_elements = SEGMENT_BYTES // buffer.itemsize
     chunks = [segments(bounds[c], bounds[c + 1], step_elements) for c in range(size)]
-    frames: dict[int, bytes] = {}
+    frames: dict[int, Frame] = {}
     steps = 2 * (size - 1)
 
-    def frames_for(peer: int, caller: Caller) -> Iterator[bytes]:
+    def frames_for(peer: int, caller: Caller) -> Iterator[Frame]:
         if peer != after:
             return
         for index in range(sum(len(chunks[(rank - step) % size]) for step in range(steps))):
@@ -51,17 +51,19 @@ def ring_all_reduce(network: ExchangeCommunicator, buffer: Any) -> None:
         return index + 1
 
     call = network.call(Signature("neighbour ring"), frames_for, buffer.nbytes, tuple({before, after}))
+    part = np.empty(step_elements, buffer.dtype)
     with call:
         sent = received = 0
         for cut in chunks[rank]:
             sent = offer(sent, cut)
         for step in range(steps):
             for cut in chunks[(rank - step - 1) % size]:
-                part = call.read(before, Step.RESULT, received, buffer[cut])
-                received += 1
                 if step < size - 1:
-                    np.maximum(buffer[cut], part, out=buffer[cut])
+                    came = part[: cut.stop - cut.start]
+                    call.read(before, Step.RESULT, received, came)
+                    np.maximum(buffer[cut], came, out=buffer[cut])
                 else:
-                    buffer[cut] = part
+                    call.read(before, Step.RESULT, received, buffer[cut])
+                received += 1
                 if step < steps - 1:
                     sent = offer(sent, cut)

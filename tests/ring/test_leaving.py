@@ -93,14 +93,15 @@ def test_a_fault_reaches_asynchronous_collectives(transport: str) -> None:
 @OVER
 def test_a_rank_interrupted_in_a_collective_tells_the_others(transport: str) -> None:
     """An exception that is not the ring's ends the collective on all ranks, with its reason."""
+    x = np.ones(3000)  # the result of a shorter one is stored after the exchange
     with world_of(2, transport) as world:
 
         def interrupted(rank: int) -> BaseException | None:
             communicator = world.sessions[rank].communicator()
             if rank == 0:
-                return error_of(lambda: rt.allreduce(np.ones(3), rt.Sum))
-            what = rt.collectives.work._reduction("allreduce", [np.ones(3)], rt.Sum, None)
-            return error_of(lambda: communicator.all_reduce(what, np.ones(3), _Unwritable(), rt.Sum))  # type: ignore[arg-type]
+                return error_of(lambda: rt.allreduce(x, rt.Sum))
+            what = rt.collectives.work._reduction("allreduce", [x], rt.Sum, None)
+            return error_of(lambda: communicator.all_reduce(what, x, _Unwritable(), rt.Sum))  # type: ignore[arg-type]
 
         first, second = world.run(interrupted)
     assert str(second) == "out of memory"

@@ -14,7 +14,7 @@ from ring.worlds import world_of
 from ringtrain.collectives.exchange import ExchangeCommunicator
 from ringtrain.collectives.layout import even_bounds
 from ringtrain.transport.base import Caller, Service
-from ringtrain.wire.frame import HEADER_BYTES
+from ringtrain.wire.frame import Frame
 
 
 @settings(max_examples=40, deadline=None)
@@ -83,9 +83,9 @@ class _CountingService:
     def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
         return self._service.answer(method, request, caller)
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[bytes]:
+    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
         for frame in self._service.pull(request, caller):
-            self.payload_bytes += len(frame) - HEADER_BYTES
+            self.payload_bytes += len(frame.payload)
             yield frame
 
 

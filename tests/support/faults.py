@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ringtrain.transport.base import Caller, FrameStream, Service, Transport
+from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import PullRequest
 from support.ranks import tell
 
@@ -90,12 +91,13 @@ class _FaultyStream:
         self._stream = stream
         self._before = before
 
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
+    def read_into(self, head: bytes, target: memoryview) -> None:
         self._before()
-        return next(self._stream)
+        self._stream.read_into(head, target)
+
+    def end(self) -> None:
+        self._before()
+        self._stream.end()
 
     def cancel(self) -> None:
         self._stream.cancel()
@@ -112,7 +114,7 @@ class _FaultyService:
     def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
         return self._service.answer(method, request, caller)
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[bytes]:
+    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
         for frame in self._service.pull(request, caller):
             self._before(Where.SERVE, request)
             yield frame

@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final
+from typing import Final, NoReturn
 
 from ringtrain import timeline
 from ringtrain.collectives.fold import Flat
 from ringtrain.errors import NotInitializedError, RingtrainError
-from ringtrain.transport.base import Broken, Caller, FrameStream, How
+from ringtrain.transport.base import Broken, Caller, FrameStream, How, Unexpected
 from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.failure import Failure, Refused
-from ringtrain.wire.frame import FrameHeader, Step, decode_frame, encode_frame
+from ringtrain.wire.frame import Frame, FrameHeader, Step, octets
 from ringtrain.wire.signature import Signature
 from ringtrain.world.board import Offer
 from ringtrain.world.membership import Membership
@@ -22,7 +22,7 @@ from ringtrain.world.monitor import Closed, Doing, Stalled
 # A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.
 _SLOWEST_BYTES_PER_S: Final = 10e6
 
-FramesFor = Callable[[int, Caller], Iterator[bytes]]
+FramesFor = Callable[[int, Caller], Iterator[Frame]]
 
 
 @dataclass(frozen=True)
@@ -76,32 +76,26 @@ class Call:
             raise
         return self
 
-    def read(self, peer: int, step: Step, segment: int, like: Flat) -> Flat:
-        """Return the next frame of `peer`'s stream, which must be this one. `like`: what it will be stored in."""
-        header = FrameHeader(
-            self._member.place.generation, self._place.sequence, step, segment, dtype_name(like.dtype), like.nbytes
-        )
-        with timeline.span(f"{step.name.lower()} {segment} from {peer}", "ring step", bytes=like.nbytes):
-            frame = self._next(peer)
-        return decode_frame(frame, header)
+    def read(self, peer: int, step: Step, segment: int, into: Flat) -> None:
+        """Store the next frame of `peer`'s stream, which must be this one, in `into`."""
+        head = self._head(step, segment, into)
+        with timeline.span(f"{step.name.lower()} {segment} from {peer}", "ring step", bytes=into.nbytes):
+            try:
+                self._streams[peer].read_into(head, octets(into))
+            except (Unexpected, Broken, Refused) as error:
+                self._went_wrong(peer, error)
 
-    def frame(self, step: Step, segment: int, payload: Flat) -> bytes:
-        """Return `payload` as a frame of this collective."""
-        header = FrameHeader(
-            self._member.place.generation,
-            self._place.sequence,
-            step,
-            segment,
-            dtype_name(payload.dtype),
-            payload.nbytes,
-        )
-        return encode_frame(header, payload)
+    def frame(self, step: Step, segment: int, payload: Flat) -> Frame:
+        """Return `payload`, which stays where it is, as a frame of this collective."""
+        return Frame(self._head(step, segment, payload), octets(payload))
 
     def offer_changed(self) -> None:
         """Wake up the streams that wait for a frame of this rank."""
         self._member.board.changed()
 
     def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
+        if not ready():
+            caller.flush()
         self._member.board.wait_until(ready, caller)
 
     def __exit__(
@@ -125,29 +119,29 @@ class Call:
                 stream.close()
             self._span.__exit__(None if error is None else type(error), error, None)
 
-    def _next(self, peer: int) -> bytes:
-        try:
-            return next(self._streams[peer])
-        except StopIteration:
-            message = f"rank {peer} ended its part of {self._doing.label} too early"
-            raise RingtrainError(message) from None
-        except (Broken, Refused) as error:
-            self._fail(peer, error)
-            raise AssertionError("unreachable") from error
+    def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
+        place, name = self._place, dtype_name(payload.dtype)
+        header = FrameHeader(self._member.place.generation, place.sequence, step, segment, name, payload.nbytes)
+        return header.encode()
 
     def _finish(self) -> None:
         for peer, stream in self._streams.items():
             try:
-                surplus = next(stream, None)
-            except (Broken, Refused) as error:
-                self._fail(peer, error)
-            if surplus is not None:
-                self._give_up(RingtrainError(f"rank {peer} sent too much in {self._doing.label}"))
+                stream.end()
+            except (Unexpected, Broken, Refused) as error:
+                self._went_wrong(peer, error)
         left = self._timeout_s - (time.monotonic() - self._started)
         if not self._member.board.all_taken(self._offer, left):
             self._stalled(tuple(sorted(self._offer.waiting_for)))
 
-    def _fail(self, peer: int, error: Broken | Refused) -> None:
+    def _went_wrong(self, peer: int, error: Unexpected | Broken | Refused) -> NoReturn:
+        if isinstance(error, Unexpected):
+            defect = RingtrainError(f"stream from rank {peer} in {self._doing.label}: {error}")
+            self._give_up(defect)
+            raise defect from error
+        self._fail(peer, error)
+
+    def _fail(self, peer: int, error: Broken | Refused) -> NoReturn:
         """Report what happened to the stream from `peer`, and raise what the world decides."""
         if isinstance(error, Refused):
             self._member.monitor.report(error.failure)
@@ -157,7 +151,7 @@ class Call:
             self._member.monitor.report(Closed(peer, error.detail, self._doing))
         self._raise_verdict()
 
-    def _stalled(self, first: tuple[int, ...]) -> None:
+    def _stalled(self, first: tuple[int, ...]) -> NoReturn:
         peers = (*first, *(rank for rank in self._place.others if rank not in first))
         self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._doing))
         self._raise_verdict()
@@ -171,7 +165,7 @@ class Call:
         )
         self._await_verdict()
 
-    def _raise_verdict(self) -> None:
+    def _raise_verdict(self) -> NoReturn:
         if self._member.left:
             raise NotInitializedError(f"ringtrain was shut down during {self._doing.label}")
         self._await_verdict()

@@ -9,6 +9,7 @@ See docs/decisions/0001-ring-shift-exchange.md.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -19,14 +20,16 @@ from ringtrain.collectives.call import Call, FramesFor, Place
 from ringtrain.collectives.fold import Flat, Folder
 from ringtrain.collectives.layout import Bounds, even_bounds, offsets, segments
 from ringtrain.collectives.ops import Op
+from ringtrain.collectives.rooms import Rooms
 from ringtrain.transport.base import Caller
-from ringtrain.wire.frame import Step
+from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
 
 SEGMENT_BYTES: Final = 2 << 20
-# A result is offered one segment behind the contributions: the owner needs the last of these before it has the
-# first result, and the time between is filled with the next contribution.
+# Up to this everyone sends everything to everyone: one trip less counts for more than the bytes. See bench/README.
+_DIRECT_BYTES: Final = 16 << 10
+# Relays read what others pass on one segment behind what they pass on themselves.
 _LAG: Final = 1
 # Below this a broadcast goes from the root to all at once: one hop less counts for more than the root's bandwidth.
 _DIRECT_BROADCAST_BYTES: Final = 64 << 10
@@ -46,7 +49,10 @@ class ExchangeCommunicator:
         self._sequence = 0
         self.ranks = ranks
         self.position = ranks.index(member.place.rank)
-        self._others = tuple(p for p in range(len(ranks)) if p != self.position)
+        # The next position first: if all began with the same one, all would wait for its link.
+        self._others = tuple((self.position + shift) % len(ranks) for shift in range(1, len(ranks)))
+        self._direct_bytes = min(_DIRECT_BYTES, segment_bytes)
+        self._rooms = Rooms()
 
     @property
     def fusion_bytes(self) -> int:
@@ -54,34 +60,32 @@ class ExchangeCommunicator:
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
         """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
+        if source.nbytes <= self._direct_bytes:
+            self._reduce_all_alone(what, source, target, op)
+            return
         cuts = self._cut(even_bounds(len(source), len(self.ranks)), source)
         own = cuts[self.position]
-        results: list[bytes] = []
+        results: list[Frame] = []
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
-            theirs = cuts[self.ranks.index(rank)]
-            for slot in range(max(len(theirs), len(own) + _LAG)):
-                if slot < len(theirs):
-                    yield call.frame(Step.CONTRIBUTION, slot, source[theirs[slot]])
-                if 0 <= slot - _LAG < len(own):
-                    yield from self._when_ready(call, results, slot - _LAG, caller)
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            for slot, cut in enumerate(cuts[self.ranks.index(rank)]):
+                yield call.frame(Step.CONTRIBUTION, slot, source[cut])
+            yield from self._results(call, results, len(own), caller)
 
         call = self.call(self._laid_out(what, ()), frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         with call:
-            for slot in range(max(len(cut) for cut in cuts) + _LAG):
-                if slot < len(own):
-                    out = target[own[slot]]
-                    folder.fold(self._contributions(call, slot, source[own[slot]]), out)
-                    self._offer(call, results, call.frame(Step.RESULT, slot, out) if self._others else b"")
-                if slot >= _LAG:
-                    self._read_results(call, cuts, slot - _LAG, target)
+            for slot, cut in enumerate(own):
+                folder.fold(self._contributions(call, folder, slot, source[cut]), target[cut])
+                self._offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
+            for slot in range(max(len(cut) for cut in cuts)):
+                self._read_results(call, cuts, slot, target)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
         cuts = self._cut(bounds, source)
         start = bounds[self.position]
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             for index, cut in enumerate(cuts[self.ranks.index(rank)]):
                 yield call.frame(Step.CONTRIBUTION, index, source[cut])
 
@@ -90,20 +94,18 @@ class ExchangeCommunicator:
         with call:
             for index, cut in enumerate(cuts[self.position]):
                 out = target[cut.start - start : cut.stop - start]
-                folder.fold(self._contributions(call, index, source[cut]), out)
+                folder.fold(self._contributions(call, folder, index, source[cut]), out)
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
         cuts = self._cut(bounds, buffer)
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
-            yield from self._results(call, results, len(cuts[self.position]), caller)
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            for index, cut in enumerate(cuts[self.position]):
+                yield call.frame(Step.RESULT, index, buffer[cut])
 
         call = self.call(self._laid_out(what, bounds), frames_for, buffer.nbytes)
-        results: list[bytes] = []
         with call:
             for index in range(max(len(cut) for cut in cuts)):
-                if index < len(cuts[self.position]) and self._others:
-                    self._offer(call, results, call.frame(Step.RESULT, index, buffer[cuts[self.position][index]]))
                 self._read_results(call, cuts, index, buffer)
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
@@ -137,7 +139,7 @@ class ExchangeCommunicator:
     ) -> Call:
         """Begin the set's next collective. `peers`: world ranks to exchange frames with, by default all others."""
         self._sequence += 1
-        others = tuple(self.ranks[position] for position in self._others)
+        others = tuple(self.ranks[position] for position in sorted(self._others))
         place = Place(self._process_set, self._sequence, others if peers is None else peers, others)
         return Call(self._member, place, what, frames_for, total_bytes)
 
@@ -147,8 +149,22 @@ class ExchangeCommunicator:
     def close(self) -> None:
         """The membership holds the connections."""
 
+    def _reduce_all_alone(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+        """Everyone gets everything and folds it for itself: one trip instead of two."""
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            yield call.frame(Step.CONTRIBUTION, 0, source)
+
+        call = self.call(self._laid_out(what, ()), frames_for, source.nbytes)
+        folder = Folder(op, source.dtype, len(self.ranks), self.position)
+        # Not yet into `target`: it may be `source`, which peers still read.
+        result = np.empty_like(source)
+        with call:
+            folder.fold(self._contributions(call, folder, 0, source), result)
+        target[...] = result
+
     def _deal(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
-        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             for index, cut in enumerate(cuts[root if direct else self.ranks.index(rank)]):
                 yield call.frame(Step.RESULT, index, buffer[cut])
 
@@ -160,12 +176,12 @@ class ExchangeCommunicator:
 
     def _relay(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
         own = cuts[root if direct else self.position]
-        passed_on: list[bytes] = []
-        complete: list[bytes] = []
+        passed_on: list[Frame] = []
+        complete: list[Frame] = []
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             if rank == self.ranks[root]:
-                yield from self._when_ready(call, complete, 0, caller)
+                yield from self._results(call, complete, 1, caller)
             elif not direct:
                 yield from self._results(call, passed_on, len(own), caller)
 
@@ -174,9 +190,9 @@ class ExchangeCommunicator:
         with call:
             for index in range(max(len(cut) for cut in cuts) + _LAG):
                 if index < len(own):
-                    received = call.read(self.ranks[root], Step.RESULT, index, buffer[own[index]])
-                    buffer[own[index]] = received
-                    self._offer(call, passed_on, call.frame(Step.RESULT, index, received) if relays else b"")
+                    part = buffer[own[index]]
+                    call.read(self.ranks[root], Step.RESULT, index, part)
+                    self._offer(call, passed_on, call.frame(Step.RESULT, index, part))
                 if index >= _LAG and not direct:
                     self._read_results(call, cuts, index - _LAG, buffer, relays)
             self._offer(call, complete, call.frame(Step.DONE, 0, buffer[:0]))
@@ -186,7 +202,7 @@ class ExchangeCommunicator:
         own = parts[self.position]
         step = self._segment_length(own)
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             part = parts[self.ranks.index(rank)]
             yield call.frame(Step.SIZES, 0, np.array([len(part)], np.int64))
             for index, cut in enumerate(segments(0, len(part), step)):
@@ -197,14 +213,14 @@ class ExchangeCommunicator:
         with call:
             received = [own.copy()] * len(self.ranks)
             for position in self._others:
-                length = int(call.read(self.ranks[position], Step.SIZES, 0, size)[0])
-                received[position] = np.empty(length, own.dtype)
+                call.read(self.ranks[position], Step.SIZES, 0, size)
+                received[position] = np.empty(int(size[0]), own.dtype)
             cuts = [segments(0, len(part), step) for part in received]
             for index in range(max((len(cuts[p]) for p in self._others), default=0)):
                 for position in self._others:
                     if index < len(cuts[position]):
-                        out = received[position][cuts[position][index]]
-                        out[...] = call.read(self.ranks[position], Step.RESULT, index, out)
+                        part = received[position][cuts[position][index]]
+                        call.read(self.ranks[position], Step.RESULT, index, part)
         return received
 
     def _laid_out(self, what: Signature, bounds: Bounds) -> Signature:
@@ -217,10 +233,15 @@ class ExchangeCommunicator:
         step = self._segment_length(like)
         return [segments(start, end, step) for start, end in pairwise(bounds)]
 
-    def _contributions(self, call: Call, segment: int, own: Flat) -> Iterator[Flat]:
+    def _contributions(self, call: Call, folder: Folder, segment: int, own: Flat) -> Iterator[Flat]:
         """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for."""
         for position, rank in enumerate(self.ranks):
-            yield own if position == self.position else call.read(rank, Step.CONTRIBUTION, segment, own)
+            if position == self.position:
+                yield own
+                continue
+            part = self._rooms.like(own, position if folder.keeps_all else position % 2)
+            call.read(rank, Step.CONTRIBUTION, segment, part)
+            yield part
 
     def _read_results(
         self,
@@ -232,17 +253,18 @@ class ExchangeCommunicator:
     ) -> None:
         for position in self._others if positions is None else positions:
             if segment < len(cuts[position]):
-                out = buffer[cuts[position][segment]]
-                out[...] = call.read(self.ranks[position], Step.RESULT, segment, out)
+                call.read(self.ranks[position], Step.RESULT, segment, buffer[cuts[position][segment]])
 
-    def _offer(self, call: Call, frames: list[bytes], frame: bytes) -> None:
+    def _offer(self, call: Call, frames: list[Frame], frame: Frame) -> None:
         frames.append(frame)
         call.offer_changed()
 
-    def _results(self, call: Call, frames: list[bytes], count: int, caller: Caller) -> Iterator[bytes]:
+    def _results(self, call: Call, frames: list[Frame], count: int, caller: Caller) -> Iterator[Frame]:
+        """Frames as they are offered, until there were `count`."""
         for index in range(count):
-            yield from self._when_ready(call, frames, index, caller)
+            call.wait_until(partial(_longer_than, frames, index), caller)
+            yield frames[index]
 
-    def _when_ready(self, call: Call, frames: list[bytes], index: int, caller: Caller) -> Iterator[bytes]:
-        call.wait_until(lambda: index < len(frames), caller)
-        yield frames[index]
+
+def _longer_than(frames: list[Frame], index: int) -> bool:
+    return index < len(frames)

@@ -40,6 +40,11 @@ class Folder:
         self._out_is_free_from = max(own_position, 1)
         self._scratch: Flat = np.empty(0, self._dtype)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether `fold` takes all contributions before it folds; otherwise it holds at most the last two."""
+        return self._library is not None
+
     def fold(self, contributions: Iterable[Flat], out: Flat) -> None:
         """Fold one contribution of each rank, given in rank order, into `out`.
 

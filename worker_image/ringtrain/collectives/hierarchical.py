@@ -21,10 +21,11 @@ from ringtrain.collectives.exchange import ExchangeCommunicator
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds, even_bounds
 from ringtrain.collectives.ops import Op
+from ringtrain.collectives.rooms import Rooms
 from ringtrain.shm.join import Hosts, allocate
 from ringtrain.shm.native import Chunks, Work, accumulator_dtype
 from ringtrain.transport.base import Caller
-from ringtrain.wire.frame import Step
+from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
 
 # Up to this the flat exchange is quicker: it meets twice, whatever the number of pods. See bench/README.
@@ -58,6 +59,7 @@ class HierarchicalCommunicator:
         self._pod = next(i for i, places in enumerate(hosts.positions) if network.position in places)
         self._last = len(hosts.positions) - 1
         self._column = tuple(network.ranks[places[self._local]] for places in hosts.positions)
+        self._rooms = Rooms()
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
 
     @property
@@ -96,7 +98,7 @@ class HierarchicalCommunicator:
         by_pod = [self._cut(self._of_pod(bounds, pod), pod, buffer) for pod in range(self._last + 1)]
         others = [pod for pod in range(self._last + 1) if pod != self._pod]
 
-        def frames_for(rank: int, caller: Caller) -> Iterator[bytes]:
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             for index, section in enumerate(by_pod[self._pod]):
                 yield call.frame(Step.RESULT, index, buffer[section.chunk(self._local)])
 
@@ -108,8 +110,7 @@ class HierarchicalCommunicator:
                         continue
                     section = by_pod[pod][index]
                     if pod != self._pod:
-                        out = buffer[section.chunk(self._local)]
-                        out[...] = call.read(self._column[pod], Step.RESULT, index, out)
+                        call.read(self._column[pod], Step.RESULT, index, buffer[section.chunk(self._local)])
                     self._group.run(what, Work(section.chunks, buffer, gathered=buffer))
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
@@ -161,8 +162,8 @@ class _Chain:
         self._op = op
         self._pod, self._last = pods._pod, pods._last
         # Frames on offer, by index of their section; each has one taker.
-        self._partials: dict[int, bytes] = {}
-        self._results: dict[int, bytes] = {}
+        self._partials: dict[int, Frame] = {}
+        self._results: dict[int, Frame] = {}
         # As many sections as are under way between this pod and the last one.
         self._lag = 2 * (self._last - self._pod) + 1
 
@@ -208,7 +209,8 @@ class _Chain:
         folded = np.empty(mine.stop - mine.start, accumulator_dtype(source.dtype))
         before = None
         if self._pod > 0:
-            before = self._call.read(self._pods._column[self._pod - 1], Step.CONTRIBUTION, index, folded)
+            before = self._pods._rooms.like(folded, 0)
+            self._call.read(self._pods._column[self._pod - 1], Step.CONTRIBUTION, index, before)
         if self._pod < self._last:
             work = Work(final.chunks, source, self._op, before=before, partial=folded)
             self._pods._group.run(self._what, work)
@@ -219,11 +221,11 @@ class _Chain:
             self._offer(self._results, index, self._call.frame(Step.RESULT, index, final.own))
 
     def _receive(self, index: int, pod: int, out: Flat) -> None:
-        out[...] = self._call.read(self._pods._column[pod], Step.RESULT, index, out)
+        self._call.read(self._pods._column[pod], Step.RESULT, index, out)
         if self._sections[index].owner is None and self._pod > 0:
             self._offer(self._results, index, self._call.frame(Step.RESULT, index, out))
 
-    def _frames_for(self, rank: int, caller: Caller) -> Iterator[bytes]:
+    def _frames_for(self, rank: int, caller: Caller) -> Iterator[Frame]:
         pod = self._pods._column.index(rank)
         frames = self._partials if pod > self._pod else self._results
         for index, section in enumerate(self._sections):
@@ -235,6 +237,6 @@ class _Chain:
     def _sends_result(self, section: _Section, pod: int) -> bool:
         return pod == self._pod - 1 if section.owner is None else section.owner == pod and self._pod == self._last
 
-    def _offer(self, frames: dict[int, bytes], index: int, frame: bytes) -> None:
+    def _offer(self, frames: dict[int, Frame], index: int, frame: Frame) -> None:
         frames[index] = frame
         self._call.offer_changed()

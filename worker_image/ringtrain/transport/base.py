@@ -5,6 +5,8 @@ from concurrent.futures import Future
 from enum import Enum
 from typing import Protocol
 
+from ringtrain.wire.frame import Frame
+
 
 class How(Enum):
     """How a stream or question ended without its answer."""
@@ -23,15 +25,24 @@ class Broken(Exception):
         self.detail = detail
 
 
+class Unexpected(Exception):
+    """A peer sent something else than it should have: a defect, never a user's mistake."""
+
+
 class FrameStream(Protocol):
-    """Frames from one peer, in order. `next` raises Broken or Refused."""
+    """Frames from one peer, in order. Both ways to read raise Broken, Refused or Unexpected."""
 
-    def __iter__(self) -> Iterator[bytes]: ...
+    def read_into(self, head: bytes, target: memoryview) -> None:
+        """Wait for the next frame, which must be `head` and as much as `target` holds, and store it there.
 
-    def __next__(self) -> bytes: ...
+        `target`: writable bytes. After an error its content is not defined.
+        """
+
+    def end(self) -> None:
+        """Wait until the peer has said that there is nothing more."""
 
     def cancel(self) -> None:
-        """Make a blocked `next` raise, from any thread."""
+        """Make a read that waits raise, from any thread."""
 
     def close(self) -> None:
         """Give up what has not come yet, and let go of the connection; only from the thread that reads."""
@@ -45,6 +56,9 @@ class Caller(Protocol):
 
     def is_active(self) -> bool: ...
 
+    def flush(self) -> None:
+        """Send what was handed out so far: it may be a while until more comes."""
+
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call back when the caller has given up or is gone."""
 
@@ -57,7 +71,8 @@ class Service(Protocol):
 
     def answer(self, method: str, request: bytes, caller: Caller) -> bytes: ...
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[bytes]: ...
+    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+        """Yield frames. The memory of each is read before the next one is asked for, and not after."""
 
 
 class Transport(Protocol):

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
-from ringtrain.transport.base import Broken, How, Service
+from ringtrain.transport.base import Broken, How, Service, Unexpected
 from ringtrain.wire.failure import Refused
+from ringtrain.wire.frame import Frame
 
 
 class MemoryCaller:
@@ -22,6 +23,9 @@ class MemoryCaller:
 
     def is_active(self) -> bool:
         return self._active and self.remaining_s() > 0
+
+    def flush(self) -> None:
+        """Every frame is taken when it is handed out."""
 
     def on_end(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -81,23 +85,28 @@ class MemoryNetwork:
 class MemoryStream:
     """Runs the peer's generator in the thread that reads it."""
 
-    def __init__(self, frames: Iterator[bytes], caller: MemoryCaller, forget: Callable[[], None]) -> None:
+    def __init__(self, frames: Iterator[Frame], caller: MemoryCaller, forget: Callable[[], None]) -> None:
         self._frames = frames
         self._caller = caller
         self._forget = forget
         self._cancelled = False
 
-    def __iter__(self) -> Iterator[bytes]:
-        return self
+    def read_into(self, head: bytes, target: memoryview) -> None:
+        frame = self._next()
+        if frame is None:
+            raise Unexpected("it ended too early")
+        if difference := frame.move_into(head, target):
+            raise Unexpected(difference)
 
-    def __next__(self) -> bytes:
-        try:
-            frame = next(self._frames)
-        except StopIteration:
+    def end(self) -> None:
+        if self._next() is not None:
+            raise Unexpected("it sent too much")
+
+    def _next(self) -> Frame | None:
+        """The next frame, or None at the end."""
+        frame = next(self._frames, None)
+        if frame is None:
             self._forget()
-            if self._caller.is_active():
-                raise
-            raise self._broken() from None
         if not self._caller.is_active():
             raise self._broken()
         return frame

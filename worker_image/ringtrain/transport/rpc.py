@@ -11,10 +11,11 @@ import grpc
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import listening_address
-from ringtrain.transport.base import Broken, How, Service
+from ringtrain.transport.base import Broken, How, Service, Unexpected
 from ringtrain.transport.options import channel_options, server_options
 from ringtrain.transport.threads import DaemonPool
 from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.frame import split_frame
 from ringtrain.wire.messages import METHODS
 
 _SERVICE: Final = "ringtrain.Ring"
@@ -33,6 +34,9 @@ class RpcCaller:
     def is_active(self) -> bool:
         return bool(self._context.is_active())
 
+    def flush(self) -> None:
+        """gRPC sends every message at once."""
+
     def on_end(self, callback: Callable[[], None]) -> None:
         if not self._context.add_callback(callback):
             callback()
@@ -44,12 +48,21 @@ class RpcStream:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    def __iter__(self) -> Iterator[bytes]:
-        return self
+    def read_into(self, head: bytes, target: memoryview) -> None:
+        data = self._next()
+        if data is None:
+            raise Unexpected("it ended too early")
+        if difference := split_frame(data).move_into(head, target):
+            raise Unexpected(difference)
 
-    def __next__(self) -> bytes:
+    def end(self) -> None:
+        if self._next() is not None:
+            raise Unexpected("it sent too much")
+
+    def _next(self) -> bytes | None:
+        """The next message, or None at the end."""
         try:
-            return next(self._call)  # type: ignore[no-any-return]
+            return next(self._call, None)
         except grpc.RpcError as error:
             raise _ours(error) from error
 
@@ -133,7 +146,8 @@ class RpcTransport:
 def _handlers(service: Service) -> Any:
     def pull(request: bytes, context: Any) -> Iterator[bytes]:
         try:
-            yield from service.pull(request, RpcCaller(context))
+            for frame in service.pull(request, RpcCaller(context)):
+                yield frame.joined()
         except (Refused, Broken) as error:
             _abort(context, error)
 

@@ -3,12 +3,11 @@
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringtrain.errors import RingtrainError
-from ringtrain.wire.dtypes import CODES, dtype_of
+from ringtrain.wire.dtypes import CODES
 
 # 32 bytes: the payload behind it stays aligned for every dtype.
 _HEADER: Final = struct.Struct("<HBBIQIIQ")
@@ -42,20 +41,46 @@ class FrameHeader:
         )
 
 
-def encode_frame(header: FrameHeader, payload: np.ndarray[Any, Any]) -> bytes:
-    """Return header and payload as one bytes object, copying the payload once."""
-    # A view as bytes: the buffer protocol has no name for bfloat16.
-    return b"".join((header.encode(), payload.view(np.uint8).data))
+class Frame(NamedTuple):
+    """A header and its payload, which stays where it is."""
+
+    head: bytes
+    payload: memoryview
+
+    def joined(self) -> bytes:
+        """One bytes object, for what takes nothing else. Copies the payload."""
+        return b"".join(self)
+
+    def move_into(self, head: bytes, target: memoryview) -> str | None:
+        """Copy the payload to `target` if this is the frame of `head`; say what is wrong otherwise."""
+        if self.head != head or len(self.payload) != len(target):
+            return describe_difference(head, len(target), self.head, len(self.payload))
+        target[:] = self.payload
+        return None
 
 
-def decode_frame(frame: bytes, expected: FrameHeader) -> np.ndarray[Any, Any]:
-    """Return the payload of `frame` as a read-only 1-d array that shares its memory.
+def split_frame(data: bytes) -> Frame:
+    """Undo `Frame.joined`, without a copy of the payload."""
+    return Frame(data[:HEADER_BYTES], memoryview(data)[HEADER_BYTES:])
 
-    Raises RingtrainError if the frame is not the one `expected`: that is a defect, never a user's mistake, because
-    signatures were compared before the first frame.
-    """
-    if frame[:HEADER_BYTES] != expected.encode() or len(frame) != HEADER_BYTES + expected.length:
-        raise RingtrainError(
-            f"expected {expected}, got a frame of {len(frame)} bytes that begins with {frame[:HEADER_BYTES].hex()}"
-        )
-    return np.frombuffer(frame, dtype=dtype_of(expected.dtype), offset=HEADER_BYTES)
+
+def octets(array: np.ndarray[Any, Any]) -> memoryview:
+    """The memory of a 1-d contiguous array as bytes: the buffer protocol has no name for bfloat16."""
+    return array.view(np.uint8).data
+
+
+def describe_difference(expected: bytes, expected_length: int, got: bytes, length: int) -> str:
+    """Say which frame came in place of which."""
+    return f"expected {_named(expected)} with {expected_length} bytes of payload, got {_named(got)} with {length}"
+
+
+def _named(head: bytes) -> str:
+    """`head` in words if it is a frame's header, else in hexadecimal digits."""
+    names = {code: name for name, code in CODES.items()}
+    try:
+        magic, dtype, step, generation, sequence, segment, _, length = _HEADER.unpack(head)
+        if magic == _MAGIC:
+            return str(FrameHeader(generation, sequence, Step(step), segment, names[dtype], length))
+    except (struct.error, ValueError, KeyError):
+        pass
+    return f"a frame that begins with {head.hex() or 'nothing'}"

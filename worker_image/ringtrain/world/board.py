@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ringtrain.transport.base import Broken, Caller, How
 from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.frame import Frame
 from ringtrain.wire.signature import Signature
 from ringtrain.world.verdict import Verdict
 
@@ -25,7 +26,7 @@ class Offer:
     """
 
     signature: Signature
-    frames_for: Callable[[int, Caller], Iterator[bytes]]
+    frames_for: Callable[[int, Caller], Iterator[Frame]]
     waiting_for: set[int] = field(default_factory=set)  # peers that have not taken everything yet
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from ringtrain.transport.base import Caller, Transport
 from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import ABORT, HELLO, PROVE, STATUS, PullRequest, dump, load
 from ringtrain.wire.signature import decode_signature, describe_mismatch
 from ringtrain.world.board import Board, CallerGone
@@ -78,7 +79,7 @@ class Membership:
             return dump({"reached": self.board.reached(), "failure": failure and failure.encode()})
         return self._answer_watch(caller)
 
-    def pull(self, request: bytes, caller: Caller) -> Iterator[bytes]:
+    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
         """Yield what the caller is to get from this rank in one collective."""
         pull = PullRequest.decode(request)
         self._handshake.check_session(pull.rank, pull.session)
