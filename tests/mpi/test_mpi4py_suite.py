@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from .jobs import MpiGang
-from .libraries import MPICH, OPEN_MPI, Library
+from .libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library
 
 RUNNER = Path(sys.prefix) / "mpi4py-source/test/main.py"
 
@@ -17,6 +17,7 @@ RUNNER = Path(sys.prefix) / "mpi4py-source/test/main.py"
     ("library", "modules"),
     [
         pytest.param(OPEN_MPI, ["test_cco_buf", "test_cco_obj", "test_cco_vec"], id="openmpi"),
+        pytest.param(OPEN_MPI_5, ["test_cco_buf", "test_cco_obj", "test_cco_vec"], id="openmpi5"),
         pytest.param(MPICH, ["test_cco_buf", "test_cco_obj"], id="mpich"),
     ],
 )

@@ -69,7 +69,7 @@ def load(directory: Path) -> Secrets:
 def agent(tmp_path: Path) -> Iterator[Agent]:
     places = write_secrets(tmp_path, "uid-1")
     secrets, spawned = load(places["worker"]), Spawned()
-    means = Means(spawned, lambda: {"PATH": "/usr/bin:/bin"})
+    means = Means(spawned, lambda _: {"PATH": "/usr/bin:/bin"})
     service = DaemonService(JOB, secrets.token, means, Deadlines(start_s=DEADLINE_S, grace_s=1.0))
     server = serve(
         0,

@@ -38,10 +38,10 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Means:
-    """How this agent starts daemons: by whom, with which variables, and not before `await_begun` returns."""
+    """How this agent starts daemons: by whom, with which variables for which command, and not before `await_begun` returns."""
 
     spawner: Spawner
-    environment: Callable[[], Mapping[str, str]]
+    environment: Callable[[str], Mapping[str, str]]
     await_begun: Callable[[], None] = lambda: None
 
 
@@ -126,7 +126,7 @@ class _Daemon:
         out, child_out = os.pipe()
         err, child_err = os.pipe()
         try:
-            environment = {**means.environment(), MARKER: self._marker}
+            environment = {**means.environment(command), MARKER: self._marker}
             streams = Streams(child_in, child_out, child_err)
             self._child = means.spawner.spawn(["/bin/sh", "-c", command], environment, streams)
         except (OSError, TimeoutError):

@@ -25,6 +25,7 @@ from ringtrain.mpi.frames import receive_frame, send_frame
 DESK = "RINGTRAIN_MPI_DESK"
 CHECK_IN = "RINGTRAIN_MPI_CHECK_IN"
 REPORT_FD = "RINGTRAIN_REPORT_FD"
+NODE_NAME, OWN_PRELOAD = "RINGTRAIN_MPI_NODE_NAME", "RINGTRAIN_MPI_OWN_PRELOAD"  # node_name.py sets them
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -109,6 +110,7 @@ class _Child:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         environment = {**os.environ, **seat.variables, **_watching(seat.check_in)}
         environment.pop(DESK, None)
+        _forget_node_name(environment)
         if self._relay:
             environment["PMI_FD"] = str(self._relay.rank_end.fileno())
         self.pid = os.fork()
@@ -209,6 +211,13 @@ def _watching(check_in: str) -> dict[str, str]:
         variables["OMPI_MCA_mpi_show_mca_params"] = "enviro"
         variables["OMPI_MCA_mpi_show_mca_params_file"] = check_in
     return variables
+
+
+def _forget_node_name(environment: dict[str, str]) -> None:
+    """Undo what gives mpirun's daemon a name of its own: the program sees the host as it is."""
+    environment.pop(NODE_NAME, None)
+    if OWN_PRELOAD in environment:
+        environment["LD_PRELOAD"] = environment.pop(OWN_PRELOAD)  # empty is as good as none
 
 
 def _become(program: list[str], environment: dict[str, str], seat: Seat) -> None:

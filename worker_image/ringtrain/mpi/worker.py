@@ -23,6 +23,7 @@ from ringtrain.mpi.children import Children
 from ringtrain.mpi.daemons import DaemonService, Deadlines, Means
 from ringtrain.mpi.implementation import library_of
 from ringtrain.mpi.main_thread import MainThread
+from ringtrain.mpi.node_name import node_name_variables
 from ringtrain.mpi.rank_desk import Arrival, Departure, RankDesk, Seat
 from ringtrain.mpi.rank_wrapper import DESK
 from ringtrain.mpi.shim import write_shim
@@ -95,11 +96,12 @@ class MpiWorker:
         if not self._begun.wait(self._config.call_s):
             raise ConfigurationError("the launcher has not started the job yet")
 
-    def environment(self) -> Mapping[str, str]:
-        """Variables of a daemon, which its ranks inherit: those of the pod, and where the desk is."""
+    def environment(self, command: str) -> Mapping[str, str]:
+        """Variables of the daemon `command`, which its ranks inherit: those of the pod, and where the desk is."""
         defaults = pod_defaults(self._config.slots, usable_cores())
         places = _own_directories(self._directory, self._shared)
-        return {**defaults, **places, **os.environ, **desk_variables(self._directory)}
+        name = node_name_variables(command, self._config.pod, os.environ)
+        return {**defaults, **places, **os.environ, **desk_variables(self._directory), **name}
 
     def register(self, server: Any) -> None:
         """Add the service that starts daemons to the agent's server."""
