@@ -40,7 +40,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             step += 1
-            ringtrain.report(step=step, epoch=epoch, samples=len(images), loss=float(loss), unit="images")
+            ringtrain.report(step=step, epoch=epoch, samples=len(images), loss=loss.item(), unit="images")
     mine = slice(rank, None, size)
     with torch.no_grad():
         right = model(torch.from_numpy(data.test_images[mine])).argmax(1) == torch.from_numpy(
@@ -50,6 +50,7 @@ def main() -> None:
     dist.all_reduce(counts)
     if rank == 0:
         print(f"test accuracy: {float(counts[0] / counts[1]):.4f} on {size} ranks", flush=True)
+    dist.barrier()  # a rank that leaves while another is still in a collective can make that one abort
     dist.destroy_process_group()
 
 

@@ -70,7 +70,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         rt.report(
-            step=step + 1, total_steps=options.steps, samples=len(inputs), loss=float(loss), unit="sequences"
+            step=step + 1, total_steps=options.steps, samples=len(inputs), loss=loss.item(), unit="sequences"
         )
         if (step + 1) % 50 == 0 or step + 1 == options.steps:
             mean = float(hvd.allreduce(loss.detach()))

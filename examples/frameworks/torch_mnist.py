@@ -46,7 +46,7 @@ def train_epoch(model: nn.Module, optimizer, data: Digits, batches, epoch: int) 
         loss.backward()
         optimizer.step()
         rt.report(
-            step=epoch * len(batches) + step + 1, epoch=epoch, samples=batch.count, loss=float(loss), unit="images"
+            step=epoch * len(batches) + step + 1, epoch=epoch, samples=batch.count, loss=loss.item(), unit="images"
         )
     return float(hvd.allreduce(loss.detach()))
 

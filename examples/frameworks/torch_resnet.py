@@ -86,7 +86,7 @@ def main() -> None:
         loss = functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return loss.item()
 
     for _ in range(options.warmup):
         train_batch()

@@ -1,16 +1,21 @@
 """Run many checks in one world of real ranks, because starting a process with PyTorch or TensorFlow costs seconds.
 
 A module of checks has functions `check_*`, which run on every rank, one after the other, in the order of the file.
-Each is reported as a test of its own.
+Each is reported as a test of its own. The ranks are forked from a process that has imported the framework
+(`frameworks.worlds`).
 """
 
 import ast
+import atexit
 import functools
 import importlib
+import json
+import os
+import subprocess
+import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
-
-from support.ranks import run_ranks
 
 HERE = Path(__file__).parent
 ENV = {
@@ -25,9 +30,21 @@ ENV = {
 SIZES = [1, 2, 3, 4]
 
 
-def checks_in(*modules: str) -> list[str]:
-    """`module.check` for each check, found without importing a module (and a framework with it)."""
-    return [f"{module}.{name}" for module in modules for name in _names_in(module)]
+@dataclass(frozen=True)
+class Checks:
+    """Modules of checks that share a world. `framework`: the module to import before ranks are forked."""
+
+    framework: str
+    modules: tuple[str, ...]
+
+    def names(self) -> list[str]:
+        """`module.check` for each check, found without importing a module (and a framework with it)."""
+        return [f"{module}.{name}" for module in self.modules for name in _names_in(module)]
+
+    def failure(self, check: str, size: int) -> str:
+        """How `check` failed in a world of `size` ranks: the tracebacks of all ranks; empty if it did not."""
+        failed = _failures(self, size)
+        return failed.get("*", "") or failed.get(check, "")
 
 
 def run_checks(modules: tuple[str, ...]) -> dict[str, str]:
@@ -44,14 +61,23 @@ def run_checks(modules: tuple[str, ...]) -> dict[str, str]:
 
 
 @functools.cache
-def failures(modules: tuple[str, ...], size: int) -> dict[str, str]:
-    """What failed in a world of `size` ranks: name of the check to the tracebacks of all ranks."""
-    by_rank = run_ranks(run_checks, size, modules, env=ENV, deadline_s=300.0)
-    names = {name for failed in by_rank for name in failed}
-    return {
-        name: "\n".join(f"rank {rank}:\n{failed[name]}" for rank, failed in enumerate(by_rank) if name in failed)
-        for name in names
-    }
+def _failures(checks: Checks, size: int) -> dict[str, str]:
+    server = _server(checks)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(f"{size}\n")
+    server.stdin.flush()
+    answer = server.stdout.readline()
+    return json.loads(answer) if answer else {"*": f"the process that forks ranks ended: {server.wait()}"}
+
+
+@functools.cache
+def _server(checks: Checks) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "frameworks.worlds", checks.framework, *checks.modules]
+    env = {**os.environ, **ENV, "PYTHONPATH": str(HERE.parent)}
+    server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.kill)
+    return server
 
 
 def _names_in(module: str) -> list[str]:

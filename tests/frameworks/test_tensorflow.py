@@ -1,13 +1,13 @@
 """ringtrain.tensorflow and ringtrain.keras do what numpy and one process do, in worlds of one to four ranks."""
 
 import pytest
-from frameworks.harness import SIZES, checks_in, failures
+from frameworks.harness import SIZES, Checks
 
-MODULES = ("tensorflow_training", "keras_training", "tensorflow_collectives")
+CHECKS = Checks("keras", ("tensorflow_training", "keras_training", "tensorflow_collectives"))
 
 
-@pytest.mark.parametrize("check", checks_in(*MODULES))
+@pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"ranks-{size}")
 def test_tensorflow(check, size):
     """The check holds on every rank."""
-    assert check not in failures(MODULES, size), failures(MODULES, size)[check]
+    assert not CHECKS.failure(check, size)

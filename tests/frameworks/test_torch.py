@@ -1,13 +1,23 @@
 """ringtrain.torch does what numpy and one process do, in worlds of one to four ranks."""
 
 import pytest
-from frameworks.harness import SIZES, checks_in, failures
+from frameworks.harness import SIZES, Checks
 
-MODULES = ("torch_training", "torch_collectives")
+CHECKS = Checks(
+    "torch",
+    (
+        "torch_training",
+        "torch_optimizer",
+        "torch_reductions",
+        "torch_exchanges",
+        "torch_errors",
+        "torch_world",
+    ),
+)
 
 
-@pytest.mark.parametrize("check", checks_in(*MODULES))
+@pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"ranks-{size}")
 def test_torch(check, size):
     """The check holds on every rank."""
-    assert check not in failures(MODULES, size), failures(MODULES, size)[check]
+    assert not CHECKS.failure(check, size)

@@ -22,7 +22,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Outcome:
 class Ranks:
     """The processes of one world under test."""
 
-    processes: list[ForkServerProcess]
+    processes: list[BaseProcess]
     pipes: list[Connection]
     messages: list[list[Any]] = field(default_factory=list)
     _results: dict[int, Outcome] = field(default_factory=dict)
@@ -122,11 +123,13 @@ def started_ranks(
     *args: Any,
     env: Mapping[str, str] | None = None,
     env_of: Callable[[int], Mapping[str, str]] | None = None,
+    context: BaseContext | None = None,
 ) -> Iterator[Ranks]:
     """Start `function(*args)` in `size` ranks and leave none behind.
 
     Without `env_of`, each rank gets a ring on free loopback ports (`RINGTRAIN_RANK`, `_SIZE`, `_RING_ADDRESSES`).
-    `env` is added to every rank's; `env_of(rank)` replaces the ring's variables.
+    `env` is added to every rank's; `env_of(rank)` replaces the ring's variables. `context`: what forks the ranks, if
+    not the server.
     """
     addresses = ",".join(free_addresses(size))
 
@@ -138,7 +141,7 @@ def started_ranks(
             "RINGTRAIN_TIMEOUT": "60",
         }
 
-    context = _forkserver()
+    context = context or _forkserver()
     target = (Path(function.__code__.co_filename), function.__qualname__)
     ranks = Ranks([], [], [[] for _ in range(size)])
     try:

@@ -1,0 +1,114 @@
+"""Checks of what ringtrain.torch's collectives raise where ranks disagree, run on every rank of a world."""
+
+import numpy as np
+import pytest
+import torch
+from frameworks.torch_values import RANK, SIZE, assert_differs, error_of
+
+import ringtrain.torch as hvd
+
+
+def only_where_ranks_can_differ(check):
+    return check if SIZE > 1 else lambda: None
+
+
+def check_error_shape():
+    error = error_of(lambda: hvd.allreduce(torch.ones(3 if RANK else 2), name="w"))
+    assert_differs(error, "shape", "(2,) on rank 0 and (3,) on rank 1")
+    error = error_of(lambda: hvd.allgather(torch.ones(2, 3 if RANK else 2), name="w"))
+    assert_differs(error, "shape after the first dimension", "on rank 0 and")
+
+
+def check_error_dtype():
+    tensor = torch.ones(2, dtype=torch.float32 if RANK == 0 else torch.int64)
+    for call in (hvd.allreduce, hvd.allgather, lambda t: hvd.broadcast(t, 0), hvd.alltoall, hvd.reducescatter):
+        if call is not hvd.alltoall or SIZE == 2:
+            assert_differs(error_of(lambda c=call: c(tensor)), "dtype", "float32 on rank 0 and int64 on rank 1")
+
+
+def check_error_device():
+    """The kinds of device that a rank says its tensor is on are compared; meta stands for any other than the
+    CPU.
+    """
+    from ringtrain.named.request import Kind, Request
+    from ringtrain.named.world import queue_of
+
+    device = "cpu" if RANK == 0 else "cuda"
+    request = Request(Kind.ALLREDUCE, "d", ("float32",), ((2,),), op="Sum", device=device)
+    future = queue_of(hvd.global_process_set).submit(request, lambda: [np.ones(2, np.float32)])
+    assert_differs(error_of(future.result), "device is cpu on rank 0 and cuda on rank 1")
+
+
+def check_error_op():
+    error = error_of(lambda: hvd.allreduce(torch.ones(2), name="o", op=hvd.Sum if RANK == 0 else hvd.Max))
+    assert_differs(error, "op is Sum on rank 0 and Max on rank 1")
+
+
+def check_error_number_of_tensors():
+    tensors = [torch.ones(2)] * (1 + min(RANK, 1))
+    assert_differs(error_of(lambda: hvd.grouped_allreduce(tensors, name="g")), "dtype is float32 on rank 0 and")
+
+
+def check_error_root():
+    error = error_of(lambda: hvd.broadcast(torch.ones(2), min(RANK, 1)))
+    assert_differs(error, "root rank is 0 on rank 0 and 1 on rank 1")
+
+
+def check_error_root_outside():
+    assert_differs(error_of(lambda: hvd.broadcast(torch.ones(2), SIZE)), f"root rank is {SIZE}", "expected one of")
+
+
+def check_error_factors():
+    error = error_of(lambda: hvd.allreduce(torch.ones(2), prescale_factor=1.0 + min(RANK, 1)))
+    assert_differs(error, "prescale factor is 1.0 on rank 0 and 2.0 on rank 1")
+    error = error_of(lambda: hvd.allreduce(torch.ones(2), postscale_factor=1.0 + min(RANK, 1)))
+    assert_differs(error, "postscale factor is 1.0 on rank 0 and 2.0 on rank 1")
+
+
+def check_error_name_in_flight():
+    """The second of two submissions under one name fails; the first is not harmed."""
+    hold = hvd.allreduce_async(torch.ones(2), name="hold", op=hvd.Sum)
+    first = hvd.allreduce_async(torch.ones(200_000), name="twice", op=hvd.Sum)
+    try:
+        hvd.allreduce_async(torch.ones(200_000), name="twice", op=hvd.Sum)
+    except ValueError as error:
+        assert_differs(str(error), f"rank {RANK}", "'allreduce.twice'", "still in flight")
+    else:
+        assert hvd.poll(first)  # it had ended already, so nothing was in flight
+        hvd.barrier()
+    assert hvd.synchronize(first)[0].item() == SIZE
+    hvd.synchronize(hold)
+
+
+def check_error_scalar():
+    for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
+        assert_differs(error_of(lambda c=call: c(torch.tensor(1.0))), "rank 0", "is a scalar")
+
+
+def check_error_splits():
+    """Rank 0's splits are wrong; every rank says so."""
+    wrong = {"entries": [1] * (SIZE + 1), "add up to": [3] * SIZE, "negative": [-1] * SIZE}
+    for words, splits in wrong.items():
+        own = splits if RANK == 0 else [1] * SIZE
+        assert_differs(error_of(lambda s=own: hvd.alltoall(torch.ones(SIZE), s)), "rank 0", words)
+
+
+def check_error_rows_that_do_not_divide():
+    if SIZE > 1:
+        assert_differs(error_of(lambda: hvd.alltoall(torch.ones(SIZE + 1))), "do not divide")
+
+
+def check_error_op_that_is_none():
+    for call in (
+        lambda: hvd.allreduce(torch.ones(2), op="median"),
+        lambda: hvd.allreduce(torch.ones(2), op=hvd.Sum, average=True),
+        lambda: hvd.reducescatter(torch.ones(2), op=hvd.Max),
+        lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)),
+    ):
+        with pytest.raises(ValueError, match=r"expected|supersedes"):
+            call()
+
+
+# With one rank there is nothing to disagree with.
+for _name in ("shape", "dtype", "device", "op", "number_of_tensors", "root", "factors"):
+    globals()[f"check_error_{_name}"] = only_where_ranks_can_differ(globals()[f"check_error_{_name}"])

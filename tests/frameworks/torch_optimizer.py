@@ -1,0 +1,243 @@
+"""Checks of the options of ringtrain.torch.DistributedOptimizer, run on every rank of a world."""
+
+import pytest
+import torch
+from frameworks.torch_training import (
+    RANK,
+    SIZE,
+    TORCH_RULES,
+    agree,
+    batches,
+    distributed,
+    model,
+    pooled,
+    reference,
+    same_everywhere,
+    train,
+)
+from torch import nn
+
+import ringtrain.torch as hvd
+
+
+def check_gradients_are_accumulated_over_backward_passes():
+    """Two passes of half a batch are one of the whole batch."""
+    net, other = model(), model()
+    optimizer, whole = distributed(net, backward_passes_per_step=2), distributed(other)
+    for x, y in batches(RANK, 5):
+        for half in (slice(0, 2), slice(2, 4)):
+            (nn.functional.mse_loss(net(x[half]), y[half]) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    agree(net, train(other, whole, batches(RANK, 5)))
+
+
+def check_more_backward_passes_than_announced():
+    if SIZE == 1:
+        return
+    net = model()
+    optimizer = distributed(net)
+    x, y = batches(RANK, 1)[0]
+    nn.functional.mse_loss(net(x), y).backward()
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step = 1"):
+        nn.functional.mse_loss(net(x), y).backward()
+    with pytest.raises(AssertionError, match="zero_grad"):
+        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.set_backward_passes_per_step(2)
+    for _ in range(2):
+        nn.functional.mse_loss(net(x), y).backward()
+    optimizer.step()
+
+
+def check_gradient_predivide_factor():
+    net = model()
+    train(net, distributed(net, gradient_predivide_factor=2.0), batches(RANK, 10))
+    agree(net, reference("sgd", 10))
+    with pytest.raises(ValueError, match="gradient_predivide_factor needs op=Average"):
+        distributed(model(), gradient_predivide_factor=2.0, op=hvd.Sum)
+
+
+def check_sum_of_gradients():
+    net, other = model(), model()
+    train(net, distributed(net, op=hvd.Sum), batches(RANK, 5))
+    train(other, torch.optim.SGD(other.parameters(), lr=0.1 * SIZE), pooled(5))
+    agree(net, other)
+
+
+def check_groups():
+    for groups in (2, 100, "lists"):
+        net = model()
+        params = list(net.parameters())
+        given = [[params[0], params[3]], [params[1]]] if groups == "lists" else groups
+        train(net, distributed(net, groups=given), batches(RANK, 10))
+        agree(net, reference("sgd", 10))
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        distributed(model(), num_groups=2)
+    with pytest.raises(ValueError, match="groups is -1"):
+        distributed(model(), groups=-1)
+
+
+def check_compression_of_gradients():
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        net = model()
+        train(net, distributed(net, compression=compression), batches(RANK, 10))
+        agree(net, reference("sgd", 10), 2e-2)
+        same_everywhere(net)
+
+
+def check_parameters_that_one_rank_does_not_use():
+    """A parameter that only rank 0 reaches gets rank 0's gradient, averaged, on all ranks."""
+    net = nn.ModuleDict({"all": nn.Linear(6, 2), "first": nn.Linear(6, 2)})
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = distributed(net)
+    start = net["first"].weight.detach().clone()
+    x, y = batches(0, 1)[0]
+    output = net["all"](x) + (net["first"](x) if RANK == 0 else 0.0)
+    nn.functional.mse_loss(output, y).backward()
+    own = net["first"].weight.grad.clone() if RANK == 0 and SIZE == 1 else None
+    optimizer.step()
+    same_everywhere(net)
+    assert not torch.equal(net["first"].weight, start)
+    assert own is None or torch.allclose(net["first"].weight, start - 0.1 * own)
+
+
+def check_requires_grad_that_changes():
+    net = model()
+    optimizer = distributed(net)
+    for step, (x, y) in enumerate(batches(RANK, 6)):
+        for param in net[0].parameters():
+            param.requires_grad_(step % 2 == 0)
+        before = net[0].weight.detach().clone()
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        assert torch.equal(net[0].weight, before) == (step % 2 == 1)
+    same_everywhere(net)
+
+
+def check_closures():
+    """LBFGS evaluates its closure several times a step; each time the gradient is that of all ranks."""
+    net, other = model(), model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(net.parameters(), max_iter=4), net.named_parameters())
+    plain = torch.optim.LBFGS(other.parameters(), max_iter=4)
+    for (x, y), (all_x, all_y) in zip(batches(RANK, 3), pooled(3), strict=True):
+
+        def closure(net=net, optimizer=optimizer, x=x, y=y):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net(x), y)
+            loss.backward()
+            return hvd.allreduce(loss.detach())
+
+        def plain_closure(x=all_x, y=all_y):
+            plain.zero_grad()
+            loss = nn.functional.mse_loss(other(x), y)
+            loss.backward()
+            return loss.detach()
+
+        optimizer.step(closure)
+        plain.step(plain_closure)
+    agree(net, other, 1e-3)
+    same_everywhere(net)
+
+
+def check_clipping_between_synchronize_and_step():
+    net, other = model(), model()
+    optimizer, plain = distributed(net), torch.optim.SGD(other.parameters(), lr=0.1)
+    for (x, y), (all_x, all_y) in zip(batches(RANK, 5), pooled(5), strict=True):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        plain.zero_grad()
+        nn.functional.mse_loss(other(all_x), all_y).backward()
+        nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+        plain.step()
+    agree(net, other)
+
+
+def check_step_after_synchronize_warns():
+    if SIZE == 1:
+        return
+    net = model()
+    optimizer = distributed(net)
+    x, y = batches(RANK, 1)[0]
+    nn.functional.mse_loss(net(x), y).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+
+
+def check_sparse_gradients():
+    for sparse_as_dense in (False, True):
+        net, other = (nn.Embedding(8, 3, sparse=True, _weight=torch.ones(8, 3)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters(), sparse_as_dense=sparse_as_dense
+        )
+        net(torch.tensor([RANK, 5])).sum().backward()
+        optimizer.step()
+        every = torch.cat([torch.tensor([rank, 5]) for rank in range(SIZE)])
+        (other(every).sum() / SIZE).backward()
+        torch.optim.SGD(other.parameters(), lr=0.5).step()
+        agree(net, other)
+
+
+def check_process_set_of_an_optimizer():
+    if SIZE < 3:
+        return
+    first = hvd.add_process_set([0, 1])
+    if RANK < 2:
+        net, other = model(), model()
+        train(net, distributed(net, process_set=first), batches(RANK, 5))
+        data = [
+            tuple(torch.cat(p) for p in zip(*s, strict=True))
+            for s in zip(batches(0, 5), batches(1, 5), strict=True)
+        ]
+        agree(net, train(other, torch.optim.SGD(other.parameters(), lr=0.1), data))
+    hvd.barrier()
+    assert hvd.remove_process_set(first)
+
+
+def check_optimizer_keeps_its_class_and_scheduler():
+    net = model()
+    optimizer = distributed(net, "adam")
+    assert isinstance(optimizer, torch.optim.Adam)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    train(net, optimizer, batches(RANK, 1))
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 5e-3
+    plain = TORCH_RULES["adam"](model().parameters())
+    earlier = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
+    wrapped = hvd.DistributedOptimizer(plain)
+    plain.step()
+    earlier.step()
+    assert wrapped.param_groups[0]["lr"] == 5e-3
+
+
+def check_names_of_parameters():
+    net = model()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"parameters \[2, 3, 4, 5\] of the optimizer .* have no name"):
+        hvd.DistributedOptimizer(sgd, list(net.named_parameters())[:2])
+    with pytest.raises(ValueError, match="name more than one parameter"):
+        hvd.DistributedOptimizer(sgd, [("same", param) for param in net.parameters()])
+    with pytest.raises(ValueError, match="pairs"):
+        hvd.DistributedOptimizer(sgd, net.parameters())
+    with pytest.raises(ValueError, match="op is Max"):
+        hvd.DistributedOptimizer(sgd, op=hvd.Max)
+
+
+def check_adasum_optimizer():
+    """Ranks with the same batch make the step of one of them."""
+    if SIZE & (SIZE - 1):
+        return
+    net, other = model(), model()
+    train(net, distributed(net, op=hvd.Adasum), batches(0, 5))
+    agree(net, train(other, TORCH_RULES["sgd"](other.parameters()), batches(0, 5)))
+    optimizer = distributed(net, op=hvd.Adasum)
+    train(net, optimizer, batches(RANK, 5))
+    same_everywhere(net)
+    with pytest.raises(AssertionError, match="no meaning with Adasum"), optimizer.skip_synchronize():
+        pass

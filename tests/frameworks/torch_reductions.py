@@ -1,0 +1,233 @@
+"""Checks of allreduce and reducescatter of ringtrain.torch against numpy, run on every rank of a world."""
+
+import numpy as np
+import torch
+from frameworks.torch_values import (
+    DIMS,
+    FLOATS,
+    FOLDS,
+    INTEGERS,
+    RANK,
+    RANKS,
+    SIZE,
+    cases,
+    error_of,
+    numbers,
+    reduced,
+    rows_of,
+    same,
+    stacked,
+    value,
+)
+
+import ringtrain.torch as hvd
+from ringtrain.torch.bridge import torch_dtype
+
+
+def check_allreduce_forward():
+    handles = {
+        case: hvd.allreduce_async(value(RANK, case[1], case[0]), op=getattr(hvd, case[2])) for case in cases()
+    }
+    for case, handle in handles.items():
+        result = hvd.synchronize(handle)
+        assert hvd.poll(handle)
+        assert result.dtype is torch_dtype(case[0])
+        same(result, reduced(case[1], case[0], case[2]), case, case[0])
+
+
+def check_allreduce_in_place():
+    tensors = {case: value(RANK, case[1], case[0]) for case in cases()}
+    handles = {case: hvd.allreduce_async_(tensor, op=getattr(hvd, case[2])) for case, tensor in tensors.items()}
+    for case, handle in handles.items():
+        assert hvd.synchronize(handle) is tensors[case]
+        same(tensors[case], reduced(case[1], case[0], case[2]), case, case[0])
+    tensor = value(RANK, 2, "float32")
+    assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor
+    same(tensor, reduced(2, "float32", "Sum"), "not asynchronous")
+
+
+def check_allreduce_of_tensors_that_are_not_contiguous():
+    tensor = value(RANK, 2, "float32").t()
+    same(hvd.allreduce(tensor, op=hvd.Sum), reduced(2, "float32", "Sum").T, "transposed")
+    hvd.allreduce_(tensor, op=hvd.Sum)
+    same(tensor, reduced(2, "float32", "Sum").T, "transposed, in place")
+
+
+def check_allreduce_of_scalars_and_empty_tensors():
+    assert hvd.allreduce(torch.tensor(float(RANK)), op=hvd.Sum).item() == sum(RANKS)
+    assert hvd.allreduce(torch.empty(0, 3)).shape == (0, 3)
+
+
+def check_allreduce_of_bools():
+    tensor = torch.tensor([RANK == 0, True, False])
+    assert hvd.allreduce(tensor, op=hvd.Max).tolist() == [True, True, False]
+    assert hvd.allreduce(tensor, op=hvd.Min).tolist() == [SIZE == 1, True, False]
+
+
+def check_allreduce_factors():
+    for dtype in FLOATS:
+        result = hvd.allreduce(value(RANK, 2, dtype), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
+        same(result, 1.5 * reduced(2, dtype, "Sum"), dtype, dtype)
+    result = hvd.allreduce(value(RANK, 1, "int32"), op=hvd.Sum, postscale_factor=2.0)
+    same(result, 2 * reduced(1, "int32", "Sum"), "int32")
+
+
+def check_allreduce_average_argument():
+    tensor = value(RANK, 1, "float32")
+    same(hvd.allreduce(tensor, average=False), reduced(1, "float32", "Sum"), "average=False")
+    same(hvd.allreduce(tensor, average=True), reduced(1, "float32", "Average"), "average=True", "float32")
+
+
+def check_allreduce_gradient():
+    """Ranks weigh their outputs differently, so that a gradient of the wrong rank shows."""
+    for dtype, dim, op in cases(FLOATS):
+        x = value(RANK, dim, dtype).requires_grad_()
+        y = hvd.allreduce(x, op=getattr(hvd, op), prescale_factor=2.0)
+        y.backward(torch.full_like(y, RANK + 1.0))
+        assert x.grad.dtype is torch_dtype(dtype)
+        same(x.grad, allreduce_gradient(dim, dtype, op), (dtype, dim, op), dtype)
+
+
+def allreduce_gradient(dim: int, dtype: str, op: str) -> np.ndarray:
+    inputs, total = stacked(dim, dtype), sum(rank + 1.0 for rank in RANKS)
+    if op in ("Sum", "Average"):
+        return np.full(inputs[0].shape, 2 * total / (SIZE if op == "Average" else 1))
+    if op == "Product":
+        return total * 2**SIZE * np.prod(np.delete(inputs, RANK, axis=0), axis=0)
+    held = inputs == FOLDS[op](inputs, axis=0)
+    return 2 * total * held[RANK] / held.sum(axis=0)
+
+
+def check_allreduce_compressed():
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        result = hvd.allreduce(value(RANK, 2, "float32"), compression=compression, op=hvd.Sum)
+        assert result.dtype is torch.float32
+        same(result, reduced(2, "float32", "Sum"), compression)
+        integers = hvd.allreduce(value(RANK, 2, "int64"), compression=compression, op=hvd.Sum)
+        same(integers, reduced(2, "int64", "Sum"), compression)
+
+
+def check_grouped_allreduce():
+    for dtype in (*FLOATS, *INTEGERS):
+        for op in FOLDS:
+            chosen = getattr(hvd, op)
+            inputs = [value(RANK, dim, dtype) for dim in DIMS]
+            later = hvd.grouped_allreduce_async(inputs, op=chosen)
+            results = hvd.grouped_allreduce(inputs, op=chosen)
+            in_place = hvd.synchronize(hvd.grouped_allreduce_async_(inputs, op=chosen))
+            for dim, *given in zip(DIMS, results, hvd.synchronize(later), in_place, inputs, strict=True):
+                for result in given:
+                    same(result, reduced(dim, dtype, op), (dtype, dim, op), dtype)
+    mixed = [value(RANK, 1, "float32"), value(RANK, 2, "int64")]
+    assert hvd.grouped_allreduce_(mixed, op=hvd.Max)[1] is mixed[1]
+    same(mixed[0], reduced(1, "float32", "Max"), "mixed dtypes")
+    same(mixed[1], reduced(2, "int64", "Max"), "mixed dtypes")
+
+
+def check_grouped_allreduce_gradient():
+    for dtype in FLOATS:
+        for op in FOLDS:
+            xs = [value(RANK, dim, dtype).requires_grad_() for dim in DIMS]
+            ys = hvd.grouped_allreduce(xs, op=getattr(hvd, op), prescale_factor=2.0)
+            torch.autograd.backward(ys, [torch.full_like(y, RANK + 1.0) for y in ys])
+            for dim, x in zip(DIMS, xs, strict=True):
+                same(x.grad, allreduce_gradient(dim, dtype, op), (dtype, dim, op), dtype)
+
+
+def adasum_reference(arrays: list[np.ndarray]) -> np.ndarray:
+    if len(arrays) == 1:
+        return arrays[0]
+    a, b = adasum_reference(arrays[: len(arrays) // 2]), adasum_reference(arrays[len(arrays) // 2 :])
+    dot = (a * b).sum()
+    return (1 - dot / (2 * (a * a).sum())) * a + (1 - dot / (2 * (b * b).sum())) * b
+
+
+def check_adasum():
+    if SIZE & (SIZE - 1):
+        error = error_of(lambda: hvd.allreduce(value(RANK, 1, "float32"), op=hvd.Adasum))
+        assert f"the process set has {SIZE}" in error
+        return
+    for dtype in ("float32", "float64", "float16"):
+        result = hvd.allreduce(value(RANK, 2, dtype), op=hvd.Adasum)
+        same(result, adasum_reference(list(stacked(2, dtype))), dtype, dtype)
+    alike = hvd.allreduce(torch.tensor([3.0, 4.0]), op=hvd.Adasum)
+    np.testing.assert_allclose(alike.numpy(), [3.0, 4.0], rtol=1e-6)
+    basis = torch.eye(SIZE)[RANK]
+    assert hvd.allreduce(basis, op=hvd.Adasum).tolist() == [1.0] * SIZE
+
+
+def check_reducescatter():
+    for dtype, dim, op in cases(ops=["Sum", "Average"]):
+        for rows in (2 * SIZE, SIZE + 1):
+            result = hvd.reducescatter(value(RANK, dim, dtype, rows), op=getattr(hvd, op))
+            same(result, reduced(dim, dtype, op, rows)[rows_of(RANK, rows)], (dtype, dim, op, rows), dtype)
+
+
+def check_reducescatter_fewer_rows_than_ranks():
+    result = hvd.reducescatter(torch.ones(1, 2), op=hvd.Sum)
+    same(result, np.full((1 if RANK == 0 else 0, 2), float(SIZE)), "one row")
+
+
+def check_reducescatter_factors_and_compression():
+    tensor = value(RANK, 2, "float32", SIZE)
+    result = hvd.reducescatter(
+        tensor, op=hvd.Sum, compression=hvd.Compression.fp16, prescale_factor=2.0, postscale_factor=0.5
+    )
+    expected = sum(numbers(value(rank, 2, "float32", SIZE)) for rank in RANKS)
+    same(result, expected[rows_of(RANK, SIZE)], "factors")
+
+
+def check_reducescatter_gradient():
+    for dtype, dim, op in cases(FLOATS, ["Sum", "Average"]):
+        x = value(RANK, dim, dtype, 2 * SIZE).requires_grad_()
+        y = hvd.reducescatter(x, op=getattr(hvd, op))
+        y.backward(torch.full_like(y, RANK + 1.0))
+        same(x.grad, reducescatter_gradient(x, op), (dtype, dim, op), dtype)
+
+
+def reducescatter_gradient(x: torch.Tensor, op: str) -> np.ndarray:
+    lengths = [len(range(*rows_of(rank, len(x)).indices(len(x)))) for rank in RANKS]
+    rows = np.repeat([rank + 1.0 for rank in RANKS], lengths).reshape((-1,) + (1,) * (x.dim() - 1))
+    return (SIZE if op == "Sum" else 1) * rows * np.ones(tuple(x.shape))
+
+
+def check_grouped_reducescatter():
+    for dtype in (*FLOATS, *INTEGERS):
+        for op in ("Sum", "Average"):
+            xs = [value(RANK, dim, dtype, SIZE + dim) for dim in DIMS]
+            later = hvd.grouped_reducescatter_async(xs, op=getattr(hvd, op))
+            for results in (hvd.grouped_reducescatter(xs, op=getattr(hvd, op)), hvd.synchronize(later)):
+                for dim, result in zip(DIMS, results, strict=True):
+                    expected = reduced(dim, dtype, op, SIZE + dim)[rows_of(RANK, SIZE + dim)]
+                    same(result, expected, (dtype, dim, op), dtype)
+
+
+def check_grouped_reducescatter_gradient():
+    for dtype in FLOATS:
+        for op in ("Sum", "Average"):
+            xs = [value(RANK, dim, dtype, SIZE + dim).requires_grad_() for dim in DIMS]
+            ys = hvd.grouped_reducescatter(xs, op=getattr(hvd, op))
+            torch.autograd.backward(ys, [torch.full_like(y, RANK + 1.0) for y in ys])
+            for x in xs:
+                same(x.grad, reducescatter_gradient(x, op), (dtype, op), dtype)
+
+
+def check_sparse_allreduce():
+    """Ranks have different entries, and one in common."""
+    sparse = torch.sparse_coo_tensor([[0, RANK + 1]], [float(RANK), 1.0], (SIZE + 1,))
+    for op, divisor in ((hvd.Sum, 1), (hvd.Average, SIZE)):
+        expected = np.array([sum(RANKS), *[1.0] * SIZE]) / divisor
+        same(hvd.sparse_allreduce_async(sparse, "s", op)().to_dense(), expected, op, "float32")
+        same(hvd.synchronize(hvd.sparse_allreduce_async(sparse, "s", op)).to_dense(), expected, op, "float32")
+    for dtype in FLOATS:
+        for dim in DIMS:
+            # One sparse dimension before dense ones.
+            rows = torch.sparse_coo_tensor(
+                [[0, RANK + 1]], value(RANK, dim, dtype, 2), (SIZE + 1, *(3,) * (dim - 1))
+            )
+            dense = np.zeros((SIZE + 1, *(3,) * (dim - 1)))
+            for rank in RANKS:
+                dense[[0, rank + 1]] += numbers(value(rank, dim, dtype, 2))
+            same(hvd.sparse_allreduce_async(rows, "rows", hvd.Sum)().to_dense(), dense, (dtype, dim), dtype)
+    empty = torch.sparse_coo_tensor(torch.empty(1, 0), torch.empty(0), (3,))
+    assert hvd.sparse_allreduce_async(empty, "e", hvd.Sum)().to_dense().tolist() == [0.0, 0.0, 0.0]

@@ -1,0 +1,147 @@
+"""Checks of ringtrain.torch beside its collectives: process sets, join, objects, queries, timeline, shutdown."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from frameworks.torch_values import RANK, RANKS, SIZE, error_of, numbers, same, value
+
+import ringtrain.torch as hvd
+
+
+def check_names_in_different_orders():
+    """Rank r submits twelve tensors in an order of its own; each result is that of its name."""
+    order = np.random.default_rng(RANK).permutation(12)
+    for _ in range(3):
+        handles = {
+            int(i): hvd.allreduce_async(torch.full((3,), float(i + RANK)), name=f"t{i}", op=hvd.Sum) for i in order
+        }
+        for i, handle in handles.items():
+            same(hvd.synchronize(handle), np.full(3, i * SIZE + sum(RANKS), float), i)
+
+
+def check_join_of_uneven_data():
+    """Ranks that have joined count as zeros; all learn the last one."""
+    for first in RANKS:
+        steps = 1 if first == RANK else 3
+        for step in range(steps):
+            summed = hvd.allreduce(torch.ones(2), op=hvd.Sum, name="uneven")
+            expected = SIZE if step == 0 else SIZE - 1
+            same(summed, np.full(2, float(expected)), (first, step))
+            averaged = hvd.allreduce(torch.ones(2), name="uneven average")
+            same(averaged, np.full(2, expected / SIZE), (first, step), "float32")
+        last = hvd.join()
+        assert last != first or SIZE == 1
+        assert set(hvd.allgather_object(last)) == {last}
+
+
+def check_join_forbids_what_needs_every_rank():
+    if SIZE == 1:
+        return
+    if RANK > 0:
+        for call in (
+            lambda: hvd.allgather(torch.ones(2)),
+            lambda: hvd.broadcast(torch.ones(2), 1),
+            lambda: hvd.reducescatter(torch.ones(SIZE)),
+            lambda: hvd.allreduce(torch.ones(2), op=hvd.Max),
+        ):
+            assert "rank 0 has called join()" in error_of(call)
+    hvd.join()
+
+
+def check_barrier():
+    hvd.barrier()
+
+
+def check_process_sets():
+    if SIZE < 2:
+        return
+    even = hvd.add_process_set([rank for rank in RANKS if rank % 2 == 0])
+    odd = hvd.add_process_set(hvd.ProcessSet([rank for rank in RANKS if rank % 2 == 1]))
+    mine, other = (even, odd) if RANK % 2 == 0 else (odd, even)
+    own = [rank for rank in RANKS if rank % 2 == RANK % 2]
+    assert (mine.included(), mine.size(), mine.rank(), other.included()) == (
+        True,
+        len(own),
+        own.index(RANK),
+        False,
+    )
+    x = value(RANK, 2, "float32").requires_grad_()
+    y = hvd.allreduce(x, op=hvd.Sum, process_set=mine)
+    same(y, sum(numbers(value(rank, 2, "float32")) for rank in own), own)
+    y.sum().backward()
+    same(x.grad, np.full(tuple(x.shape), float(len(own))), own)
+    same(hvd.broadcast(torch.tensor([float(RANK)]), own[-1], process_set=mine), np.array([float(own[-1])]), own)
+    same(hvd.allgather(torch.tensor([RANK]), process_set=mine), np.array(own, float), own)
+    same(hvd.reducescatter(torch.ones(len(own)), op=hvd.Sum, process_set=mine), np.array([float(len(own))]), own)
+    same(hvd.alltoall(torch.full((len(own),), RANK), process_set=mine), np.array(own, float), own)
+    both = [hvd.allreduce_async(torch.ones(1), op=hvd.Sum, process_set=s) for s in (mine, hvd.global_process_set)]
+    assert [hvd.synchronize(handle).item() for handle in both] == [len(own), SIZE]
+    hvd.barrier(mine)
+    assert "is not a member" in error_of(lambda: hvd.allreduce(torch.ones(1), process_set=other))
+    assert "exists already" in error_of(lambda: hvd.add_process_set(even.ranks))
+    assert [hvd.remove_process_set(s) for s in (even, odd, even, hvd.global_process_set)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert even.size() is None
+    assert "is not in use" in error_of(lambda: hvd.allreduce(torch.ones(1), process_set=mine))
+
+
+def check_objects():
+    state = {"step": RANK, "weights": torch.full((2,), float(RANK)), "names": ["a", ("b", None)]}
+    received = hvd.broadcast_object(state, SIZE - 1)
+    assert (received["step"], received["weights"].tolist(), received["names"]) == (
+        SIZE - 1,
+        [SIZE - 1.0] * 2,
+        ["a", ("b", None)],
+    )
+    assert hvd.allgather_object({"rank": RANK}) == [{"rank": rank} for rank in RANKS]
+
+
+class Custom:
+    def __init__(self, rank):
+        self.rank = rank
+
+
+def check_objects_never_unpickle_unasked():
+    assert "allow_pickle" in error_of(lambda: hvd.allgather_object(Custom(RANK)))
+    assert hvd.allgather_object(range(RANK + 1), allow_pickle=True) == [range(rank + 1) for rank in RANKS]
+
+
+def check_queries():
+    built = (
+        hvd.mpi_built,
+        hvd.gloo_built,
+        hvd.nccl_built,
+        hvd.ddl_built,
+        hvd.ccl_built,
+        hvd.cuda_built,
+        hvd.rocm_built,
+    )
+    assert not any(query() for query in (*built, hvd.mpi_enabled, hvd.gloo_enabled, hvd.mpi_threads_supported))
+    assert hvd.is_initialized()
+    assert hvd.is_homogeneous()
+    assert 0 <= hvd.local_rank() < hvd.local_size() <= SIZE
+    assert 0 <= hvd.cross_rank() < hvd.cross_size() <= SIZE
+
+
+def check_timeline():
+    with tempfile.TemporaryDirectory() as folder:
+        hvd.start_timeline(f"{folder}/trace.json")
+        hvd.allreduce(torch.ones(3), name="traced")
+        hvd.stop_timeline()
+        path = Path(folder) / ("trace.json" if RANK == 0 else f"trace-rank{RANK}.json")
+        events = json.loads(path.read_text())["traceEvents"]
+        assert [event["name"] for event in events] == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"]
+        assert {event["tid"] for event in events} == {"allreduce.traced"}
+
+
+def check_shutdown_and_init_again():
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    assert "init()" in error_of(lambda: hvd.allreduce(torch.ones(1)))
