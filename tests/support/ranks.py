@@ -128,8 +128,8 @@ def started_ranks(
     """Start `function(*args)` in `size` ranks and leave none behind.
 
     Without `env_of`, each rank gets a ring on free loopback ports (`RINGTRAIN_RANK`, `_SIZE`, `_RING_ADDRESSES`).
-    `env` is added to every rank's; `env_of(rank)` replaces the ring's variables. `context`: what forks the ranks, if
-    not the server.
+    `env` is added to every rank's; `env_of(rank)` replaces the ring's variables. `context`: what forks the
+    ranks, if not the server.
     """
     addresses = ",".join(free_addresses(size))
 
