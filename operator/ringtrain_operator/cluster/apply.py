@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ringtrain_operator.cluster.api import (
@@ -19,6 +20,7 @@ from ringtrain_operator.cluster.api import (
     resource_of,
 )
 from ringtrain_operator.cluster.observe import Memory, find_owner
+from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.observe import Foreign, ObjectRef, Refusal
 from ringtrain_operator.plan import Deletion, Plan
 
@@ -27,25 +29,39 @@ log = logging.getLogger(__name__)
 Outcome = Refusal | Foreign | None
 
 
-async def apply_plan(api: ApiClient, job: Mapping[str, Any], plan: Plan, memory: Memory) -> bool:
+@dataclass(frozen=True)
+class _Work:
+    """The job that is worked on, and whom to tell what was done."""
+
+    api: ApiClient
+    pods: PodReader
+    job: Mapping[str, Any]
+    memory: Memory
+
+    @property
+    def namespace(self) -> str:
+        return str(self.job["metadata"]["namespace"])
+
+
+async def apply_plan(pods_of: PodReader, job: Mapping[str, Any], plan: Plan, memory: Memory) -> bool:
     """Do what `plan` says besides the status; returns whether another look is due at once.
 
     What the API refuses for a reason (quota, admission, a template that breaks a rule) is kept in `memory` for the
     next plan to report. Faults of the API itself are raised, after everything was tried.
     """
-    namespace = job["metadata"]["namespace"]
+    work = _Work(pods_of.api, pods_of, job, memory)
     pods = [obj for obj in plan.create if obj["kind"] == PODS.kind]
     others = [obj for obj in plan.create if obj["kind"] != PODS.kind]
     outcomes = await _together(
-        *(_delete(api, namespace, deletion, memory) for deletion in plan.delete),
-        *(_create(api, job, obj, memory) for obj in others),
+        *(_delete(work, deletion) for deletion in plan.delete),
+        *(_create(work, obj) for obj in others),
     )
     # Admission refuses a pod whose ServiceAccount is not there yet, so pods come second; and none comes where
     # another's object is in the way.
     if not any(isinstance(outcome, Foreign) for outcome in outcomes):
         if others:
             memory.looked_at = time.monotonic()  # what was just made need not be read
-        outcomes += await _together(*(_create(api, job, obj, memory) for obj in pods))
+        outcomes += await _together(*(_create(work, obj) for obj in pods))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))
     surprised = any(isinstance(o, Foreign) for o in outcomes) or refusals != memory.refusals
     memory.refusals = refusals
@@ -61,47 +77,48 @@ async def _together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-async def _create(api: ApiClient, job: Mapping[str, Any], obj: Mapping[str, Any], memory: Memory) -> Outcome:
+async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
     resource, ref = resource_of(obj), ObjectRef(obj["kind"], obj["metadata"]["name"])
     try:
-        await api.create_unread(resource, job["metadata"]["namespace"], obj)
+        version = await work.api.create_unread(resource, work.namespace, obj)
     except AlreadyExists:
-        return await _explain_taken(api, job, resource, ref, memory)
+        return await _explain_taken(work, resource, ref)
     except (Forbidden, Invalid, NotFound) as refused:
-        log.info("%s was refused: %s", ref, refused, extra={"job": _key(job)})
+        log.info(
+            "%s was refused: %s", ref, refused, extra={"job": f"{work.namespace}/{work.job['metadata']['name']}"}
+        )
         return Refusal(ref, refused.code, refused.reason, refused.message)
-    if resource is not PODS:
-        memory.owned.add(ref)
+    if resource is PODS:
+        work.pods.saw(version)
+    else:
+        work.memory.owned.add(ref)
     return None
 
 
-async def _explain_taken(
-    api: ApiClient, job: Mapping[str, Any], resource: Resource, ref: ObjectRef, memory: Memory
-) -> Foreign | None:
+async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> Foreign | None:
     """A name that is taken is ours (an earlier creation whose answer was lost), or somebody else's."""
     # A Secret's name holds the job's uid, so only the job itself can have taken it: there is no need to read it.
-    found = ref if resource is SECRETS else await find_owner(api, job, resource, ref.name)
+    found = ref if resource is SECRETS else await find_owner(work.api, work.job, resource, ref.name)
     if isinstance(found, Foreign):
-        memory.foreign[ref] = found
+        work.memory.foreign[ref] = found
         return found
     if found is not None and resource is not PODS:
-        memory.owned.add(ref)
-        memory.foreign.pop(ref, None)
+        work.memory.owned.add(ref)
+        work.memory.foreign.pop(ref, None)
     return None
 
 
-async def _delete(api: ApiClient, namespace: str, deletion: Deletion, memory: Memory) -> None:
-    resource = resource_of({"apiVersion": _VERSIONS.get(deletion.ref.kind, "v1"), "kind": deletion.ref.kind})
+async def _delete(work: _Work, deletion: Deletion) -> None:
+    ref = deletion.ref
+    resource = resource_of({"apiVersion": _VERSIONS.get(ref.kind, "v1"), "kind": ref.kind})
     try:
-        await api.delete(resource, namespace, deletion.ref.name, uid=deletion.uid, grace_period_s=deletion.grace_s)
+        await work.api.delete(
+            resource, work.namespace, ref.name, uid=deletion.uid, grace_period_s=deletion.grace_s
+        )
     except (NotFound, Conflict) as gone:
         # gone, or replaced by another of its name: either way the one that was meant is no more
-        log.debug("%s was not there to delete: %s", deletion.ref, gone)
-    memory.owned.discard(deletion.ref)
+        log.debug("%s was not there to delete: %s", ref, gone)
+    work.memory.owned.discard(ref)
 
 
 _VERSIONS = {"NetworkPolicy": "networking.k8s.io/v1", "DistributedTrainingJob": "ringtrain.dev/v1alpha1"}
-
-
-def _key(job: Mapping[str, Any]) -> str:
-    return f"{job['metadata']['namespace']}/{job['metadata']['name']}"

@@ -12,7 +12,6 @@ from ringtrain_operator import contract
 from ringtrain_operator.cluster.api import (
     NETWORK_POLICIES,
     NODES,
-    PODS,
     SERVICE_ACCOUNTS,
     SERVICES,
     ApiClient,
@@ -21,6 +20,7 @@ from ringtrain_operator.cluster.api import (
     NotFound,
     Resource,
 )
+from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.observe import Foreign, ObjectRef, Observed, Refusal, owned_by, owner_name, view_pod
 from ringtrain_operator.spec.parse import parse_time
@@ -57,13 +57,13 @@ class Reading:
 
 
 async def read_surroundings(
-    api: ApiClient, job: Mapping[str, Any], memory: Memory, answer: Answer, now: datetime
+    pods_of: PodReader, job: Mapping[str, Any], memory: Memory, answer: Answer, now: datetime
 ) -> Reading:
     """Everything `plan` looks at. Raises ApiError."""
-    meta, status = job["metadata"], job.get("status") or {}
+    api, meta, status = pods_of.api, job["metadata"], job.get("status") or {}
     selector = f"{contract.LABEL_JOB}={meta['name']}"
     pods, _ = await asyncio.gather(
-        api.select(PODS, meta["namespace"], labels=selector),
+        pods_of.select(meta["namespace"], selector),
         _look_at_objects(api, job, memory, bool(status.get("attempt"))),
     )
     ours = [p for p in pods if owned_by(p, meta["uid"])]

@@ -12,6 +12,7 @@ from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.health import STUCK_AFTER_S, HealthServer, Probes
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 from ringtrain_operator.cluster.metrics import Metrics
+from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
@@ -46,7 +47,8 @@ class Operator:
         self.queue = KeyedQueue()
         self.api = ApiClient(connection, connections=config.connections)
         self._poller = LauncherPoller(self.queue.add, poll_times)
-        self._reconciler = Reconciler(self.api, self.queue, self._poller, self.metrics, clock)
+        self._pods = PodReader(self.api)
+        self._reconciler = Reconciler(self._pods, self.queue, self._poller, self.metrics, clock)
         self._standby = False
 
     def stop(self) -> None:
@@ -84,7 +86,7 @@ class Operator:
         scope, enqueue = self.config.namespaces, self.queue.add
         await _first_of(until_served(self.api, scope), self._stop.wait())
         parts = [
-            watch_cluster(Scope(self._connection, scope, enqueue, self.watching)),
+            watch_cluster(Scope(self._connection, scope, self._job_changed, self._pod_changed, self.watching)),
             resync(self.api, scope, enqueue, self.config.resync_s),
             self._stop.wait(),
         ]
@@ -137,6 +139,13 @@ class Operator:
         self.metrics.reconciles.labels(result).inc()
         self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
         self.metrics.queue_depth.set(len(self.queue))
+
+    def _job_changed(self, key: Key, _version: str) -> None:
+        self.queue.add(key)
+
+    def _pod_changed(self, key: Key, version: str) -> None:
+        self._pods.saw(version)
+        self.queue.add(key)
 
     def _why_not_alive(self) -> str:
         busy_s = self.queue.longest_busy_s()

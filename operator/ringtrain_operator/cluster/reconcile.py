@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api import JOBS, ApiClient, NotFound
+from ringtrain_operator.cluster.api import JOBS, NotFound
 from ringtrain_operator.cluster.apply import apply_plan
 from ringtrain_operator.cluster.events import send_events
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.observe import Memory, Reading, read_surroundings
+from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.cluster.poll import LauncherPoller
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.plan import Plan, plan_object
@@ -31,13 +32,14 @@ class Reconciler:
 
     def __init__(
         self,
-        api: ApiClient,
+        pods: PodReader,
         queue: KeyedQueue,
         poller: LauncherPoller,
         metrics: Metrics,
         clock: Clock = utc_now,
     ) -> None:
-        self._api = api
+        self._api = pods.api
+        self._pods = pods
         self._queue = queue
         self._poller = poller
         self._metrics = metrics
@@ -54,10 +56,10 @@ class Reconciler:
             return
         memory = self._memory_of(key, job)
         now = self._clock()
-        reading = await read_surroundings(self._api, job, memory, self._poller.answer(key), now)
+        reading = await read_surroundings(self._pods, job, memory, self._poller.answer(key), now)
         plan = plan_object(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
-        surprised = await apply_plan(self._api, job, plan, memory)
+        surprised = await apply_plan(self._pods, job, plan, memory)
         await send_events(self._api, job, plan.events)
         self._follow_up(key, job, reading, plan)
         if surprised:

@@ -25,6 +25,8 @@ from ringtrain_operator.cluster.queue import Key
 log = logging.getLogger(__name__)
 
 Enqueue = Callable[[Key], None]
+Changed = Callable[[Key, str], None]
+"""Is told a job's key and the resourceVersion of what changed: the job itself, or one of its pods."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Scope:
 
     connection: Connection
     namespaces: tuple[str, ...]
-    enqueue: Enqueue
+    job_changed: Changed
+    pod_changed: Changed
     ready: asyncio.Event
 
 
@@ -54,19 +57,14 @@ async def watch_cluster(scope: Scope) -> None:
 
 
 def _run_kopf(scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
-    def enqueue(key: Key) -> None:
-        host.call_soon_threadsafe(scope.enqueue, key)
-
-    asyncio.run(_watch_until(scope, host, stop, enqueue))
+    asyncio.run(_watch_until(scope, host, stop))
 
 
 # kopf warns that it does not handle signals in a thread; ours are handled by the process.
 logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
-async def _watch_until(
-    scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Event, enqueue: Enqueue
-) -> None:
+async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
     connection, started = scope.connection, asyncio.Event()
 
     async def tell_host() -> None:
@@ -82,7 +80,7 @@ async def _watch_until(
         headers={"User-Agent": "ringtrain-operator-watch"},
     ) as session:
         await kopf.operator(
-            registry=_handlers(enqueue, session, connection),
+            registry=_handlers(scope, host, session),
             settings=_settings(),
             clusterwide=not scope.namespaces,
             namespaces=scope.namespaces,
@@ -109,22 +107,26 @@ async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
             await asyncio.sleep(2.0 * random.uniform(0.8, 1.2))
 
 
-def _handlers(enqueue: Enqueue, session: aiohttp.ClientSession, connection: Connection) -> kopf.OperatorRegistry:
+def _handlers(
+    scope: Scope, host: asyncio.AbstractEventLoop, session: aiohttp.ClientSession
+) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     def log_in(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
+        return kopf.AiohttpSession(server=scope.connection.server, aiohttp_session=session)
 
     @kopf.on.event(contract.GROUP, contract.VERSION, contract.PLURAL, registry=registry)
-    async def job_changed(namespace: str | None, name: str, **_: Any) -> None:
-        enqueue(Key(namespace or "", name))
+    async def job_changed(namespace: str | None, name: str, meta: Any, **_: Any) -> None:
+        version = str(meta.get("resourceVersion") or "")
+        host.call_soon_threadsafe(scope.job_changed, Key(namespace or "", name), version)
 
     @kopf.on.event("", "v1", "pods", registry=registry)
-    async def pod_changed(namespace: str | None, labels: Any, **_: Any) -> None:
+    async def pod_changed(namespace: str | None, labels: Any, meta: Any, **_: Any) -> None:
         job = labels.get(contract.LABEL_JOB)
         if job:
-            enqueue(Key(namespace or "", job))
+            version = str(meta.get("resourceVersion") or "")
+            host.call_soon_threadsafe(scope.pod_changed, Key(namespace or "", job), version)
 
     return registry
 

@@ -19,7 +19,9 @@ from ringtrain_operator.cluster.api import (
     Invalid,
     NotFound,
     Resource,
+    VersionAhead,
 )
+from ringtrain_operator.cluster.pods import PodReader
 
 Json = dict[str, Any]
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
@@ -54,6 +56,41 @@ async def test_a_created_object_has_the_servers_own_metadata(open_cluster: OpenC
         assert made["metadata"]["namespace"] == ns
         with pytest.raises(AlreadyExists):
             await c.api.create(CONFIG_MAPS, ns, config_map("a"))
+
+
+async def test_a_creation_that_is_not_read_tells_its_version(open_cluster: OpenCluster) -> None:
+    """Also where only metadata is sent back."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        version = await c.api.create_unread(PODS, ns, pod("p"))
+        assert (await c.api.get(PODS, ns, "p"))["metadata"]["resourceVersion"] == version
+        with pytest.raises(AlreadyExists):
+            await c.api.create_unread(PODS, ns, pod("p"))
+
+
+async def test_a_list_may_not_be_older_than_a_version(open_cluster: OpenCluster) -> None:
+    """What was made at that version is in it; a version that is still to come is VersionAhead."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        for name in ("a", "b", "c"):
+            version = await c.api.create_unread(PODS, ns, pod(name))
+            found = await c.api.listing(PODS, ns, not_older_than=version)
+            assert name in [p["metadata"]["name"] for p in found.items]
+            assert int(found.version) >= int(version)
+        with pytest.raises(VersionAhead):
+            await c.api.listing(PODS, ns, not_older_than=str(int(version) + 1_000_000))
+
+
+async def test_pods_are_read_no_older_than_they_were_seen(open_cluster: OpenCluster) -> None:
+    """Each list shows what was made before it; a store that was set back is read anew."""
+    async with open_cluster() as c:
+        ns, reader = await c.new_namespace(), PodReader(c.api)
+        assert await reader.select(ns, "") == []
+        for count in (1, 2, 3):
+            reader.saw(await c.api.create_unread(PODS, ns, pod(f"p{count}")))
+            assert len(await reader.select(ns, "")) == count
+        reader.saw("1000000000")
+        assert len(await reader.select(ns, "")) == 3
 
 
 async def test_generate_name_makes_names_apart(open_cluster: OpenCluster) -> None:

@@ -12,7 +12,8 @@ from support.fakeapi.server import Call
 from support.jobs import state
 from support.stage import Stage, open_stage
 
-from ringtrain_operator.cluster.api import EVENTS
+from ringtrain_operator.cluster.api import EVENTS, ApiClient, Connection
+from ringtrain_operator.cluster.pods import PodReader
 
 
 async def finish(s: Stage) -> dict[str, Any]:
@@ -115,6 +116,15 @@ async def test_an_outage_is_survived(tmp_path: Path) -> None:
         fake.on_call = None
         done = await s.until_state("Succeeded", "Failed")
         assert (state(done), done["status"]["attempt"]) == ("Succeeded", 1)
+
+
+async def test_the_first_list_is_a_quorum_read() -> None:
+    """What an operator is told before it has listed is no floor: it may be older than what its forerunner made."""
+    async with FakeApi() as fake, ApiClient(Connection(fake.url)) as api:
+        reader = PodReader(api)
+        reader.saw("1000000000")  # a list that had this for a floor would be refused, and come again
+        assert await reader.select("default", "") == []
+        assert len(fake.calls) == 1
 
 
 @pytest.mark.parametrize("skew_s", [-300, 300], ids=["clock-behind", "clock-ahead"])

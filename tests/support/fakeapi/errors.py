@@ -45,6 +45,14 @@ def gone(why: str) -> StatusError:
     return StatusError(410, "Expired", why)
 
 
+def version_ahead(asked: int, current: int) -> StatusError:
+    """504 for a list that must not be older than a version that is still to come; a real server waits first."""
+    refused = StatusError(504, "Timeout", f"Too large resource version: {asked}, current: {current}")
+    cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+    refused.body["details"] = {"causes": [cause], "retryAfterSeconds": 1}
+    return refused
+
+
 def bad_request(why: str) -> StatusError:
     """400 for what cannot be parsed."""
     return StatusError(400, "BadRequest", why)

@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from support.fakeapi import discovery, patches, writes
-from support.fakeapi.errors import StatusError, bad_request
+from support.fakeapi.errors import StatusError, bad_request, version_ahead
 from support.fakeapi.faults import FaultPlan, as_error
 from support.fakeapi.resources import Target
 from support.fakeapi.selectors import Selector
@@ -126,9 +126,9 @@ class FakeApi:
         if call.method == "GET":
             obj = self.store.get(target.kind, target.namespace, target.name or "")
             return web.json_response(_slim(obj) if slim else obj)
-        return await self._write(request, target, call.method)
+        return await self._write(request, target, call.method, slim)
 
-    async def _write(self, request: web.Request, target: Target, method: str) -> web.Response:
+    async def _write(self, request: web.Request, target: Target, method: str, slim: bool) -> web.Response:
         raw = await request.read()
         try:
             body: Any = json.loads(raw) if raw else {}
@@ -143,7 +143,7 @@ class FakeApi:
                     asyncio.get_running_loop().call_soon(
                         writes.collect, self.store, made["metadata"]["ownerReferences"][0]["uid"]
                     )
-                return web.json_response(made, status=201)
+                return web.json_response(_slim(made) if slim else made, status=201)
             case "PUT":
                 return web.json_response(self._settle(target, writes.update(self.store, target, body)))
             case "PATCH":
@@ -173,6 +173,9 @@ class FakeApi:
 
     def _list(self, request: web.Request, target: Target, slim: bool) -> Json:
         query = request.query
+        asked = int(query.get("resourceVersion") or 0)
+        if asked > self.store.version:
+            raise version_ahead(asked, self.store.version)
         items = self.store.select(target.kind, target.namespace, _selector(request))
         meta: Json = {"resourceVersion": str(self.store.version)}
         start = int(base64.b64decode(query["continue"])) if query.get("continue") else 0

@@ -1,6 +1,6 @@
 """A thin asynchronous Kubernetes client: dicts in, dicts out, every error an `ApiError`."""
 
-from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.client import ApiClient, Listing
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import (
     AlreadyExists,
@@ -15,6 +15,7 @@ from ringtrain_operator.cluster.api.errors import (
     TooManyRequests,
     Unauthorized,
     Unreachable,
+    VersionAhead,
 )
 from ringtrain_operator.cluster.api.resources import (
     CUSTOM_RESOURCE_DEFINITIONS,
@@ -52,6 +53,7 @@ __all__ = [
     "Forbidden",
     "Gone",
     "Invalid",
+    "Listing",
     "NotFound",
     "NotLeader",
     "Resource",
@@ -59,5 +61,6 @@ __all__ = [
     "TooManyRequests",
     "Unauthorized",
     "Unreachable",
+    "VersionAhead",
     "resource_of",
 ]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ringtrain_operator.cluster.api.connection import Connection
@@ -14,6 +15,14 @@ Json = dict[str, Any]
 
 # An answer without spec and status, for callers that only need to know what exists.
 METADATA_ONLY = "application/json;as=PartialObjectMetadata{list};g=meta.k8s.io;v=v1,application/json"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Objects, and the resource version of the moment at which they were listed."""
+
+    items: list[Json]
+    version: str
 
 
 class ApiClient:
@@ -54,10 +63,19 @@ class ApiClient:
 
     async def select(self, resource: Resource, namespace: str | None = None, *, labels: str = "") -> list[Json]:
         """All objects (of all namespaces, if None) whose labels match the selector `labels`."""
+        return (await self.listing(resource, namespace, labels=labels)).items
+
+    async def listing(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", not_older_than: str = ""
+    ) -> Listing:
+        """The same with their version. With `not_older_than`, a resource version, a cached answer will do that has
+        reached it; raises VersionAhead if none does in a few seconds.
+        """
         query = {"labelSelector": labels} if labels else {}
+        if not_older_than:
+            query.update(resourceVersion=not_older_than, resourceVersionMatch="NotOlderThan")
         answer = await self._transport.send(Request("GET", resource.path(namespace), query))
-        items: list[Json] = answer["items"]
-        return items
+        return Listing(answer["items"], str(answer["metadata"].get("resourceVersion") or ""))
 
     async def pages(
         self, resource: Resource, namespace: str | None = None, *, size: int = 100, metadata_only: bool = False
@@ -77,9 +95,11 @@ class ApiClient:
         made: Json = await self._transport.send(Request("POST", resource.path(namespace), body=obj))
         return made
 
-    async def create_unread(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> None:
-        """Create an object whose stored form nobody needs: the answer is not decoded. Raises AlreadyExists."""
-        await self._transport.send(Request("POST", resource.path(namespace), body=obj), want_body=False)
+    async def create_unread(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> str:
+        """Create an object whose stored form nobody needs; the answer is its version. Raises AlreadyExists."""
+        request = Request("POST", resource.path(namespace), body=obj, accept=METADATA_ONLY.format(list=""))
+        made = await self._transport.send(request)
+        return str(made["metadata"].get("resourceVersion") or "")
 
     async def replace(self, resource: Resource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
         """Replace an object; raises Conflict if it changed since `obj` was read."""

@@ -12,6 +12,7 @@ ApiError
 ├── Invalid           400, 422
 ├── TooManyRequests   429
 └── ServerError       5xx
+    └── VersionAhead  504: history has not reached that resource version
 """
 
 from collections.abc import Mapping
@@ -77,6 +78,10 @@ class ServerError(ApiError):
     """The server failed."""
 
 
+class VersionAhead(ServerError):
+    """The server waited for a resource version that it has not reached."""
+
+
 _BY_CODE: Mapping[int, type[ApiError]] = {
     400: Invalid,
     401: Unauthorized,
@@ -96,6 +101,9 @@ def error_of(code: int, status: Mapping[str, Any], retry_after_s: float | None) 
     if retry_after_s is None:
         retry_after_s = (status.get("details") or {}).get("retryAfterSeconds")
     kind = _BY_CODE.get(code, ServerError if code >= 500 else ApiError)
+    causes = (status.get("details") or {}).get("causes") or []
     if reason == "AlreadyExists":
         kind = AlreadyExists
+    elif any(cause.get("reason") == "ResourceVersionTooLarge" for cause in causes):
+        kind = VersionAhead
     return kind(message, code=code, reason=reason, retry_after_s=retry_after_s)

@@ -18,6 +18,7 @@ from ringtrain_operator.cluster.api.errors import (
     ServerError,
     TooManyRequests,
     Unreachable,
+    VersionAhead,
     error_of,
 )
 
@@ -95,6 +96,8 @@ class Transport:
         while True:
             try:
                 return await self._once(request, want_body)
+            except VersionAhead:
+                raise  # the server has waited already
             except (TooManyRequests, ServerError, Unreachable) as failed:
                 attempt += 1
                 if attempt >= self._retry.attempts:
