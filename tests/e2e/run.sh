@@ -25,11 +25,10 @@ if [ -z "${KUBECONFIG:-}" ]; then
   kind load docker-image --name "$cluster" "$operator" "$worker"
 fi
 
-"$bin/helm" upgrade --install ringtrain charts/ringtrain-operator --namespace ringtrain-system --create-namespace \
-  --set "image.repository=${operator%:*}" --set "image.tag=${operator##*:}" --wait --timeout 5m
-
 collect() {
   kubectl get dtj,pods,events --all-namespaces || true
   kubectl --namespace ringtrain-system logs --selector app.kubernetes.io/name=ringtrain-operator --tail=300 || true
 }
+"$bin/helm" upgrade --install ringtrain charts/ringtrain-operator --namespace ringtrain-system --create-namespace \
+  --set "image.repository=${operator%:*}" --set "image.tag=${operator##*:}" --wait --timeout 5m || { collect; exit 1; }
 RINGTRAIN_E2E=1 RINGTRAIN_WORKER_IMAGE=$worker "$bin/pytest" tests/e2e -v "$@" || { collect; exit 1; }

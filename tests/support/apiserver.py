@@ -57,21 +57,28 @@ class ControlPlane:
 
     folder: Path
     crds: tuple[dict[str, Any], ...] = ()
+    controllers: str = CONTROLLERS
     url: str = ""
     operator_token: str = ""
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _commands: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, folder: Path, crds: tuple[dict[str, Any], ...] = ()) -> "ControlPlane":
-        """Start all three, wait until they answer; raises RuntimeError with the log of one that does not."""
-        plane = cls(folder, crds)
+    def start(
+        cls, folder: Path, crds: tuple[dict[str, Any], ...] = (), more_controllers: str = ""
+    ) -> "ControlPlane":
+        """Start all three, wait until they answer; raises RuntimeError with the log of one that does not.
+
+        With `crds` the operator's rights are installed, too; without, that is left to who installs the operator.
+        """
+        plane = cls(folder, crds, ",".join(filter(None, (CONTROLLERS, more_controllers))))
         try:
             plane._start_etcd()
             plane._start_apiserver()
             asyncio.run(plane._install_crds())
             plane._start_controller_manager()
-            asyncio.run(plane._install_operator())
+            if crds:
+                asyncio.run(plane._install_operator())
         except BaseException:
             plane.stop()
             raise
@@ -177,7 +184,7 @@ class ControlPlane:
             "use-service-account-credentials": "true",
             "service-account-private-key-file": self._service_account_key(),
             "root-ca-file": self.ca_file,
-            "controllers": CONTROLLERS,
+            "controllers": self.controllers,
             "concurrent-gc-syncs": 20,
             "kube-api-qps": 500,  # its default of 20 requests a second would be what a soak measures
             "kube-api-burst": 1000,

@@ -18,6 +18,11 @@ def job(name: str = "digits", *, workers: int = 2, **spec: Any) -> Json:
     }
 
 
+def workers_with_devices(count: int) -> Json:
+    """The worker part of a spec: two workers with `count` devices each."""
+    return {**job()["spec"]["worker"], "devices": {"nvidia.com/gpu": count}}
+
+
 def termination_message(outcome: str = "Succeeded", attempt: int = 1, world: int = 2, **failure: Any) -> str:
     """What a launcher leaves behind (docs/contract.md)."""
     import json

@@ -14,6 +14,7 @@ from ringtrain_operator.cluster.queue import Key
 from support.cluster import Cluster, Json, OpenCluster
 from support.jobs import condition, job, state, termination_message
 from support.kubelet import Kubelet, ScriptedRuntime
+from support.launcher import answering, report
 from support.operating import running_operator
 
 
@@ -99,6 +100,14 @@ class Stage:
         """The job's pods."""
         selector = f"{contract.LABEL_JOB}={self.name}"
         return await self.cluster.api.select(PODS, self.namespace, labels=selector)
+
+    @asynccontextmanager
+    async def launcher_says(self, **said: Any) -> AsyncIterator[Json]:
+        """Have the job's launcher answer /status; what is yielded may be changed meanwhile."""
+        pod = await self.cluster.api.get(PODS, self.namespace, f"{self.name}-launcher")
+        answer = report(**said)
+        async with answering(pod["status"]["podIP"], answer):
+            yield answer
 
     def succeed(self, workers: int = 2, attempt: int = 1) -> None:
         """All containers of the attempt end well."""

@@ -1,15 +1,17 @@
-"""What a container sees: environment, volumes, all resolved to values and folders of this machine."""
+"""What a container sees: environment and command, resolved to values and folders of this machine."""
 
-import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from ringtrain_operator.cluster.api import SECRETS, ApiClient
+from ringtrain_operator.cluster.api import ApiClient
+from support.kubelet.volumes import make_volume
 
 Json = dict[str, Any]
+ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
@@ -40,12 +42,12 @@ async def prepare(api: ApiClient, pod: Json, address: str, folder: Path) -> Sand
     """
     container = pod["spec"]["containers"][0]
     folder.mkdir(parents=True, exist_ok=True)
-    volumes = {v["name"]: await _volume(api, pod, v, folder) for v in pod["spec"].get("volumes") or []}
+    volumes = {v["name"]: await make_volume(api, pod, v, folder) for v in pod["spec"].get("volumes") or []}
     paths = {"/dev/termination-log": folder / "termination-log"}
     for mount in container.get("volumeMounts") or []:
         if mount["name"] in volumes:
             paths[mount["mountPath"].rstrip("/")] = volumes[mount["name"]] / mount.get("subPath", "")
-    env: dict[str, str] = {}
+    env = _of_account(api, paths)
     for entry in container.get("env") or []:
         value = (
             str(entry["value"]) if "value" in entry else _from_field(pod, entry.get("valueFrom") or {}, address)
@@ -57,28 +59,16 @@ async def prepare(api: ApiClient, pod: Json, address: str, folder: Path) -> Sand
     return Sandbox(pod, address, folder, command, env)
 
 
-async def _volume(api: ApiClient, pod: Json, volume: Json, folder: Path) -> Path:
-    path = folder / "volumes" / volume["name"]
-    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-    if claim:  # a claim outlives the pod: it lies beside the pods of its namespace
-        path = folder.parent / "claims" / claim
-    path.mkdir(parents=True, exist_ok=True)
-    sources = [volume, *((volume.get("projected") or {}).get("sources") or [])]
-    for source in sources:
-        secret = source.get("secret")
-        if secret:
-            await _fill_from_secret(api, pod["metadata"]["namespace"], secret, path)
-    return path
-
-
-async def _fill_from_secret(api: ApiClient, namespace: str, source: Json, path: Path) -> None:
-    found = await api.get(SECRETS, namespace, source.get("secretName") or source["name"])
-    data: dict[str, str] = found.get("data") or {}
-    items = {i["key"]: i["path"] for i in source.get("items") or []} or {key: key for key in data}
-    for key, target in items.items():
-        file = path / target
-        file.touch(mode=0o600)
-        file.write_bytes(base64.b64decode(data[key]))
+def _of_account(api: ApiClient, paths: Mapping[str, Path]) -> dict[str, str]:
+    """How a pod with a token finds the API server; our programs look for the token where the variable says."""
+    if ACCOUNT_DIR not in paths:
+        return {}
+    server = urlsplit(api.connection.server)
+    return {
+        "KUBERNETES_SERVICE_HOST": str(server.hostname),
+        "KUBERNETES_SERVICE_PORT": str(server.port),
+        "RINGTRAIN_SERVICE_ACCOUNT_DIR": str(paths[ACCOUNT_DIR]),
+    }
 
 
 def _from_field(pod: Json, source: Json, address: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain_operator.cluster.api import NODES, PODS, ApiClient, ApiError, Conflict, NotFound
+from support.kubelet.addresses import AddressBlock
 from support.kubelet.logs import LogServer
 from support.kubelet.pod import PodLife, now_text
 from support.kubelet.runtimes import Runtime
@@ -45,10 +46,9 @@ class Kubelet:
         self._lives: dict[str, tuple[PodLife, asyncio.Task[None]]] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._addresses: dict[tuple[str, str], str] = {}
-        self._numbers = itertools.count(2)
+        self._block = AddressBlock()
         self._logs = LogServer(self._log_of, folder)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.paused = False
 
     async def __aenter__(self) -> "Kubelet":
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -65,26 +65,41 @@ class Kubelet:
             task.cancel()
         await asyncio.gather(self._follow_task, *lives, *self._tasks, return_exceptions=True)
         await self._logs.close()
+        self._block.close()
         for node in self._nodes:
             with suppress(ApiError):
                 await self._api.delete(NODES, None, node)
 
-    async def evict(self, namespace: str, name: str) -> None:
-        """Take a pod off its node as the eviction API does: it is marked as disrupted, then deleted."""
-        await self.mark_disrupted(namespace, name, "EvictionByEvictionAPI")
+    async def evict(self, namespace: str, name: str, reason: str = "EvictionByEvictionAPI") -> None:
+        """Take a pod off its node as the eviction API or the scheduler does: marked as disrupted, then deleted."""
+        await self.mark_disrupted(namespace, name, reason)
         await self._api.delete(PODS, namespace, name)
+
+    async def drain(self, node: str) -> None:
+        """Evict all pods of `node`, which takes no new ones, as `kubectl drain` does."""
+        self._cordon(node)
+        for life, _ in list(self._lives.values()):
+            if life.pod["spec"].get("nodeName") == node and not life.exited:
+                await self.evict(life.pod["metadata"]["namespace"], life.pod["metadata"]["name"])
+
+    async def press(self, namespace: str, name: str) -> None:
+        """Fail a pod as a node does that runs out of memory: the pod stays, as evicted by its kubelet."""
+        pod = await self._api.get(PODS, namespace, name)
+        life = self._lives.pop(pod["metadata"]["uid"])
+        life[1].cancel()
+        await asyncio.gather(life[1], return_exceptions=True)
+        status = {
+            "phase": "Failed",
+            "reason": "Evicted",
+            "message": "The node was low on resource: memory.",
+            "conditions": [_disrupted("TerminationByKubelet")],
+        }
+        await self._api.patch(PODS, namespace, name, {"status": status}, subresource="status")
 
     async def mark_disrupted(self, namespace: str, name: str, reason: str) -> None:
         """Give a pod the DisruptionTarget condition."""
         pod = await self._api.get(PODS, namespace, name)
-        condition = {
-            "type": "DisruptionTarget",
-            "status": "True",
-            "reason": reason,
-            "message": f"{reason}: by the test",
-            "lastTransitionTime": now_text(),
-        }
-        conditions = [*(pod["status"].get("conditions") or []), condition]
+        conditions = [*(pod["status"].get("conditions") or []), _disrupted(reason)]
         patch = {"status": {"conditions": conditions}}
         await self._api.patch(PODS, namespace, name, patch, subresource="status")
         life = self._lives.get(pod["metadata"]["uid"])
@@ -93,13 +108,16 @@ class Kubelet:
 
     async def lose_node(self, node: str) -> None:
         """Cut a node off: its pods stop without a word, its readiness is unknown, it takes no new pods."""
-        self._nodes[node] = False
-        self._turn = itertools.cycle([n for n, alive in self._nodes.items() if alive])
+        self._cordon(node)
         for life, task in self._lives.values():
             if life.pod["spec"].get("nodeName") == node:
                 life.lost = True
                 task.cancel()
         await self._post_readiness(node, "Unknown")
+
+    def _cordon(self, node: str) -> None:
+        self._nodes[node] = False
+        self._turn = itertools.cycle([n for n, alive in self._nodes.items() if alive])
 
     def pods_on(self, node: str) -> list[str]:
         """Names of the pods that were started on `node`."""
@@ -222,12 +240,11 @@ class Kubelet:
             await self._api.patch(PODS, meta["namespace"], meta["name"], patch, subresource="status")
 
     def _address(self, namespace: str, name: str) -> str:
-        """The pod's own address of 127.0.0.0/8; the same for every pod of that name."""
-        number = self._addresses.setdefault((namespace, name), "")
-        if not number:
-            n = next(self._numbers)
-            number = self._addresses[(namespace, name)] = f"127.8.{n // 250}.{n % 250 + 2}"
-        return number
+        """The pod's own address of loopback; the same for every pod of that name."""
+        known = self._addresses.get((namespace, name))
+        if known is None:
+            known = self._addresses[(namespace, name)] = self._block.next()
+        return known
 
     def _point_at_launcher(self, pod: Json) -> None:
         """Stand in for DNS: a host name of a pod in an environment value becomes its address."""
@@ -236,3 +253,13 @@ class Kubelet:
             if found:
                 address = self._address(pod["metadata"]["namespace"], found["pod"])
                 entry["value"] = f"{address}:{found['port']}"
+
+
+def _disrupted(reason: str) -> Json:
+    return {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": reason,
+        "message": f"{reason}: by the test",
+        "lastTransitionTime": now_text(),
+    }

@@ -8,13 +8,15 @@ from typing import Any
 
 from ringtrain_operator.cluster.api import PODS, ApiClient, ApiError, NotFound
 from support.kubelet.environment import Sandbox, prepare
+from support.kubelet.probes import readiness_url, until_answers
 from support.kubelet.relay import Relay
 from support.kubelet.runtimes import Container, Exit, Runtime
 from support.ports import free_ports
 
 Json = dict[str, Any]
 SERVED_PORTS = {"RINGTRAIN_LAUNCHER_PORT": 7350, "RINGTRAIN_STATUS_PORT": 7351}
-MISSING_IMAGE = "missing"  # an image whose name begins so cannot be pulled
+MISSING_IMAGE = "missing"  # an image whose name (its registry apart) begins so cannot be pulled
+RESTARTED_AFTER_S = 1.0  # a container that ended, where the pod's policy restarts it
 
 
 def now_text() -> str:
@@ -63,32 +65,50 @@ class PodLife:
             self.exited = True
             if self._container is not None:
                 self._container.kill()
+                await self._container.wait()
             for relay in self._relays:
                 relay.close()
 
     async def _run(self) -> Exit | None:
-        """How the container ended; None if it never ran."""
+        """How the container ended for the last time; None if it never ran."""
         image = self.pod["spec"]["containers"][0]["image"]
-        if image.startswith(MISSING_IMAGE):
+        if image.rpartition("/")[2].startswith(MISSING_IMAGE):
             await self._post_waiting("ImagePullBackOff", f'Back-off pulling image "{image}": not found')
             await self._deleted.wait()
             return None
         sandbox = await self._sandbox()
         if sandbox is None:
             return None
+        while True:
+            how = await self._run_once(sandbox)
+            if self.pod["spec"].get("restartPolicy") != "Always" or self._deleted.is_set():
+                self.exited = True
+                return how
+            await self._post_waiting("CrashLoopBackOff", f"the container ended with {how.code}")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._deleted.wait(), RESTARTED_AFTER_S)
+
+    async def _run_once(self, sandbox: Sandbox) -> Exit:
         try:
             self._container = await self._runtime.start(sandbox)
         except OSError as exc:
             return Exit(128, str(exc), "StartError")
-        await self._post_running()
+        url = readiness_url(self.pod, self.address) if self._runtime.needs_sandbox else ""
+        await self._post_running(ready=not url)
         ended = asyncio.create_task(self._container.wait())
         asked = asyncio.create_task(self._deleted.wait())
+        probing = asyncio.create_task(self._become_ready(url)) if url else None
         await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
+        if probing is not None:
+            probing.cancel()
         if not ended.done():
             await self._stop(ended)
-        self.exited = True
         return await ended
+
+    async def _become_ready(self, url: str) -> None:
+        await until_answers(url)
+        await self._post_running(ready=True)
 
     async def _stop(self, ended: "asyncio.Task[Exit]") -> None:
         assert self._container is not None
@@ -121,9 +141,9 @@ class PodLife:
             env[name] = str(port)
         return Sandbox(sandbox.pod, sandbox.address, sandbox.folder, sandbox.command, env)
 
-    async def _post_running(self) -> None:
+    async def _post_running(self, *, ready: bool) -> None:
         state = {"running": {"startedAt": now_text()}}
-        await self._post("Running", state, ready=True)
+        await self._post("Running", state, ready=ready)
 
     async def _post_waiting(self, reason: str, message: str) -> None:
         await self._post("Pending", {"waiting": {"reason": reason, "message": message}}, ready=False)

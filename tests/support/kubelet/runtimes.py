@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,9 +45,11 @@ class Runtime(Protocol):
 
 
 class ProcessRuntime:
-    """Containers as local processes: the image is ignored, the working directory is `folder`.
+    """Containers as local processes: the working directory is `folder`, of the image only the name matters.
 
-    Ports that pods would have each for themselves are made free ports (0) where the contract allows it.
+    `entrypoints`: what a container without a command runs, by the last part of its image's repository. Ports that
+    pods would have each for themselves are made free ports (0) where the contract allows it, or ports of the pod's
+    own address.
     """
 
     needs_sandbox = True
@@ -58,21 +60,28 @@ class ProcessRuntime:
         "RINGTRAIN_TF_PORT_BASE",
     )
 
-    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        entrypoints: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self._folder = folder
         self._env = {**os.environ, **(env or {})}
+        self._entrypoints = entrypoints or {}
 
     async def start(self, sandbox: Sandbox) -> "ProcessContainer":
         env = {**self._env, **sandbox.env}
         if env.get("RINGTRAIN_ROLE") == "worker":
             env.update(dict.fromkeys(self.FREE_PORTS, "0"))
-        program = shutil.which(sandbox.command[0], path=env.get("PATH"))
+        command = self._command(sandbox)
+        program = shutil.which(command[0], path=env.get("PATH")) if command else None
         if program is None:
-            raise OSError(f'exec: "{sandbox.command[0]}": executable file not found in $PATH')
+            raise OSError(f'exec: "{" ".join(command[:1])}": executable file not found in $PATH')
         with sandbox.log.open("ab") as out:
             process = await asyncio.create_subprocess_exec(
                 program,
-                *sandbox.command[1:],
+                *command[1:],
                 env=env,
                 cwd=self._folder,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -81,6 +90,13 @@ class ProcessRuntime:
                 start_new_session=True,
             )
         return ProcessContainer(process, sandbox)
+
+    def _command(self, sandbox: Sandbox) -> list[str]:
+        container = sandbox.pod["spec"]["containers"][0]
+        repository = str(container["image"]).partition("@")[0].rpartition("/")[2].partition(":")[0]
+        entrypoint = () if container.get("command") else self._entrypoints.get(repository, ())
+        words = [*entrypoint, *sandbox.command]
+        return [w.replace("--listen=:", f"--listen={sandbox.address}:", 1) for w in words]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""Pods that are taken away: the gang starts again, and backoffLimit is untouched."""
+
+from pathlib import Path
+
+import pytest
+from support.cluster import OpenCluster
+from support.stage import Stage, open_stage
+
+from ringtrain_operator.cluster.api import PODS
+
+
+async def take_away(s: Stage, how: str) -> None:
+    """Let happen to worker 1 what `how` says."""
+    victim = "digits-worker-1"
+    match how:
+        case "evicted":
+            await s.kubelet.evict(s.namespace, victim)
+        case "preempted":
+            await s.kubelet.evict(s.namespace, victim, "PreemptionByScheduler")
+        case "node-under-pressure":
+            await s.kubelet.press(s.namespace, victim)
+        case "drained":
+            pod = await s.cluster.api.get(PODS, s.namespace, victim)
+            await s.kubelet.drain(pod["spec"]["nodeName"])
+        case "deleted":
+            await s.cluster.api.delete(PODS, s.namespace, victim)
+
+
+@pytest.mark.parametrize("how", ["evicted", "preempted", "node-under-pressure", "drained", "deleted"])
+async def test_a_pod_that_is_taken_away_restarts_the_gang_uncounted(
+    open_cluster: OpenCluster, tmp_path: Path, how: str
+) -> None:
+    """That is not the job's fault: a new attempt of all pods, although not one failure is allowed."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"backoffLimit": 0})
+        await s.until_running()
+        async with s.launcher_says():
+            await s.until_state("Running")
+            await take_away(s, how)
+            again = await s.until(lambda j: j["status"].get("attempt") == 2)
+        assert (again["status"]["restarts"], again["status"]["disruptions"]) == (0, 1)
+        s.skip(30)
+        await s.until_running(attempt=2)
+        s.succeed(attempt=2)
+        await s.until_state("Succeeded")
+
+
+async def test_pods_of_a_dead_node_are_replaced(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """A pod that stays Terminating on a node that is gone is deleted by force, and the gang starts again."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"backoffLimit": 0})
+        await s.until_running()
+        victims = s.kubelet.pods_on("node-b")
+        await s.kubelet.lose_node("node-b")
+        for name in victims:
+            await s.kubelet.mark_disrupted(s.namespace, name, "DeletionByTaintManager")
+            await s.cluster.api.delete(PODS, s.namespace, name)
+        await s.until(lambda j: j["status"].get("attempt") == 2)
+        assert (await s.job())["status"]["restarts"] == 0
+        s.skip(120)
+        await s.until_running(attempt=2)
+        assert {p["spec"]["nodeName"] for p in await s.pods()} == {"node-a"}

@@ -1,0 +1,46 @@
+"""A launcher by script: what answers /status where the operator asks for it."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from ringtrain_operator import contract
+
+Json = dict[str, Any]
+
+
+def report(attempt: int = 1, phase: str = "Running", world: int = 2, **more: Any) -> Json:
+    """A launcher's /status (docs/contract.md); `progress` is None unless given."""
+    return {
+        "version": 1,
+        "attempt": attempt,
+        "phase": phase,
+        "worldSize": world,
+        "workers": [{"index": i, "registered": phase != "Waiting"} for i in range(world)],
+        "ranks": [],
+        "progress": None,
+        "lastProgressTime": None,
+        "startTime": time.time(),
+        **more,
+    }
+
+
+@asynccontextmanager
+async def answering(address: str, said: Json) -> AsyncIterator[None]:
+    """Answer /status at `address` with `said`, which may be changed meanwhile."""
+    app = web.Application()
+
+    async def status(_request: web.Request) -> web.Response:
+        return web.json_response(said)
+
+    app.router.add_get("/status", status)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    await web.TCPSite(runner, address, contract.PORT_STATUS).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
