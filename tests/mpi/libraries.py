@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 # Open MPI 5 beside the distribution's Open MPI 4, where `make test` puts PyPI's wheel of it.
 _OPEN_MPI_5 = Path(sys.prefix) / "openmpi5"
 

@@ -41,7 +41,8 @@ COLLECTIVES = [
 def _train_until_a_fault(plan: FaultPlan) -> dict[str, object]:
     """Run collectives round after round; return how it ended on this rank."""
     config = WorkerConfig.from_env(os.environ)
-    transport = plan.applied_to(RpcTransport(config.rank, config.addresses, config.timeout_s), config.rank)
+    network = RpcTransport(config.rank, config.addresses, config.timeout_s, config.data_path == "auto")
+    transport = plan.applied_to(network, config.rank)
     session = Session(config, transport, segment_bytes=4096)
     x = np.arange(10_000, dtype=np.float32)
     with session.entered():
@@ -81,9 +82,12 @@ def test_a_rank_that_dies_or_stops_is_named_by_all_others(seeds: list[int]) -> N
 def _problem_of(seed: int) -> str | None:
     plan = FaultPlan.of_seed(seed, SIZE, len(COLLECTIVES))
     survivors = [rank for rank in range(SIZE) if rank != plan.rank]
-    with started_ranks(
-        _train_until_a_fault, SIZE, plan, env={"RINGTRAIN_TIMEOUT": str(TIMEOUT_S), "RINGTRAIN_TRANSPORT": "grpc"}
-    ) as ranks:
+    env = {
+        "RINGTRAIN_TIMEOUT": str(TIMEOUT_S),
+        "RINGTRAIN_TRANSPORT": "grpc",
+        "RINGTRAIN_DATA_PATH": "grpcio" if seed % 5 == 0 else "auto",
+    }
+    with started_ranks(_train_until_a_fault, SIZE, plan, env=env) as ranks:
         assert ranks.message(plan.rank) == "fired"
         outcomes = ranks.outcomes(ranks=survivors)
     for outcome in outcomes:

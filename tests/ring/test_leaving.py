@@ -12,10 +12,10 @@ from support.ranks import ranks_ended, run_ranks, started_ranks, tell
 
 import ringtrain as rt
 from ring.leftovers import leftovers
-from ring.worlds import World, world_of
+from ring.worlds import SEAM, World, world_of
 from ringtrain.errors import PeerLost
 
-OVER = pytest.mark.parametrize("transport", ["memory", "grpc"])
+OVER = pytest.mark.parametrize("transport", SEAM)
 GRPC = {"RINGTRAIN_TRANSPORT": "grpc"}
 
 

@@ -18,6 +18,7 @@ from ringtrain.transport.rpc import RpcTransport
 
 T = TypeVar("T")
 TRANSPORTS = ["memory", "grpc", "shm", "pods"]  # pods: of two ranks each, where the size is even
+SEAM = ["memory", "grpc", "grpcio"]  # what implements `Transport`; grpcio: without data ports
 DEADLINE_S = 120.0
 
 
@@ -58,10 +59,7 @@ def world_of(
         config = WorkerConfig(rank=rank, size=size, addresses=addresses, timeout_s=timeout_s, transport=chosen)
         if transport == "pods" and size % 2 == 0:
             config = replace(config, local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=size // 2)
-        made: Transport = (
-            RpcTransport(rank, addresses, timeout_s) if transport == "grpc" else MemoryTransport(network, rank)
-        )
-        return Session(config, made, segment_bytes)
+        return Session(config, made_transport(transport, config, network), segment_bytes)
 
     with ThreadPoolExecutor(size) as pool:
         sessions = list(pool.map(join, range(size)))
@@ -69,6 +67,23 @@ def world_of(
             yield World(sessions, pool)
         finally:
             list(pool.map(Session.close, sessions))
+
+
+def made_transport(kind: str, config: WorkerConfig, network: MemoryNetwork) -> Transport:
+    """What a rank of `world_of` uses. firewalled: no data port can be reached; mixed: rank 1 has none."""
+    settings = (config.rank, config.addresses, config.timeout_s)
+    if kind == "firewalled":
+        return Firewalled(*settings)
+    if kind in ("grpc", "grpcio", "mixed"):
+        return RpcTransport(*settings, data_path=kind == "grpc" or (kind == "mixed" and config.rank != 1))
+    return MemoryTransport(network, config.rank)
+
+
+class Firewalled(RpcTransport):
+    """Is told other ports than peers have."""
+
+    def use_data_port(self, peer: int, port: int) -> None:
+        super().use_data_port(peer, 1)  # nobody listens there
 
 
 def ring_threads() -> list[str]:

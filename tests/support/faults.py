@@ -61,6 +61,13 @@ class FaultyTransport:
         self._lock = threading.Lock()
         self._frames = 0
 
+    @property
+    def data_port(self) -> int | None:
+        return self._transport.data_port
+
+    def use_data_port(self, peer: int, port: int) -> None:
+        self._transport.use_data_port(peer, port)
+
     def serve(self, service: Service) -> None:
         self._transport.serve(_FaultyService(service, self._before_frame))
 

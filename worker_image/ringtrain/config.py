@@ -14,6 +14,8 @@ from ringtrain.world.topology import Topology, topology_of
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
 TRANSPORTS = ("auto", "grpc", "shm", "mpi")
+# auto: between pods, tensors take ports of their own where these can be reached. grpcio: always gRPC's library.
+DATA_PATHS = ("auto", "grpcio")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class WorkerConfig:
 
     `role`: `chief`, `worker`, or `evaluator` and `ps`, which stand outside the ring in a world of one.
     `source`: where the world was found: `ringtrain`, `tf_config`, `mpi` or `single`. `transport`: one of
-    `TRANSPORTS`.
+    `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
     """
 
     rank: int = 0
@@ -49,6 +51,7 @@ class WorkerConfig:
     attempt: int = 1
     timeout_s: float = 60.0
     transport: str = "auto"
+    data_path: str = "auto"
     token_file: Path | None = None
     report_fd: int | None = None
     check_in_file: Path | None = None
@@ -79,6 +82,7 @@ class WorkerConfig:
             attempt=attempt,
             timeout_s=_seconds(env, contract.ENV_TIMEOUT, 60.0),
             transport=_one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
+            data_path=_one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
             token_file=_path(env, contract.ENV_TOKEN_FILE),
             report_fd=_integer(env, contract.ENV_REPORT_FD, -1) if env.get(contract.ENV_REPORT_FD) else None,
             check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),

@@ -36,7 +36,7 @@ class Session:
         place = Place(
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s
         )
-        self._member = Membership.join(place, transport or _transport(place))
+        self._member = Membership.join(place, transport or _transport(place, config.data_path))
         self._communicators: dict[int, Communicator] = {}
         self._next_process_set = WORLD
         self.add_process_set(tuple(range(config.size)))
@@ -177,11 +177,11 @@ def cross_size() -> int:
     return current().config.cross_size
 
 
-def _transport(place: Place) -> Transport:
+def _transport(place: Place, data_path: str) -> Transport:
     if place.size == 1:
         from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 
         return MemoryTransport(MemoryNetwork(), place.rank)
     from ringtrain.transport.rpc import RpcTransport
 
-    return RpcTransport(place.rank, place.addresses, place.timeout_s)
+    return RpcTransport(place.rank, place.addresses, place.timeout_s, data_path == "auto")

@@ -78,6 +78,13 @@ class Service(Protocol):
 class Transport(Protocol):
     """One rank's connections to all others."""
 
+    @property
+    def data_port(self) -> int | None:
+        """Where this rank answers `pull`, if not with all the rest. Known once it serves."""
+
+    def use_data_port(self, peer: int, port: int) -> None:
+        """Pull from `peer` there, if it can be reached."""
+
     def serve(self, service: Service) -> None:
         """Begin to answer. Raises ConfigurationError if the own address can't be used."""
 

@@ -135,6 +135,11 @@ class MemoryTransport:
         self._rank = rank
         self._asking: set[MemoryCaller] = set()
 
+    data_port = None
+
+    def use_data_port(self, peer: int, port: int) -> None:
+        """There are no ports."""
+
     def serve(self, service: Service) -> None:
         self._network.join(self._rank, service)
 

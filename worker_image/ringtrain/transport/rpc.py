@@ -11,10 +11,12 @@ import grpc
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import listening_address
-from ringtrain.transport.base import Broken, How, Service, Unexpected
+from ringtrain.transport.base import Broken, FrameStream, How, Service, Unexpected
+from ringtrain.transport.http2.path import DataPath
 from ringtrain.transport.options import channel_options, server_options
+from ringtrain.transport.outcome import error_of, status_of
 from ringtrain.transport.threads import DaemonPool
-from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.failure import Refused
 from ringtrain.wire.frame import split_frame
 from ringtrain.wire.messages import METHODS
 
@@ -79,9 +81,12 @@ class RpcStream:
 
 
 class RpcTransport:
-    """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank."""
+    """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank.
 
-    def __init__(self, rank: int, addresses: Sequence[str], timeout_s: float) -> None:
+    `data_path`: whether frames take the data port (`http2`) where it can be reached; they take gRPC otherwise.
+    """
+
+    def __init__(self, rank: int, addresses: Sequence[str], timeout_s: float, data_path: bool = True) -> None:
         self._rank = rank
         self._addresses = addresses
         self._timeout_s = timeout_s
@@ -89,10 +94,20 @@ class RpcTransport:
         self._server: Any = None
         self._channels: dict[int, Any] = {}
         self._methods: dict[tuple[int, str], Any] = {}
+        self._data = DataPath(rank, addresses, timeout_s) if data_path else None
+        self._data_port: int | None = None
+
+    @property
+    def data_port(self) -> int | None:
+        return self._data_port
+
+    def use_data_port(self, peer: int, port: int) -> None:
+        if self._data is not None:
+            self._data.meet(peer, port)
 
     def serve(self, service: Service) -> None:
         self._server = grpc.server(
-            self._pool, handlers=[_handlers(service)], options=server_options(self._timeout_s)
+            self._pool, handlers=[ring_handlers(service)], options=server_options(self._timeout_s)
         )
         address = self._addresses[self._rank]
         try:
@@ -102,6 +117,8 @@ class RpcTransport:
                 f"rank {self._rank} can't listen on {address}: another process, or a second task with index "
                 f"{self._rank}, listens there"
             ) from error
+        if self._data is not None:
+            self._data_port = self._data.serve(service)
         self._server.start()
 
     def ask(
@@ -121,12 +138,16 @@ class RpcTransport:
         )
         return answer
 
-    def pull(self, peer: int, request: bytes, timeout_s: float) -> RpcStream:
-        return RpcStream(self._method(peer, _PULL)(request, timeout=timeout_s))
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:
+        stream = self._data.pull(peer, request, timeout_s) if self._data is not None else None
+        return stream or RpcStream(self._method(peer, _PULL)(request, timeout=timeout_s))
 
     def close(self, grace_s: float) -> None:
-        if self._server is not None:
-            self._server.stop(grace_s).wait()
+        stopped = self._server.stop(grace_s) if self._server is not None else None
+        if self._data is not None:
+            self._data.close(grace_s)
+        if stopped is not None:
+            stopped.wait()
         for channel in self._channels.values():
             channel.close()
         self._pool.shutdown()
@@ -143,7 +164,7 @@ class RpcTransport:
         return made
 
 
-def _handlers(service: Service) -> Any:
+def ring_handlers(service: Service) -> Any:
     def pull(request: bytes, context: Any) -> Iterator[bytes]:
         try:
             for frame in service.pull(request, RpcCaller(context)):
@@ -166,20 +187,16 @@ def _handlers(service: Service) -> Any:
 
 
 def _abort(context: Any, error: Refused | Broken) -> NoReturn:
-    if isinstance(error, Refused):
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.failure.encode())
-    context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+    code, message = status_of(error)
+    context.abort(_CODES[code], message)
     raise AssertionError("abort() raises")
 
 
 def _ours(error: Any) -> Exception:
     code, detail = error.code(), error.details() or ""
-    if code is grpc.StatusCode.FAILED_PRECONDITION:
-        return Refused(Failure.decode(detail))
-    if code is grpc.StatusCode.UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it
-        return Refused(Failure("internal", f"a peer failed to answer: {detail}"))
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Broken(How.TIMEOUT, "nothing within the deadline")
     if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in detail:
         return Broken(How.CANCELLED, "cancelled by this rank")
-    return Broken(How.CLOSED, detail)
+    return error_of(code.value[0], detail)
+
+
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}

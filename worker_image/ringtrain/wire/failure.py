@@ -47,3 +47,7 @@ class Refused(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
+
+
+class Stranger(Refused):
+    """The request does not come from a peer: it has no session."""

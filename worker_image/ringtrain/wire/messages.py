@@ -5,7 +5,7 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 SESSION_BYTES: Final = 16
 
 HELLO: Final = "Hello"

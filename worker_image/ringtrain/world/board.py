@@ -4,12 +4,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from ringtrain.transport.base import Broken, Caller, How
 from ringtrain.wire.failure import Failure, Refused
 from ringtrain.wire.frame import Frame
 from ringtrain.wire.signature import Signature
 from ringtrain.world.verdict import Verdict
+
+_ASK_CALLER_S: Final = 0.25
 
 Key = tuple[int, int]  # process set, sequence number in it
 
@@ -104,8 +107,9 @@ class Board:
                     raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
                 if not caller.is_active():
                     raise CallerGone
-                # The caller's end notifies; the floor is for the moment between its deadline here and there.
-                self._changed.wait(max(caller.remaining_s(), 0.05))
+                # Not every caller's end notifies: some must be asked. The floor is for the moment between its
+                # deadline here and there.
+                self._changed.wait(min(max(caller.remaining_s(), 0.05), _ASK_CALLER_S))
 
     def await_end(self, timeout_s: float, caller: Caller) -> bool:
         """Wait until this rank shuts down and return True; False after `timeout_s`, or when `caller` has gone.

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from ringtrain.transport.base import Broken, How, Transport
-from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.failure import Failure, Refused, Stranger
 from ringtrain.wire.messages import HELLO, PROTOCOL_VERSION, PROVE, SESSION_BYTES, Hello, dump, load
 from ringtrain.world import trust
 from ringtrain.world.place import Place
@@ -56,7 +56,8 @@ class Handshake:
         proof = trust.proof(self._place.token, trust.SERVER, dump(theirs), dump(mine))
         return dump({"hello": mine.__dict__, "proof": proof})
 
-    def answer_prove(self, request: bytes) -> bytes:
+    def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
+        """Give the peer its session, and tell it where this rank's data port is."""
         message = load(request)
         rank = int(message["rank"])
         theirs, nonce = self._heard.get(rank, (None, ""))
@@ -69,12 +70,12 @@ class Handshake:
         with self._changed:
             self._given[rank] = session
             self._changed.notify_all()
-        return session
+        return dump({"session": session.hex(), "data_port": data_port})
 
     def check_session(self, rank: int, session: bytes) -> None:
         given = self._given.get(rank, b"")
         if not trust.same(given, session):
-            raise Refused(Failure("configuration", f"no session for a request in the name of rank {rank}"))
+            raise Stranger(Failure("configuration", f"no session for a request in the name of rank {rank}"))
 
     # What this rank asks
 
@@ -109,7 +110,7 @@ class Handshake:
                     {"rank": mine.rank, "instance": mine.instance, "proof": self._examine(peer, mine, reply)}
                 )
                 left = max(end - time.monotonic(), self._place.probe_timeout_s)
-                self._held[peer] = self._answer(transport.ask(peer, PROVE, request, left), end)
+                self._take(transport, peer, load(self._answer(transport.ask(peer, PROVE, request, left), end)))
                 break
             except Broken as broken:
                 left = end - time.monotonic()
@@ -119,6 +120,12 @@ class Handshake:
             answer = self._ask_hello(transport, peer, mine, end)
         if self._bad_proof(mine, reply):
             self._fail(Failure("configuration", _token_message(self._place.rank, peer)))
+
+    def _take(self, transport: Transport, peer: int, given: Any) -> None:
+        """Keep what the peer's answer to Prove holds."""
+        self._held[peer] = bytes.fromhex(given["session"])
+        if given["data_port"] is not None:
+            transport.use_data_port(peer, int(given["data_port"]))
 
     def _ask_hello(self, transport: Transport, peer: int, mine: Hello, end: float) -> "Future[bytes]":
         return transport.ask(peer, HELLO, dump(mine), end - time.monotonic(), patient=True)

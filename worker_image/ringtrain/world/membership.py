@@ -1,10 +1,11 @@
 """A rank's membership in its world: it has met all peers, they can pull from it, and it knows when one is gone."""
 
+import struct
 import threading
 from collections.abc import Iterator
 
 from ringtrain.transport.base import Caller, Transport
-from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.failure import Failure, Refused, Stranger
 from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import ABORT, HELLO, PROVE, STATUS, PullRequest, dump, load
 from ringtrain.wire.signature import decode_signature, describe_mismatch
@@ -68,7 +69,7 @@ class Membership:
         if method == HELLO:
             return self._handshake.answer_hello(request)
         if method == PROVE:
-            return self._handshake.answer_prove(request)
+            return self._handshake.answer_prove(request, self.transport.data_port)
         if method != ABORT or self._handshake.all_met:
             self._check_identity(request)
         if method == ABORT:  # while ranks meet, from whoever knows the token: it may be the reason why they do not
@@ -81,7 +82,10 @@ class Membership:
 
     def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
         """Yield what the caller is to get from this rank in one collective."""
-        pull = PullRequest.decode(request)
+        try:
+            pull = PullRequest.decode(request)
+        except struct.error as error:
+            raise Stranger(Failure("configuration", f"not a request of this protocol: {error}")) from error
         self._handshake.check_session(pull.rank, pull.session)
         caller.on_end(self.board.changed)
         try:

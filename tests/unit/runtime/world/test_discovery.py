@@ -133,6 +133,10 @@ REFUSED = {
         '"a:70000" is not an address of the form host:port with a port up to 65535',
     ),
     "address-twice": (ring(0, "a:1", "a:1"), "RINGTRAIN_RING_ADDRESSES has a:1 for ranks 0 and 1; give each rank"),
+    "data-path": (
+        ring(0, "a:1") | {"RINGTRAIN_DATA_PATH": "tcp"},
+        'RINGTRAIN_DATA_PATH is "tcp"; expected one of auto, grpcio',
+    ),
     "timeout": ({"RINGTRAIN_TIMEOUT": "0"}, 'RINGTRAIN_TIMEOUT is "0"; expected seconds, more than 0'),
     "local-rank": (ring(0, "a:1", LOCAL_RANK=1), "RINGTRAIN_LOCAL_RANK is 1; expected 0 to 0"),
     "tf-not-json": (

@@ -1,0 +1,336 @@
+"""The data path is gRPC: it talks with gRPC's own library both ways, and strangers get nothing from it."""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from support.ports import free_addresses
+from support.pulls import (
+    DEADLINE_S,
+    Sizes,
+    asking,
+    head,
+    our_client,
+    our_server,
+    payload,
+    read,
+    their_client,
+    their_server,
+)
+
+import ringtrain as rt
+from ring.leftovers import leftovers
+from ring.worlds import world_of
+from ringtrain.transport.base import Broken, How, Unexpected
+from ringtrain.transport.http2 import frames
+from ringtrain.transport.http2.connection import Connection
+from ringtrain.transport.http2.frames import END_HEADERS, PREFACE, Kind
+from ringtrain.transport.http2.headers import request_block
+from ringtrain.transport.http2.path import DataPath
+from ringtrain.wire.failure import Refused
+
+KIB = 1 << 10
+# Nothing, one byte, around the smallest largest frame, around the first window, more than any buffer.
+SIZES = [0, 1, 16 * KIB - 1, 16 * KIB, 16 * KIB + 1, 64 * KIB, 300_000, 5 << 20, 0]
+TEXT = 'it said "100 %", ü and a\nnew line'
+OUR_SERVER = pytest.mark.parametrize("serving", [our_server, their_server], ids=["our-server", "grpc-server"])
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert not leftovers()
+
+
+def code_of(call: Any) -> tuple[str, str]:
+    """How a call of gRPC's library ends."""
+    try:
+        list(call)
+    except grpc.RpcError as error:
+        return error.code().name, error.details()  # type: ignore[attr-defined]
+    return "OK", ""
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["probed-window", "least-window"])
+def test_grpc_reads_what_our_server_sends(small: bool) -> None:
+    """Messages of every size, call after call on one connection, also through a window of 64 KiB."""
+    options = {"grpc.http2.bdp_probe": 0, "grpc.http2.lookahead_bytes": 64 * KIB} if small else {}
+    with our_server(Sizes()) as port, their_client(port, **options) as pull:
+        for _ in range(3):
+            came = list(pull(asking(*SIZES), timeout=DEADLINE_S))
+            assert [message[:32] for message in came] == [head(i) for i in range(len(SIZES))]
+            assert [message[32:] for message in came] == [payload(size, i) for i, size in enumerate(SIZES)]
+
+
+@pytest.mark.parametrize("window", [frames.MAX_WINDOW, 1000, 70_000], ids=lambda window: f"window-{window}")
+@OUR_SERVER
+def test_our_client_reads_what_a_server_sends(serving: Callable[[Any], Any], window: int) -> None:
+    """Messages of every size, call after call on one connection, through windows of any length."""
+    sizes = SIZES if window > 1000 else [0, 1, 999, 1001, 50_000]
+    with serving(Sizes()) as port, our_client(port, window) as pull:
+        for _ in range(3):
+            assert read(pull(asking(*sizes)), sizes) == [payload(size, i) for i, size in enumerate(sizes)]
+
+
+def test_a_long_request_fits_through_the_first_window() -> None:
+    """A signature of thousands of tensors is longer than what a peer may send unasked."""
+    request = asking(3, names="x" * 1_000_000)
+    for serving in (our_server, their_server):
+        with serving(Sizes()) as port, our_client(port) as pull:
+            assert read(pull(request), [3]) == [payload(3, 0)]
+    with our_server(Sizes()) as port, their_client(port) as theirs:
+        assert len(list(theirs(request, timeout=DEADLINE_S))) == 1
+
+
+@OUR_SERVER
+@pytest.mark.parametrize("sizes", [(), (10, 100_000)], ids=["at-once", "after-frames"])
+def test_reasons_arrive_in_our_client(serving: Callable[[Any], Any], sizes: tuple[int, ...]) -> None:
+    """A refusal keeps its kind and text; a rank that leaves is a closed connection; a defect says what it was."""
+    with serving(Sizes()) as port, our_client(port) as pull:
+        with pytest.raises(Refused) as refused:
+            read(pull(asking(*sizes, refuse=TEXT)), list(sizes))
+        assert (refused.value.failure.kind, refused.value.failure.message) == ("mismatch", TEXT)
+        with pytest.raises(Broken) as broken:
+            read(pull(asking(*sizes, leave="rank 1 has shut down")), list(sizes))
+        assert (broken.value.how, broken.value.detail) == (How.CLOSED, "rank 1 has shut down")
+        with pytest.raises(Refused, match=r"a peer failed to answer: .*out of luck") as defect:
+            read(pull(asking(*sizes, fail="out of luck")), list(sizes))
+        assert defect.value.failure.kind == "internal"
+
+
+def test_reasons_of_our_server_arrive_in_grpc() -> None:
+    """Status codes and percent-encoded messages are as gRPC writes them."""
+    with our_server(Sizes()) as port, their_client(port) as pull:
+        code, message = code_of(pull(asking(7, refuse=TEXT), timeout=DEADLINE_S))
+        assert code == "FAILED_PRECONDITION"
+        assert "100 %" in message
+        assert code_of(pull(asking(leave="shut down ü%"), timeout=DEADLINE_S)) == ("UNAVAILABLE", "shut down ü%")
+        assert code_of(pull(asking(fail="bad"), timeout=DEADLINE_S)) == ("UNKNOWN", "ValueError: bad")
+        assert code_of(pull(asking(3), timeout=DEADLINE_S)) == ("OK", "")
+
+
+def test_other_calls_are_not_served() -> None:
+    """The data port answers Pull and nothing else: control has its own port."""
+    with our_server(Sizes()) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.RpcError) as error:
+            channel.unary_unary("/ringtrain.Ring/Hello")(b"", timeout=DEADLINE_S)
+        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+
+
+@OUR_SERVER
+def test_a_deadline_ends_our_wait(serving: Callable[[Any], Any]) -> None:
+    """A server that says nothing within the timeout: it took that long, and the server learns of it."""
+    service = Sizes()
+    with serving(service) as port, our_client(port) as pull:
+        stream = pull(asking(5, wait=True), 0.5)
+        with pytest.raises(Broken) as broken:
+            read(stream, [5, 5])
+        assert broken.value.how is How.TIMEOUT
+        assert service.given_up.wait(DEADLINE_S)
+
+
+def test_a_deadline_of_grpc_ends_our_service() -> None:
+    """The header that says how long the caller waits is heeded."""
+    service = Sizes()
+    with our_server(service) as port, their_client(port) as pull:
+        assert code_of(pull(asking(5, wait=True), timeout=0.5))[0] == "DEADLINE_EXCEEDED"
+        assert service.given_up.wait(DEADLINE_S)
+
+
+@OUR_SERVER
+def test_cancelling_lets_go_on_both_sides(serving: Callable[[Any], Any]) -> None:
+    """From another thread, while the reader waits: it raises, and the service sees that its caller has gone."""
+    service = Sizes()
+    with serving(service) as port, our_client(port) as pull, ThreadPoolExecutor(1) as pool:
+        stream = pull(asking(5, wait=True))
+        reading = pool.submit(read, stream, [5, 5])
+        assert service.waiting.wait(DEADLINE_S)
+        stream.cancel()
+        error = reading.exception(DEADLINE_S)
+        assert isinstance(error, Broken)
+        assert error.how is How.CANCELLED
+        assert service.given_up.wait(DEADLINE_S)
+
+
+def test_grpc_may_cancel_and_call_again() -> None:
+    """A reset stream ends its call and not the connection."""
+    with our_server(service := Sizes()) as port, their_client(port) as pull:
+        for _ in range(3):
+            service.waiting.clear()
+            service.given_up.clear()
+            call = pull(asking(5, wait=True), timeout=DEADLINE_S)
+            assert len(next(call)) == 32 + 5
+            assert service.waiting.wait(DEADLINE_S)
+            call.cancel()
+            assert service.given_up.wait(DEADLINE_S)
+            assert code_of(pull(asking(9), timeout=DEADLINE_S)) == ("OK", "")
+
+
+def test_calls_of_grpc_at_the_same_time_take_turns() -> None:
+    """A connection carries one call at a time, and says so."""
+    with our_server(Sizes()) as port, their_client(port) as pull, ThreadPoolExecutor(4) as pool:
+        list(pull(asking(1), timeout=DEADLINE_S))  # gRPC has read the settings
+        calls = [pool.submit(lambda: code_of(pull(asking(200_000), timeout=DEADLINE_S))) for _ in range(8)]
+        assert [call.result(DEADLINE_S) for call in calls] == [("OK", "")] * 8
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [([8], "expected .* with 8 bytes of payload, got .* with 7"), ([7, 1], "too early"), ([], "too much")],
+    ids=["another-length", "too-few", "too-many"],
+)
+@OUR_SERVER
+def test_another_frame_than_expected_is_a_defect(
+    serving: Callable[[Any], Any], sizes: list[int], message: str
+) -> None:
+    """What is not the frame that the reader waits for is never stored as if it were."""
+    with (
+        serving(Sizes()) as port,
+        our_client(port) as pull,
+        pytest.raises(Unexpected, match=message),
+    ):
+        read(pull(asking(7)), sizes)
+
+
+def _frame(kind: Kind, flags: int, stream: int, data: bytes = b"") -> bytes:
+    return frames.frame(kind, flags, stream, data)
+
+
+GREETING = PREFACE + frames.settings({})
+CALL = GREETING + _frame(Kind.HEADERS, END_HEADERS, 1, request_block("x:1", 60.0))
+STRANGERS = {
+    "no-preface": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, "does not begin like HTTP/2"),
+    "wrong-magic": (PREFACE.replace(b"SM", b"MS") + b"x" * 64, "does not begin like HTTP/2"),
+    "oversized-frame": (GREETING + frames.frame_head(Kind.PING, 0, 0, 1 << 23), "type 6 with 8388608 bytes"),
+    "oversized-unknown-frame": (GREETING + frames.frame_head(200, 0, 0, 1 << 23), "type 200 with"),
+    "data-before-headers": (GREETING + _frame(Kind.DATA, 0, 1, b"x"), "data on stream 1 while stream 0"),
+    "endless-headers": (
+        GREETING + _frame(Kind.HEADERS, 0, 1, b"") + 40 * _frame(Kind.CONTINUATION, 0, 1, b"\0" * 1000),
+        "headers of more than 16384 bytes",
+    ),
+    "not-continued": (GREETING + _frame(Kind.HEADERS, 0, 1) + _frame(Kind.PING, 0, 0, b"x" * 8), "not continued"),
+    "bad-compression": (GREETING + _frame(Kind.HEADERS, END_HEADERS, 1, b"\xff" * 20), "can't be read"),
+    "pushed": (GREETING + _frame(Kind.PUSH_PROMISE, END_HEADERS, 1, b"xxxx"), "type 5 on stream 1"),
+    "short-ping": (GREETING + _frame(Kind.PING, 0, 0, b"x"), "type 6 with 1 bytes"),
+    "no-window": (GREETING + _frame(Kind.WINDOW_UPDATE, 0, 0, b"\0" * 4), "a window update by 0"),
+    "endless-window": (
+        GREETING + _frame(Kind.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), "window update by 2147483647"
+    ),
+    "bad-frame-size": (PREFACE + frames.settings({frames.Setting.MAX_FRAME_SIZE: 1}), "a frame size of 1"),
+    "no-session": (CALL + _frame(Kind.DATA, 1, 1, b"\0\0\0\0\4junk"), "no session"),
+    "compressed": (CALL + _frame(Kind.DATA, 1, 1, b"\1\0\0\0\4junk"), "can't be compressed"),
+    "huge-request": (CALL + _frame(Kind.DATA, 0, 1, b"\0\x7f\0\0\0"), "expected at most"),
+    "long-padding": (CALL + _frame(Kind.DATA, frames.PADDED, 1, b"\xff123"), "padding longer"),
+    "no-message": (CALL + _frame(Kind.DATA, 1, 1), "without a message"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_strangers_are_closed_out(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes that are no call of a peer's: the connection ends, one line says why, and peers are served on."""
+    sent, reason = STRANGERS[name]
+    caplog.set_level(logging.DEBUG, "ringtrain")
+    with our_server(Sizes()) as port, our_client(port) as pull:
+        assert read(pull(asking(5)), [5])
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as stranger:
+            stranger.sendall(sent)
+            answered = b""
+            while more := _received(stranger):
+                answered += more
+        assert len(answered) < 2000
+        assert read(pull(asking(6)), [6])
+    (record,) = [record for record in caplog.records if record.name == "ringtrain"]
+    assert reason in record.getMessage()
+
+
+def _received(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:  # it had not read all of ours
+        return b""
+
+
+def test_few_strangers_are_let_in_at_a_time() -> None:
+    """Connections without a session are limited in number; peers come in all the same once some have left."""
+    with our_server(Sizes()) as port:
+        strangers = [socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) for _ in range(70)]
+        refused = [stranger for stranger in strangers[64:] if not _greeted(stranger)]
+        assert len(refused) == 6
+        for stranger in strangers:
+            stranger.close()
+        assert _eventually(lambda: _served(port))
+
+
+def _greeted(sock: socket.socket) -> bool:
+    return len(_received(sock)) > 0
+
+
+def _served(port: int) -> bool:
+    try:
+        with our_client(port) as pull:
+            return read(pull(asking(5)), [5]) == [payload(5, 0)]
+    except Broken:
+        return False
+
+
+def _eventually(true: Callable[[], bool]) -> bool:
+    never = threading.Event()
+    return any(true() or never.wait(0.05) for _ in range(200))
+
+
+def test_a_connection_that_was_closed_meanwhile_is_dialled_again() -> None:
+    """One connection carries one Pull after another; one that the peer has let go of is replaced."""
+    path = DataPath(0, ["127.0.0.1:1", "127.0.0.1:2"], DEADLINE_S)
+
+    def pulled() -> Connection:
+        stream = path.pull(1, asking(5), DEADLINE_S)
+        assert stream is not None
+        assert read(stream, [5]) == [payload(5, 0)]
+        return stream._connection
+
+    try:
+        with our_server(Sizes()) as port:
+            path.meet(1, port)
+            first = pulled()
+            assert pulled() is first
+            first.channel.shut()
+            second = pulled()
+            assert second is not first
+            assert pulled() is second
+    finally:
+        path.close(1.0)
+
+
+def test_ranks_whose_data_ports_are_out_of_reach_use_the_ring_s(caplog: pytest.LogCaptureFixture) -> None:
+    """A firewall that lets only the ring's port through costs speed and one line in each rank's log."""
+    caplog.set_level(logging.INFO, "ringtrain")
+    with world_of(3, "firewalled") as world:
+        x = np.arange(1000, dtype=np.float32)
+        for _ in range(2):
+            for got in world.run(lambda rank: rt.allreduce(x, rt.Sum)):
+                assert np.array_equal(got, 3 * x)
+    lines = [
+        record.getMessage() for record in caplog.records if "can't reach the data port" in record.getMessage()
+    ]
+    assert sorted(line.split(" can't")[0] for line in lines) == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_ranks_with_and_without_a_data_port_meet() -> None:
+    """RINGTRAIN_DATA_PATH is each rank's own."""
+    with world_of(3, "mixed") as world:
+        x = np.arange(100_000, dtype=np.float32)
+        for got in world.run(lambda rank: rt.allreduce(x, rt.Sum)):
+            assert np.array_equal(got, 3 * x)
+
+
+def test_nothing_is_dialled_without_a_port() -> None:
+    """A peer that told no data port is pulled from through the ring's."""
+    path = DataPath(0, free_addresses(2), DEADLINE_S)
+    assert path.pull(1, asking(5), DEADLINE_S) is None
+    path.close(1.0)

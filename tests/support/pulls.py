@@ -1,0 +1,132 @@
+"""Both ends of the data path, of ours and of gRPC's own library, and a service to pull from."""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from ringtrain.transport.base import Broken, Caller, How
+from ringtrain.transport.http2.channel import Channel
+from ringtrain.transport.http2.client import PullStream
+from ringtrain.transport.http2.connection import Connection
+from ringtrain.transport.http2.frames import MAX_WINDOW
+from ringtrain.transport.http2.server import DataServer
+from ringtrain.transport.rpc import ring_handlers
+from ringtrain.wire.failure import Failure, Refused, Stranger
+from ringtrain.wire.frame import HEADER_BYTES, Frame
+
+DEADLINE_S = 60.0
+METHOD = "/ringtrain.Ring/Pull"
+
+
+def head(index: int) -> bytes:
+    return index.to_bytes(HEADER_BYTES, "big")
+
+
+def payload(length: int, index: int) -> bytes:
+    """Bytes that no other frame has."""
+    return (bytes(range(251)) * (length // 251 + 2))[index % 251 :][:length]
+
+
+def asking(*sizes: int, **more: Any) -> bytes:
+    """A request for frames of these sizes. `more`: `refuse`, `leave`, `fail` with a message; `wait` for ever."""
+    return json.dumps({"sizes": sizes} | more).encode()
+
+
+class Sizes:
+    """Answers what `asking` asks for."""
+
+    def __init__(self) -> None:
+        self.given_up = threading.Event()
+        self.waiting = threading.Event()
+
+    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+        raise AssertionError("not asked for here")
+
+    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+        try:
+            asked = json.loads(request)
+        except ValueError as error:
+            raise Stranger(Failure("configuration", "no session")) from error
+        caller.on_end(self.given_up.set)
+        for index, size in enumerate(asked["sizes"]):
+            yield Frame(head(index), memoryview(payload(size, index)))
+        if "refuse" in asked:
+            raise Refused(Failure("mismatch", asked["refuse"]))
+        if "leave" in asked:
+            raise Broken(How.CLOSED, asked["leave"])
+        if "fail" in asked:
+            raise ValueError(asked["fail"])
+        if "wait" in asked:
+            self._wait(caller)
+
+    def _wait(self, caller: Caller) -> None:
+        caller.flush()
+        self.waiting.set()
+        never = threading.Event()
+        while caller.is_active():
+            never.wait(0.01)
+        self.given_up.set()
+
+
+@contextlib.contextmanager
+def our_server(service: Any) -> Iterator[int]:
+    server = DataServer("127.0.0.1", service, DEADLINE_S)
+    try:
+        yield server.port
+    finally:
+        server.close(1.0)
+
+
+@contextlib.contextmanager
+def their_server(service: Any) -> Iterator[int]:
+    with ThreadPoolExecutor(4) as pool:
+        server = grpc.server(
+            pool, handlers=[ring_handlers(service)], options=[("grpc.max_send_message_length", -1)]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield port
+        finally:
+            server.stop(None).wait()
+
+
+@contextlib.contextmanager
+def our_client(port: int, window: int = MAX_WINDOW) -> Iterator[Callable[..., PullStream]]:
+    """Opens calls on one connection, one after the other."""
+    connection = Connection(Channel(socket.create_connection(("127.0.0.1", port)), DEADLINE_S), True, window)
+
+    def pull(request: bytes, timeout_s: float = DEADLINE_S) -> PullStream:
+        stream = PullStream(connection, lambda _: None)
+        stream.ask(request, f"127.0.0.1:{port}", timeout_s)
+        return stream
+
+    try:
+        yield pull
+    finally:
+        connection.channel.close()
+
+
+@contextlib.contextmanager
+def their_client(port: int, **options: int) -> Iterator[Any]:
+    """gRPC's own stub of Pull. `options`: of its channel, with `_` for `.` after "grpc"."""
+    named = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1), *options.items()]
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=named) as channel:
+        yield channel.unary_stream(METHOD)
+
+
+def read(stream: PullStream, sizes: list[int]) -> list[bytes]:
+    """The payloads of all frames, up to the end."""
+    read = []
+    for index, size in enumerate(sizes):
+        target = bytearray(size)
+        stream.read_into(head(index), memoryview(target))
+        read.append(bytes(target))
+    stream.end()
+    return read

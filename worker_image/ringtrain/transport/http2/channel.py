@@ -1,0 +1,163 @@
+"""Bytes in and out of a socket, with deadlines, and without a copy where they are many."""
+
+import contextlib
+import errno
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed
+
+# Frame headers and small frames are read through a buffer, what is longer goes where it belongs. A longer buffer
+# would copy more of each segment, and a shorter one would read a small answer in two.
+BUFFER_BYTES: Final = 20 << 10
+# The kernel waits for a whole segment in one call, and looks up so often. Polling for each piece costs more.
+_TICK_S: Final = 0.1
+_TIMEVAL: Final = struct.Struct("ll")
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Channel:
+    """A connected stream socket. One thread uses it; `shut` may be called from any."""
+
+    def __init__(self, sock: socket.socket, keepalive_s: float) -> None:
+        self._sock = sock
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self.deadline = float("inf")  # of what is under way, in time.monotonic
+        self.on_stall: Callable[[], None] = lambda: None  # called while a send waits for the peer
+        sock.setblocking(True)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tick = _TIMEVAL.pack(0, int(_TICK_S * 1e6))
+        for name in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, name, tick)
+        _keep_alive(sock, keepalive_s)
+        with contextlib.suppress(OSError):
+            self.peer = "{}:{}".format(*sock.getpeername()[:2])
+
+    peer = "a peer that has gone"
+
+    @property
+    def buffered(self) -> memoryview:
+        """What has been read and not taken. Valid until the next call."""
+        return self._view[self._start : self._end]
+
+    def take(self, count: int) -> memoryview:
+        """Wait for `count` bytes, at most BUFFER_BYTES, and return them. Valid until the next call."""
+        if self._start == self._end or self._start + count > BUFFER_BYTES:
+            self._to_front()
+        while self._end - self._start < count:
+            self._end += self._received(self._view[self._end :])
+            self._check_deadline()
+        self._start += count
+        return self._view[self._start - count : self._start]
+
+    def take_into(self, target: memoryview) -> None:
+        """Fill `target`."""
+        at = min(len(target), self._end - self._start)
+        target[:at] = self._view[self._start : self._start + at]
+        self._start += at
+        while at < len(target):
+            at += self._received(target[at:], socket.MSG_WAITALL)
+            if at < len(target):
+                self._check_deadline()
+
+    def look(self) -> bool:
+        """Read what is there without waiting. Returns whether anything was."""
+        self._to_front()
+        if self._end == BUFFER_BYTES:
+            return False
+        try:
+            came = self._sock.recv_into(self._view[self._end :], 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ConnectionLost(_reason(error)) from error
+        self._end += _more_than_none(came)
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until more has come; False if nothing came within `timeout_s`."""
+        poll = select.poll()
+        try:
+            poll.register(self._sock, select.POLLIN)
+        except ValueError as error:  # closed by another thread
+            raise ConnectionLost("closed") from error
+        return bool(poll.poll(timeout_s * 1000))
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Send all of it."""
+        left = sum(map(len, parts))
+        while left:
+            try:
+                sent = self._sock.sendmsg(parts)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                raise ConnectionLost(_reason(error)) from error
+            left -= sent
+            if left:
+                self._check_deadline()
+                self.on_stall()
+                parts = _without(parts, sent)
+
+    def shut(self) -> None:
+        """Make every call fail with ConnectionLost, also one that waits."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _received(self, target: memoryview, flags: int = 0) -> int:
+        while True:
+            try:
+                return _more_than_none(self._sock.recv_into(target, 0, flags))
+            except BlockingIOError:
+                self._check_deadline()
+            except OSError as error:
+                raise ConnectionLost(_reason(error)) from error
+
+    def _check_deadline(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise DeadlinePassed
+
+    def _to_front(self) -> None:
+        if self._start:
+            left = self._end - self._start
+            self._buffer[:left] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, left
+
+
+def _more_than_none(count: int) -> int:
+    if count == 0:
+        raise ConnectionLost("closed by the peer")
+    return count
+
+
+def _reason(error: OSError) -> str:
+    return "closed" if error.errno == errno.EBADF else error.strerror or str(error)
+
+
+def _without(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
+    """What is left of `parts` after the first `sent` bytes."""
+    left: list[Buffer] = []
+    for part in parts:
+        if sent < len(part):
+            left.append(memoryview(part)[sent:])
+        sent = max(sent - len(part), 0)
+    return left
+
+
+def _keep_alive(sock: socket.socket, keepalive_s: float) -> None:
+    """Probe an idle connection, so that what lies between does not forget it and a dead peer is noticed."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = max(1, int(keepalive_s))
+    for name, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", seconds), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,17 @@
+"""How a connection ends early. None of these leaves the package."""
+
+
+class ConnectionLost(Exception):
+    """The peer has closed the connection, or it broke."""
+
+
+class DeadlinePassed(Exception):
+    """The deadline of what is under way has passed."""
+
+
+class StreamReset(Exception):
+    """The peer has given up the call."""
+
+
+class ProtocolError(Exception):
+    """The peer does not speak HTTP/2, or not this part of it."""

@@ -1,0 +1,145 @@
+"""Which peer's data port is reached how: connections that are dialled once and used for one Pull after another."""
+
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from ringtrain.transport.address import listening_address, split_address
+from ringtrain.transport.base import Broken, Service
+from ringtrain.transport.http2.channel import Channel
+from ringtrain.transport.http2.client import PullStream
+from ringtrain.transport.http2.connection import Connection
+from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed, ProtocolError
+from ringtrain.transport.http2.frames import MAX_STREAM
+from ringtrain.transport.http2.server import DataServer
+
+log = logging.getLogger("ringtrain")
+
+# What a dial may take of the timeout; all peers are dialled at once.
+_DIAL_SHARE: Final = 0.08
+
+_ATTEMPTS: Final = 3
+
+
+class DataPath:
+    """This rank's data port, and its connections to those of its peers. `addresses`: `host:port` by rank."""
+
+    def __init__(self, rank: int, addresses: Sequence[str], timeout_s: float) -> None:
+        self._rank = rank
+        self._addresses = addresses
+        self._timeout_s = timeout_s
+        self._server: DataServer | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._told = False
+        self._authorities: dict[int, str] = {}
+        self._dialled: dict[int, Future[Connection | None]] = {}
+        self._idle: dict[int, list[Connection]] = {}
+
+    def serve(self, service: Service) -> int | None:
+        """Return the port on which Pull is answered; None, with a line in the log, if there is none to be had."""
+        host, _ = split_address(listening_address(self._addresses[self._rank]))
+        try:
+            self._server = DataServer("" if host == "::" else host, service, self._timeout_s)
+        except OSError as error:
+            log.warning("rank %d has no data port, which is slower: %s", self._rank, error.strerror)
+            return None
+        return self._server.port
+
+    def meet(self, peer: int, port: int) -> None:
+        """Begin to dial the data port of `peer`."""
+        host, _ = split_address(self._addresses[peer])
+        self._authorities[peer] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        dialled: Future[Connection | None] = Future()
+        self._dialled[peer] = dialled
+
+        def dial() -> None:
+            dialled.set_result(self._dial(peer, first=True))
+
+        threading.Thread(target=dial, name=f"ringtrain-dial-{peer}", daemon=True).start()
+
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> PullStream | None:
+        """Open a Pull; None if `peer` has no data port that can be reached. Raises Broken."""
+        for _ in range(_ATTEMPTS):
+            connection = self._connection(peer)
+            if connection is None:
+                return None
+            stream = PullStream(connection, lambda connection: self._give_back(peer, connection))
+            try:
+                stream.ask(request, self._authorities[peer], timeout_s)
+            except Broken:
+                if self._closed:
+                    raise
+                continue  # it broke since it was last used
+            return stream
+        return None
+
+    def close(self, grace_s: float) -> None:
+        if self._server is not None:
+            self._server.close(grace_s)
+        with self._lock:
+            self._closed = True
+            idle = [connection for pool in self._idle.values() for connection in pool]
+            self._idle.clear()
+        idle += [found for dialled in self._dialled.values() if (found := dialled.result(self._timeout_s))]
+        for connection in idle:
+            connection.channel.close()
+
+    def _connection(self, peer: int) -> Connection | None:
+        """An idle connection, else a new one."""
+        if peer not in self._authorities:
+            return None
+        while True:
+            with self._lock:
+                pool = self._idle.get(peer)
+                connection = pool.pop() if pool else None
+            if connection is None:
+                break
+            if _is_alive(connection):
+                return connection
+            connection.channel.close()
+        dialled = self._dialled.pop(peer, None)
+        if dialled is None:
+            return self._dial(peer, first=False)
+        first = dialled.result(self._timeout_s)
+        if first is None:
+            self._authorities.pop(peer)
+        return first
+
+    def _dial(self, peer: int, first: bool) -> Connection | None:
+        host, port = split_address(self._authorities[peer])
+        try:
+            sock = socket.create_connection((host, port), timeout=self._timeout_s * _DIAL_SHARE)
+        except OSError as error:
+            if first and not self._told:
+                self._told = True
+                log.warning(
+                    "rank %d can't reach the data port %s of rank %d (%s): it pulls through the port of the ring "
+                    "instead, which is slower",
+                    self._rank, self._authorities[peer], peer, error,
+                )  # fmt: skip
+            return None
+        try:
+            return Connection(Channel(sock, self._timeout_s / 6), is_client=True)
+        except (ConnectionLost, DeadlinePassed, OSError):
+            sock.close()
+            return None
+
+    def _give_back(self, peer: int, connection: Connection) -> None:
+        with self._lock:
+            if not self._closed and not connection.going_away and connection.stream < MAX_STREAM - 1:
+                self._idle.setdefault(peer, []).append(connection)
+                return
+        connection.channel.close()
+
+
+def _is_alive(connection: Connection) -> bool:
+    """Whether the peer still holds an idle connection."""
+    try:
+        connection.look()
+    except (ConnectionLost, ProtocolError, DeadlinePassed):
+        return False
+    return not connection.going_away

@@ -1,0 +1,110 @@
+"""The data port: answers Pull, and nothing else, for whoever has a session."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from typing import Final
+
+from ringtrain.transport.base import Service
+from ringtrain.transport.http2.channel import Channel
+from ringtrain.transport.http2.errors import ConnectionLost
+from ringtrain.transport.http2.serving import Serving
+
+log = logging.getLogger("ringtrain")
+
+# Connections that have not shown a session yet. Peers show theirs with their first Pull; of others there may be
+# any number, and each costs a thread.
+_MOST_STRANGERS: Final = 64
+_ACCEPT_S: Final = 1.0
+
+
+class DataServer:
+    """Listens on a free port of `host` ("" for all interfaces), one thread for each connection."""
+
+    def __init__(self, host: str, service: Service, timeout_s: float) -> None:
+        """Raises OSError if there is no port to be had."""
+        self._service = service
+        self._timeout_s = timeout_s
+        self._listener = _listener(host)
+        self.port = int(self._listener.getsockname()[1])
+        self._changed = threading.Condition()
+        self._closing = False
+        self._serving: dict[Serving, threading.Thread] = {}
+        self._acceptor = threading.Thread(target=self._accept, name="ringtrain-data-port", daemon=True)
+        self._acceptor.start()
+
+    def close(self, grace_s: float) -> None:
+        """Let calls under way finish within `grace_s`; then let go of everything."""
+        with self._changed:
+            self._closing = True
+            self._changed.wait_for(lambda: not any(one.is_busy for one in self._serving), grace_s)
+            serving = dict(self._serving)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up `accept`
+        for one in serving:
+            one.shut()
+        self._acceptor.join()
+        for thread in serving.values():
+            thread.join(grace_s + _ACCEPT_S)
+        self._listener.close()
+
+    def enter(self, one: Serving, busy: bool) -> bool:
+        """Note that `one` begins or ends a call. Returns whether it may go on."""
+        with self._changed:
+            one.is_busy = busy and not self._closing
+            if self._closing:
+                self._changed.notify_all()
+            return not self._closing
+
+    def _accept(self) -> None:
+        self._listener.settimeout(_ACCEPT_S)
+        while not self._closing:
+            try:
+                sock, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._closing:
+                    log.warning("the data port accepts nobody for a moment: %s", error.strerror)
+                    time.sleep(_ACCEPT_S)  # out of file descriptors, most likely
+                continue
+            self._take_in(sock)
+
+    def _take_in(self, sock: socket.socket) -> None:
+        try:
+            channel = Channel(sock, self._timeout_s / 6)
+        except (OSError, ConnectionLost):
+            sock.close()
+            return
+        one = Serving(channel, self._service, self.enter)
+        with self._changed:
+            strangers = sum(not other.is_proven for other in self._serving)
+            refused = self._closing or strangers >= _MOST_STRANGERS
+            if not refused:
+                thread = threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
+                self._serving[one] = thread
+        if refused:
+            log.warning("the data port refuses %s: %d others have not shown a session", channel.peer, strangers)
+            channel.close()
+            return
+        thread.start()
+
+    def _serve(self, one: Serving) -> None:
+        try:
+            one.run()
+        finally:
+            with self._changed:
+                self._serving.pop(one, None)
+                self._changed.notify_all()
+
+
+def _listener(host: str) -> socket.socket:
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, 0), family=family)
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # a machine may have IPv6 switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))

@@ -1,0 +1,225 @@
+"""One connection to the data port, from its first byte to its last."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ringtrain.transport.base import Broken, Service
+from ringtrain.transport.http2.channel import Channel
+from ringtrain.transport.http2.connection import Connection
+from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
+from ringtrain.transport.http2.frames import PREFACE, Code
+from ringtrain.transport.http2.headers import (
+    CONTENT_TYPE,
+    PULL_PATH,
+    Fields,
+    Status,
+    response_block,
+    timeout_of,
+    trailer_block,
+)
+from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
+from ringtrain.transport.outcome import DEADLINE_EXCEEDED, UNKNOWN, status_of
+from ringtrain.wire.failure import Refused, Stranger
+
+log = logging.getLogger("ringtrain")
+
+# From a connection's first byte until it has shown a session, and for each request to arrive as a whole.
+_REQUEST_S: Final = 10.0
+_IDLE_S: Final = 10.0
+# A request carries a signature: some 40 bytes for each tensor. gRPC's own limit.
+_MOST_REQUEST_BYTES: Final = 4 << 20
+_PIECE_BYTES: Final = 64 << 10
+# Callers of gRPC need not say how long they wait.
+_NO_TIMEOUT_S: Final = 3600.0
+_ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
+
+
+class Serving:
+    """Answers one call after the other. `enter(self, busy)`: told when a call begins and ends; False: stop."""
+
+    def __init__(self, channel: Channel, service: Service, enter: Callable[["Serving", bool], bool]) -> None:
+        self._channel = channel
+        self._service = service
+        self._enter = enter
+        self.is_proven = False  # a session was shown
+        self.is_busy = False
+        self._has_begun = False  # the current call's first headers are sent
+        self._began = time.monotonic()
+
+    def shut(self) -> None:
+        """End it, from another thread."""
+        self._channel.shut()
+
+    def run(self) -> None:
+        with contextlib.suppress(ConnectionLost, DeadlinePassed):
+            self._channel.deadline = self._began + _REQUEST_S
+            connection = Connection(self._channel, is_client=False)
+            try:
+                if bytes(self._channel.take(len(PREFACE))) != PREFACE:
+                    raise ProtocolError("it does not begin like HTTP/2")
+                self._serve(connection)
+            except ProtocolError as error:
+                self._refuse(connection, str(error))
+            except DeadlinePassed:
+                if not self.is_proven:
+                    self._refuse(connection, f"no request within {_REQUEST_S:g} s")
+        self._channel.close()
+
+    def _serve(self, connection: Connection) -> None:
+        while self._await_call(connection) and self._enter(self, True):
+            try:
+                self._answer(connection)
+            finally:
+                going_on = self._enter(self, False)
+            connection.end_call()
+            if not going_on:
+                return
+
+    def _await_call(self, connection: Connection) -> bool:
+        """Wait for the next call; False if a peer that has not shown a session keeps quiet for too long."""
+        newest = connection.stream
+        connection.look()
+        while connection.stream == newest:
+            if not self._channel.wait(_IDLE_S) and not self.is_proven:
+                return False
+            self._channel.deadline = time.monotonic() + _REQUEST_S
+            if not self.is_proven and self._channel.deadline > self._began + 2 * _REQUEST_S:
+                raise DeadlinePassed
+            connection.look()
+        return True
+
+    def _answer(self, connection: Connection) -> None:
+        """One call, from its headers to its trailers."""
+        self._has_begun = False
+        try:
+            status, message = self._pulled(connection)
+        except StreamReset:
+            return
+        except _Objection as objection:
+            status, message = objection.status, str(objection)
+        self._channel.deadline = max(self._channel.deadline, time.monotonic() + 1.0)
+        connection.send_block(trailer_block(status, message, only=not self._has_begun), end=True)
+        connection.flush()
+        if not self.is_proven:
+            raise ProtocolError(message or "it has no session")
+
+    def _pulled(self, connection: Connection) -> tuple[int, str]:
+        """Send what the service has for the caller; return the status."""
+        timeout_s = _checked_timeout(connection.blocks[0])
+        request = _request(connection)
+        self._channel.deadline = time.monotonic() + timeout_s
+        caller = WireCaller(connection, self._channel.deadline)
+        try:
+            for frame in self._service.pull(request, caller):
+                if not self._has_begun:
+                    self.is_proven = self._has_begun = True
+                    connection.send_block(response_block(), end=False)
+                connection.send_message(frame.head, frame.payload)
+            self.is_proven = True
+            return caller.status()
+        except Stranger as error:
+            self.is_proven = False
+            return status_of(error)
+        except (Refused, Broken) as error:
+            self.is_proven = True
+            return status_of(error)
+        except _ENDS:
+            raise
+        except Exception as error:  # a defect of ours: the caller must not wait for its deadline
+            log.exception("a pull failed")
+            return UNKNOWN, f"{type(error).__name__}: {error}"
+        finally:
+            caller.leave()
+
+    def _refuse(self, connection: Connection, reason: str) -> None:
+        log.warning("the data port closed a connection from %s: %s", self._channel.peer, reason)
+        self._channel.deadline = time.monotonic() + 1.0
+        connection.go_away(Code.PROTOCOL_ERROR, reason)
+
+
+class WireCaller:
+    """Who waits for the answer. Used by the thread that serves it."""
+
+    def __init__(self, connection: Connection, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+        self._gone = False
+        self._callbacks: list[Callable[[], None]] = []
+
+    def remaining_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def is_active(self) -> bool:
+        try:
+            self._connection.look()
+        except _ENDS:
+            self._gone = True
+        return not (self._gone or self._connection.was_reset or self.remaining_s() <= 0)
+
+    def flush(self) -> None:
+        self._connection.flush()
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def status(self) -> tuple[int, str]:
+        """How a call ends whose frames have all been sent, or that was given up while it waited for one."""
+        if self.is_active():
+            return Status.OK, ""
+        if self._gone:
+            raise ConnectionLost("closed by the peer")
+        if self._connection.was_reset:
+            raise StreamReset
+        return DEADLINE_EXCEEDED, "nothing within the caller's deadline"
+
+    def leave(self) -> None:
+        """Call back if the caller did not wait for the end."""
+        if not self.is_active():
+            for callback in self._callbacks:
+                callback()
+
+
+class _Objection(Exception):
+    """A call that is not for the service."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _checked_timeout(fields: Fields) -> float:
+    """Seconds that the caller waits. Raises _Objection if this is not a Pull."""
+    if fields.get(":method") != "POST" or not fields.get("content-type", "").startswith(CONTENT_TYPE):
+        raise _Objection(Status.INTERNAL, "not a call of gRPC")
+    if fields.get(":path") != PULL_PATH:
+        raise _Objection(Status.UNIMPLEMENTED, f"no method {fields.get(':path', '')[:100]} here")
+    try:
+        return timeout_of(fields) or _NO_TIMEOUT_S
+    except ValueError as error:
+        raise _Objection(Status.INTERNAL, str(error)) from error
+
+
+def _request(connection: Connection) -> bytes:
+    """Read the one message of a request. Raises _Objection."""
+    prefix = bytearray(PREFIX_BYTES)
+    if connection.read_data(memoryview(prefix)) < PREFIX_BYTES:
+        raise _Objection(Status.INTERNAL, "a call without a message")
+    compressed, length = prefix_of(prefix)
+    if compressed:
+        raise _Objection(Status.UNIMPLEMENTED, "requests can't be compressed here")
+    if length > _MOST_REQUEST_BYTES:
+        raise _Objection(Status.INTERNAL, f"a request of {length} bytes; expected at most {_MOST_REQUEST_BYTES}")
+    # In pieces, so that nobody claims memory by a length alone.
+    parts = []
+    while length:
+        part = bytearray(min(length, _PIECE_BYTES))
+        if connection.read_data(memoryview(part)) < len(part):
+            raise _Objection(Status.INTERNAL, "a message that is shorter than it says")
+        parts.append(part)
+        length -= len(part)
+    if not connection.at_end():
+        raise _Objection(Status.UNIMPLEMENTED, "a call with several messages")
+    return b"".join(parts)
