@@ -120,6 +120,12 @@ class ControlPlane:
                 process.kill()
                 process.wait()
 
+    async def outage(self, for_s: float) -> None:
+        """Kill the API server, be without one for so long, start it again and wait until it answers."""
+        await asyncio.to_thread(self.stop_apiserver)
+        await asyncio.sleep(for_s)  # the outage itself
+        await asyncio.to_thread(self.start_apiserver)
+
     def stop_apiserver(self) -> None:
         """Begin an outage: no new connection is answered, open watches break."""
         process = self._processes["kube-apiserver"]

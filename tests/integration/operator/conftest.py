@@ -36,8 +36,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     """A real control plane with our CRD, started once; skips with the way to get its binaries."""
     if reason := why_unavailable():
         pytest.skip(reason)
-    crd = ROOT / "manifests" / "crd.yaml"
-    crds = tuple(yaml.safe_load_all(crd.read_text())) if crd.exists() else ()
+    crds = tuple(yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()))
     plane = ControlPlane.start(tmp_path_factory.mktemp("control-plane"), crds)
     yield plane
     plane.stop()

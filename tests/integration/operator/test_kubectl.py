@@ -1,8 +1,9 @@
-"""kubectl against the real API server: the manifests, the table, scale, and the outage of an API server."""
+"""kubectl against the real API server: the manifests, the table, scale, quotas."""
 
 import asyncio
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,7 @@ async def test_the_manifests_are_accepted(control_plane: ControlPlane) -> None:
 
 async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_path: Path) -> None:
     """The short name, the columns, and a scale that makes a new attempt."""
-
-    def open_real():  # type: ignore[no-untyped-def]
-        return real_cluster(control_plane)
-
-    async with open_stage(open_real, tmp_path) as s:
+    async with open_stage(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit()
         await s.until_running()
         table = await kubectl(control_plane, "get", "dtj", "-n", s.namespace)
@@ -52,11 +49,7 @@ async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_p
 
 async def test_a_quota_is_said_in_its_own_words(control_plane: ControlPlane, tmp_path: Path) -> None:
     """A ResourceQuota's refusal is in the condition; when the quota goes, the job runs."""
-
-    def open_real():  # type: ignore[no-untyped-def]
-        return real_cluster(control_plane)
-
-    async with open_stage(open_real, tmp_path) as s:
+    async with open_stage(partial(real_cluster, control_plane), tmp_path) as s:
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
         file = tmp_path / "quota.yaml"
         file.write_text(yaml.safe_dump({**quota, "spec": {"hard": {"pods": "1"}}}))
@@ -69,20 +62,3 @@ async def test_a_quota_is_said_in_its_own_words(control_plane: ControlPlane, tmp
         await s.until_condition("Running", "False", "exceeded quota: few")
         await kubectl(control_plane, "delete", "quota", "few", "-n", s.namespace)
         await s.until_running()
-
-
-async def test_the_api_server_goes_away_and_comes_back(control_plane: ControlPlane, tmp_path: Path) -> None:
-    """The API server is killed under a running job and started again: the same attempt ends well."""
-
-    def open_real():  # type: ignore[no-untyped-def]
-        return real_cluster(control_plane)
-
-    async with open_stage(open_real, tmp_path) as s:
-        await s.submit()
-        await s.until_running()
-        await asyncio.to_thread(control_plane.stop_apiserver)
-        s.succeed()
-        await asyncio.sleep(1.0)  # the outage itself
-        await asyncio.to_thread(control_plane.start_apiserver)
-        done = await s.until_state("Succeeded", "Failed")
-        assert (done["status"]["state"], done["status"]["attempt"]) == ("Succeeded", 1)

@@ -73,6 +73,31 @@ class FakeApi:
         for task in self._watches:
             task.cancel()
 
+    async def outage(self, agent: str, for_s: float) -> None:
+        """Be away for `agent` (the beginning of its name) for so long, from now on; returns when that is over.
+
+        Its watches are cut, and no request of its is answered. Raises AssertionError if it never asked.
+        """
+        refused = 0
+
+        def away(call: Call, _when: str) -> None:
+            nonlocal refused
+            if call.agent.startswith(agent):
+                refused += 1
+                raise ConnectionAbortedError
+
+        self.on_call = away
+        self.drop_watches()
+        await asyncio.sleep(for_s)  # the outage itself
+        self.on_call = None
+        assert refused, f"{agent} did not notice the outage"
+
+    async def calls_within(self, seconds: float, agent: str) -> list[Call]:
+        """What `agent` asks in so many seconds from now on."""
+        before = len(self.calls)
+        await asyncio.sleep(seconds)  # the silence itself
+        return [call for call in self.calls[before:] if call.agent == agent]
+
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         found = discovery.answer(self.store.catalogue, request.path)
         if found is not None:

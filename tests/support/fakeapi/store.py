@@ -49,6 +49,7 @@ class Store:
         self.version = 1
         self._objects: dict[Kind, dict[Key, Json]] = defaultdict(dict)
         self._history: deque[Change] = deque(maxlen=20_000)
+        self._additions: deque[Change] = deque(maxlen=20_000)
         self._oldest = 1  # history reaches back to just after this version
         self._dependents: dict[str, set[tuple[Kind, Key]]] = defaultdict(set)
         self._uids: set[str] = set()
@@ -124,6 +125,8 @@ class Store:
         if len(self._history) == self._history.maxlen:
             self._oldest = self._history[0].version
         self._history.append(change)
+        if change.type == "ADDED":
+            self._additions.append(change)
         for waker in self._wakers:
             waker.set()
 
@@ -139,8 +142,17 @@ class Store:
         return (c for c in list(self._history) if c.version > version)
 
     def additions(self, plural: str) -> list[Change]:
-        """Every creation of that kind so far, as far as history reaches."""
-        return [c for c in self._history if c.kind.plural == plural and c.type == "ADDED"]
+        """Every creation of that kind so far, whatever history was compacted."""
+        return [c for c in self._additions if c.kind.plural == plural]
+
+    def owned_by(self, uid: str) -> list[str]:
+        """Kind and name of every object that names `uid` as its owner."""
+        return sorted(
+            f"{kind.kind} {name}"
+            for kind, objects in self._objects.items()
+            for (_, name), obj in objects.items()
+            if any(owner["uid"] == uid for owner in obj["metadata"].get("ownerReferences") or ())
+        )
 
     def waker(self) -> asyncio.Event:
         """An event that is set on every change, until `forget(waker)`."""

@@ -1,0 +1,71 @@
+"""The real API server is killed under a running job and started again: the same attempt ends well."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.apiserver import ControlPlane
+from support.cluster import real_cluster
+from support.jobs import state
+from support.kubelet import Kubelet, ScriptedRuntime
+from support.operating import start_operator, stop_operator
+from support.stage import Clock, Stage, open_stage
+
+from ringtrain_operator.cluster.api import Connection
+from ringtrain_operator.cluster.operator import LeaseLost
+
+pytestmark = pytest.mark.apiserver
+
+
+async def test_a_short_outage_is_survived(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """What ended meanwhile is found when the API server is back, by the same operator process."""
+    async with open_stage(partial(real_cluster, control_plane), tmp_path) as s:
+        await s.submit()
+        await s.until_running()
+        outage = asyncio.create_task(control_plane.outage(for_s=1.0))
+        s.succeed()
+        await outage
+        done = await s.until_state("Succeeded", "Failed")
+        assert (state(done), done["status"]["attempt"]) == ("Succeeded", 1)
+
+
+async def test_an_outage_of_half_a_minute_ends_a_leader_and_no_job(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """A leader that cannot renew its lease ends; the one that its kubelet starts instead goes on with the job."""
+    async with real_cluster(control_plane) as c:
+        ns, runtime, clock = await c.new_namespace(), ScriptedRuntime(), Clock()
+        async with Kubelet(c.api, runtime, tmp_path, namespace=ns) as kubelet:
+            s = Stage(c, ns, runtime, kubelet, None, clock)
+            # the admin's rights: those of the installed operator are to its own lease in its own namespace
+            ends = asyncio.create_task(lead_again_and_again(c.connection, ns))
+            await s.submit()
+            await s.until_running()
+            await control_plane.outage(for_s=30.0)
+            s.succeed()
+            done = await s.until_state("Succeeded", "Failed")
+            assert (state(done), done["status"]["attempt"]) == ("Succeeded", 1)
+            ends.cancel()
+            assert await ends >= 1
+
+
+async def lead_again_and_again(connection: Connection, namespace: str) -> int:
+    """Run an operator, and another when it ends, as a kubelet would; returns how many lost the lease."""
+    lost = 0
+    while True:
+        operator, running = await start_operator(
+            connection,
+            wait=False,
+            namespaces=(namespace,),
+            leader_election=True,
+            lease_namespace=namespace,
+            identity=f"operator-{lost}",
+        )
+        try:
+            await asyncio.shield(running)
+        except LeaseLost:
+            lost += 1
+        except asyncio.CancelledError:
+            await stop_operator(operator, running)
+            return lost
