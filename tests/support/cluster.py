@@ -5,7 +5,10 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from ringtrain_operator.cluster.api import NAMESPACES, SERVICE_ACCOUNTS, ApiClient, Connection, NotFound, Resource
 from support.apiserver import ControlPlane
@@ -24,6 +27,22 @@ class Cluster:
     operator_connection: Connection
     fake: FakeApi | None = None
     plane: ControlPlane | None = None
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """A kubeconfig of the admin; for the fake it is written to `folder`."""
+        if self.plane is not None:
+            return self.plane.kubeconfig()
+        path = folder / "kubeconfig"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "fake", "cluster": {"server": self.connection.server}}],
+            "users": [{"name": "me", "user": {}}],
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "me"}}],
+            "current-context": "fake",
+        }
+        path.write_text(yaml.safe_dump(config))
+        return path
 
     async def new_namespace(self) -> str:
         """A namespace of its own for a test, with the default ServiceAccount that pods need."""

@@ -9,7 +9,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class OperatorConfig:
-    """Settings of one operator process. `namespaces` empty: the whole cluster."""
+    """Settings of one operator process. `namespaces` empty: the whole cluster.
+
+    `stuck_after_s`: a reconcile is a handful of requests with deadlines of their own, and the loop that watches
+    turns all the time; what takes longer than this is stuck, and /healthz says so.
+    """
 
     namespaces: tuple[str, ...] = ()
     workers: int = 16
@@ -23,6 +27,7 @@ class OperatorConfig:
     log_format: Literal["json", "text"] = "json"
     log_level: str = "info"
     grace_s: float = 20.0
+    stuck_after_s: float = 300.0
 
     def address(self) -> tuple[str | None, int]:
         """Host (None: all) and port of `listen`. Raises ValueError that says what is expected."""

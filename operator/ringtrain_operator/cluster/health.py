@@ -7,9 +7,6 @@ from aiohttp import web
 
 from ringtrain_operator.cluster.metrics import Metrics
 
-# A reconcile is a handful of requests with deadlines of their own; one that takes longer than this is stuck.
-STUCK_AFTER_S = 300.0
-
 
 @dataclass(frozen=True)
 class Probes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtrain_operator.cluster.api import ApiClient, ApiError, Conflict, Connection, NotFound, NotLeader
 from ringtrain_operator.cluster.config import OperatorConfig
-from ringtrain_operator.cluster.health import STUCK_AFTER_S, HealthServer, Probes
+from ringtrain_operator.cluster.health import HealthServer, Probes
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.pods import PodReader
@@ -50,6 +50,7 @@ class Operator:
         self._pods = PodReader(self.api)
         self._reconciler = Reconciler(self._pods, self.queue, self._poller, self.metrics, clock)
         self._standby = False
+        self._watch_turned_at: float | None = None
 
     def stop(self) -> None:
         """End gracefully: the looks in progress are finished, the lease is handed back."""
@@ -86,7 +87,7 @@ class Operator:
         scope, enqueue = self.config.namespaces, self.queue.add
         await _first_of(until_served(self.api, scope), self._stop.wait())
         parts = [
-            watch_cluster(Scope(self._connection, scope, self._job_changed, self._pod_changed, self.watching)),
+            watch_cluster(self._scope()),
             resync(self.api, scope, enqueue, self.config.resync_s),
             self._stop.wait(),
         ]
@@ -97,6 +98,17 @@ class Operator:
             await _first_of(*parts)
         finally:
             await self._finish(workers)
+
+    def _scope(self) -> Scope:
+        return Scope(
+            self._connection,
+            self.config.namespaces,
+            self._job_changed,
+            self._pod_changed,
+            self.watching,
+            beat=self._watch_turned,
+            beat_every_s=self.config.stuck_after_s / 20,
+        )
 
     async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
         """Let the looks in progress end, within the grace period."""
@@ -148,8 +160,14 @@ class Operator:
         self.queue.add(key)
 
     def _why_not_alive(self) -> str:
-        busy_s = self.queue.longest_busy_s()
-        return f"a reconcile has not ended for {busy_s:.0f} s" if busy_s > STUCK_AFTER_S else ""
+        limit_s, busy_s = self.config.stuck_after_s, self.queue.longest_busy_s()
+        if busy_s > limit_s:
+            return f"a reconcile has not ended for {busy_s:.0f} s"
+        still_s = 0.0 if self._watch_turned_at is None else time.monotonic() - self._watch_turned_at
+        return f"the watches' loop has not turned for {still_s:.0f} s" if still_s > limit_s else ""
+
+    def _watch_turned(self) -> None:
+        self._watch_turned_at = time.monotonic()
 
     def _why_not_ready(self) -> str:
         return "" if self._standby or self.watching.is_set() else "not watching yet"

@@ -31,13 +31,18 @@ Changed = Callable[[Key, str], None]
 
 @dataclass(frozen=True)
 class Scope:
-    """What is watched, and who is told. `namespaces` empty: the whole cluster."""
+    """What is watched, and who is told. `namespaces` empty: the whole cluster.
+
+    `beat` is called every `beat_every_s` from kopf's own thread for as long as its loop turns.
+    """
 
     connection: Connection
     namespaces: tuple[str, ...]
     job_changed: Changed
     pod_changed: Changed
     ready: asyncio.Event
+    beat: Callable[[], None]
+    beat_every_s: float
 
 
 async def watch_cluster(scope: Scope) -> None:
@@ -71,7 +76,12 @@ async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: thre
         await started.wait()
         host.call_soon_threadsafe(scope.ready.set)
 
-    telling = asyncio.create_task(tell_host())
+    async def beat_forever() -> None:
+        while True:
+            scope.beat()
+            await asyncio.sleep(scope.beat_every_s)
+
+    telling, beating = asyncio.create_task(tell_host()), asyncio.create_task(beat_forever())
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
         middlewares=(_Narrow(connection),),
@@ -89,6 +99,7 @@ async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: thre
             stop_flag=stop,
         )
     telling.cancel()
+    beating.cancel()
 
 
 async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:

@@ -2,37 +2,35 @@
 
 import asyncio
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
-from support.cluster import Cluster, OpenCluster
+from support.cluster import Cluster, OpenCluster, fake_cluster
 from support.jobs import job
 from support.stage import open_stage
+
+from ringtrain_operator.cluster.api import JOBS
 
 DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
 
 
-async def dtj(cluster: Cluster, folder: Path, *arguments: str) -> tuple[int, str]:
+async def dtj(
+    cluster: Cluster,
+    folder: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = DTJ,
+) -> tuple[int, str]:
     """Exit code and output of a `dtj` of its own, with a kubeconfig for the cluster's admin."""
-    if cluster.plane is not None:
-        kubeconfig = cluster.plane.kubeconfig()
-    else:
-        kubeconfig = folder / "kubeconfig"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "fake", "cluster": {"server": cluster.connection.server}}],
-            "users": [{"name": "me", "user": {}}],
-            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "me"}}],
-            "current-context": "fake",
-        }
-        kubeconfig.write_text(yaml.safe_dump(config))
     process = await asyncio.create_subprocess_exec(
-        *DTJ,
+        *program,
         *arguments,
-        env={**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "200"},
+        env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig(folder)), "COLUMNS": "200", **(env or {})},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -89,8 +87,6 @@ async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_
     """Without a launcher's pod the answer is where the log is kept, not a 404."""
     async with open_cluster() as c:
         ns = await c.new_namespace()
-        from ringtrain_operator.cluster.api import JOBS
-
         await c.api.create(JOBS, ns, job(logs={"persistentVolumeClaim": {"claimName": "runs"}}))
         code, said = await dtj(c, tmp_path, "logs", "digits", "-n", ns)
         assert code == 1
@@ -98,9 +94,42 @@ async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-async def test_completion_is_a_script(open_cluster: OpenCluster, tmp_path: Path, shell: str) -> None:
-    """Every shell gets its own script."""
-    async with open_cluster() as c:
+async def test_completion_is_a_script(tmp_path: Path, shell: str) -> None:
+    """Every shell gets its own script, and takes it."""
+    async with fake_cluster() as c:
         code, said = await dtj(c, tmp_path, "completion", shell)
-        assert code == 0
-        assert "_DTJ_COMPLETE" in said
+    assert code == 0
+    assert "_DTJ_COMPLETE" in said
+    if shutil.which(shell):
+        script = tmp_path / "completion"
+        script.write_text(said)
+        subprocess.run([shell, "-n", str(script)], check=True)
+
+
+async def test_names_of_commands_and_jobs_are_completed(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """What a shell asks after TAB: the commands, then the jobs of the namespace."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        for name in ("digits", "other"):
+            await c.api.create(JOBS, ns, job(name))
+        _, commands = await complete(c, tmp_path, "dtj lo", 1)
+        assert {line.partition(",")[2] for line in commands.splitlines()} == {"local", "logs"}
+        _, jobs = await complete(c, tmp_path, f"dtj why -n {ns} d", 4)
+        assert jobs.splitlines() == ["plain,digits"]
+
+
+async def complete(cluster: Cluster, folder: Path, words: str, index: int) -> tuple[int, str]:
+    """What bash is told when the word at `index` is to be completed."""
+    asked = {"_DTJ_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(index)}
+    return await dtj(cluster, folder, env=asked)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl (kubernetes.io/docs/tasks/tools)")
+async def test_it_is_a_plugin_of_kubectl(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
+    """`kubectl dtj list` is `dtj list`."""
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        await c.api.create(JOBS, ns, job())
+        path = {"PATH": f"{venv_bin}:{os.environ['PATH']}"}
+        code, said = await dtj(c, tmp_path, "list", "--namespace", ns, env=path, program=["kubectl", "dtj"])
+        assert (code, said.splitlines()[1].split()[0]) == (0, "digits"), said

@@ -1,5 +1,6 @@
 """Scripted faults: what goes wrong, on which request, how often; a test asserts that each one fired."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,7 +25,8 @@ class Fault:
 
     `method` is an HTTP method, `WATCH`, or `*` for every write; `plural` names the kind (`*`: any).
     `when="before"`: the request is refused and nothing changed. `when="after"`: it is carried out and the
-    answer is lost. `code=0` drops the connection without an answer.
+    answer is lost. `code=0` drops the connection without an answer. With `hold` nothing is refused: the request is
+    carried out when that is set.
     """
 
     method: str
@@ -36,6 +38,7 @@ class Fault:
     retry_after_s: int | None = None
     message: str = "scripted fault"
     name: str = ""
+    hold: asyncio.Event | None = None
     fired: int = 0
 
     def matches(self, method: str, plural: str, name: str) -> bool:

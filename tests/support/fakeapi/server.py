@@ -119,6 +119,9 @@ class FakeApi:
         self._notify(request, call, "before")
         plural = f"{target.kind.plural}/{target.subresource}" if target.subresource else target.kind.plural
         fault = self.faults.next(call.method, plural, target.name or "")
+        if fault is not None and fault.hold is not None:
+            await fault.hold.wait()
+            return await self._serve(request, target, call)
         if fault is None or fault.when == "after":
             response = await self._serve(request, target, call)
             self._notify(request, call, "after")
