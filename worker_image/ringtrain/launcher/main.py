@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 from ringtrain import contract
 from ringtrain.control.model import Failure, Outcome, Reason, Verdict
@@ -213,7 +214,7 @@ def _follow_reports(snapshot: Snapshot, console: Console) -> None:
     """Feed report lines into the throughput, and print progress at most once a second of report time."""
     printed_at = -_STEP_LINE_EVERY_S
 
-    def on_report(rank: int, report: dict[str, object]) -> None:
+    def on_report(rank: int, report: dict[str, Any]) -> None:
         nonlocal printed_at
         with snapshot.reports as reports:
             closed, last = reports.add(rank, report), reports.last_report_time or 0.0
@@ -226,7 +227,7 @@ def _follow_reports(snapshot: Snapshot, console: Console) -> None:
 
     with snapshot.reports as reports:
         for row in snapshot.store.rows():
-            reports.add(int(str(row["rank"])), row)
+            reports.add(int(row["rank"]), row)
     snapshot.store.on_merged = console.show
     snapshot.store.on_report = on_report
 

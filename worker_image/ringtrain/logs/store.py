@@ -3,15 +3,17 @@
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ringtrain.logs import journal
 from ringtrain.logs.journal import Entry, Stream
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.records import TAIL_BYTES, last_lines, prefixed, skip_records
+from ringtrain.logs.reports import BadReport, parse_report
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +46,9 @@ class LogStore:
         self._last: dict[tuple[Stream, int], int] = {}
         self._open: dict[Path, BinaryIO] = {}
         self._dropped: dict[int, int] = {}
+        self._complained: set[int] = set()
         self.on_merged: Callable[[bytes], None] = lambda _: None
-        self.on_report: Callable[[int, dict[str, object]], None] = lambda *_: None
+        self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.resumed = self._recover(uid)
         self._journal: BinaryIO = files.journal.open("ab", buffering=0)
         self._journal.seek(0, 2)
@@ -88,17 +91,18 @@ class LogStore:
                 self._append_log(chunk.rank, newest, missing + data)
             else:
                 self._append_reports(chunk.rank, newest, data)
-            self._last[key] = newest
             return newest
         finally:
             self._lock.release()
 
-    def rows(self) -> list[dict[str, object]]:
+    def rows(self) -> Iterator[dict[str, Any]]:
         """The report rows written so far."""
         if not self.files.metrics.exists():
-            return []
+            return
         with self.files.metrics.open("rb") as rows:
-            return [json.loads(row) for row in rows]
+            for row in rows:
+                with suppress(BadReport):  # what a crash of the machine left of it
+                    yield parse_report(row)
 
     def tail(self, rank: int) -> tuple[str, ...]:
         """The last lines of a rank's log."""
@@ -123,18 +127,29 @@ class LogStore:
         merged = prefixed(rank, data)
         entry = Entry(Stream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
         _write_together((own, data), (job_log, merged), (self._journal, journal.encode(entry)))
+        self._last[Stream.LOG, rank] = newest  # first: whoever is told below may fail
         self.on_merged(merged)
 
     def _append_reports(self, rank: int, newest: int, data: bytes) -> None:
         metrics = self._file(self.files.metrics)
-        reports = [report for row in data.splitlines() if (report := _parse_report(rank, row)) is not None]
+        reports = list(self._reports(rank, data))
         rows = ({**report, "rank": rank, "attempt": self._attempt} for report in reports)
         text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         job_size = self._file(self.files.job_log).tell()
         entry = Entry(Stream.REPORT, rank, newest, metrics.tell() + len(text), job_size)
         _write_together((metrics, text), (self._journal, journal.encode(entry)))
+        self._last[Stream.REPORT, rank] = newest
         for report in reports:
             self.on_report(rank, report)
+
+    def _reports(self, rank: int, data: bytes) -> Iterator[dict[str, Any]]:
+        for line in data.splitlines():
+            try:
+                yield parse_report(line)
+            except BadReport as error:
+                if rank not in self._complained:
+                    log.warning("rank %d wrote a report that is left out, as others like it are: %s", rank, error)
+                self._complained.add(rank)
 
     def _file(self, path: Path) -> BinaryIO:
         file = self._open.get(path)
@@ -208,14 +223,3 @@ def _write_together(*parts: tuple[BinaryIO, bytes]) -> None:
             file.truncate(size)
             file.seek(size)
         raise
-
-
-def _parse_report(rank: int, row: bytes) -> dict[str, object] | None:
-    try:
-        report = json.loads(row)
-    except ValueError:
-        report = None
-    if isinstance(report, dict) and "step" in report and "time" in report:
-        return report
-    log.warning("rank %d wrote a report line that is no JSON object with step and time: %.120r", rank, row)
-    return None

@@ -119,6 +119,57 @@ def test_reports_become_rows(tmp_path: Path) -> None:
     assert seen == [(3, 1), (3, 2)]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        b'{"step": "three", "time": 1.0}',
+        b'{"step": true, "time": 1.0}',
+        b'{"step": 9223372036854775808, "time": 1.0}',
+        b'{"step": 1, "time": NaN}',
+        b'{"step": 1, "time": 1e999}',
+        b'{"step": 1, "time": 1.0, "samples": "many"}',
+        b'{"step": 1, "time": 1.0, "loss": [0.5]}',
+        b'{"step": 1, "time": 1.0, "totalSteps": 2.5}',
+        b'{"step": 1, "time": 1.0, "unit": 7}',
+        b'{"step": 1, "time": 1.0, "metrics": [1]}',
+        b'{"step": 1, "time": 1.0, "metrics": {"accuracy": "good"}}',
+        b"[" * 60_000,
+        b"\xff",
+    ],
+    ids=lambda row: row[:60].decode(errors="replace"),
+)
+def test_a_row_that_is_no_report_is_left_out(tmp_path: Path, row: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a rank writes, its other reports arrive, and once a rank it is said what was wrong."""
+    store = LogStore(_files(tmp_path), "uid", 1)
+    seen: list[object] = []
+    store.on_report = lambda rank, report: seen.append(report["step"])
+    rows = row + b"\n" + row + b'\n{"step": 2, "time": 3.5, "loss": NaN}\n'
+    assert store.append(Chunk(Stream.REPORT, 5, 1, 3, rows)) == 3
+    store.close()
+    assert seen == [2]
+    (kept,) = store.files.metrics.read_text().splitlines()
+    assert json.loads(kept) == {"step": 2, "time": 3.5, "loss": None, "rank": 5, "attempt": 1}
+    (said,) = caplog.messages
+    assert "rank 5" in said
+
+
+def test_who_listens_cannot_spoil_the_files(tmp_path: Path) -> None:
+    """A chunk is in the files once, also when whoever is told of it fails."""
+    store = LogStore(_files(tmp_path), "uid", 1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("listener")
+
+    store.on_report = store.on_merged = fail
+    for chunk in (Chunk(Stream.LOG, 0, 1, 1, b"a\n"), Chunk(Stream.REPORT, 0, 1, 1, b'{"step": 1, "time": 1}\n')):
+        with pytest.raises(RuntimeError):
+            store.append(chunk)
+        assert store.append(chunk) == 1
+    store.close()
+    assert store.files.rank_log(0).read_bytes() == b"a\n"
+    assert len(store.files.metrics.read_bytes().splitlines()) == 1
+
+
 def test_a_full_disk_keeps_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When one file cannot be written, none of them keeps anything, and the chunk may come again."""
     store = LogStore(_files(tmp_path), "uid", 1)
