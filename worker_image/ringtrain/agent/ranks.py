@@ -130,12 +130,11 @@ class Ranks:
     def note_exit(self, rank: int, code: int, problem: RankState | None = None) -> None:
         """The rank has ended with `code`, negative for a signal. `problem`: how it failed in spite of code 0."""
         self._exits += 1
-        name = signal.Signals(-code).name if code < 0 else ""
         state = RankState(
             rank=rank,
             phase=exit_phase(code, self._sent),
             exit_code=128 - code if code < 0 else code,
-            signal=name,
+            signal=_signal_name(-code) if code < 0 else "",
             exit_order=self._exits,
         )
         if problem is not None:
@@ -155,6 +154,13 @@ class Ranks:
         )
         with self._lock:
             self._lives[rank] = _Life(state, None, time.monotonic())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def exit_phase(code: int, sent: set[int]) -> RankPhase:

@@ -9,7 +9,7 @@ import pytest
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.lifecycle import agent_exit_code
 from ringtrain.agent.rank_env import rank_environment, usable_cores
-from ringtrain.agent.ranks import exit_phase
+from ringtrain.agent.ranks import Ranks, exit_phase
 from ringtrain.control.model import Failure, Outcome, RankPhase, Reason, Verdict, World
 from ringtrain.control.ports import HeldPorts, PortTaken
 
@@ -101,6 +101,15 @@ def test_cores_of_a_limited_container(tmp_path: Path, limit: str, cores: int | N
 def test_what_an_exit_means(code: int, sent: set[int], phase: RankPhase) -> None:
     """Failed is what nobody asked for."""
     assert exit_phase(code, sent) is phase
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (35, "signal 35")])
+def test_a_rank_may_end_by_any_signal(number: int, name: str) -> None:
+    """Real-time signals have no names in Python; a rank that one of them ends has failed like any other."""
+    ranks = Ranks(4, 1)
+    ranks.note_exit(4, -number)
+    (state,) = ranks.states(lambda _: True, lambda _: ())
+    assert (state.phase, state.exit_code, state.signal) == (RankPhase.FAILED, 128 + number, name)
 
 
 def _failed(reason: Reason, rank: int | None, code: int | None) -> Verdict:
