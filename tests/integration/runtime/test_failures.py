@@ -69,6 +69,31 @@ def test_exit_codes_are_exact(gang: Gang, code: int) -> None:
     assert (failure["rank"], failure["exitCode"], failure["logTail"]) == (1, code, ["last words"])
 
 
+def test_logs_that_cannot_be_kept(gang: Gang) -> None:
+    """A log directory that cannot be written is a setting to mend, not a defect: 64, and the path is named."""
+    job = gang(1, 1)
+    (job.directory / "file").touch()
+    launcher = job.launcher(RINGTRAIN_LOG_DIR=str(job.directory / "file"))
+    assert launcher.wait() == 64
+    failure = launcher.message()["failure"]
+    assert failure["reason"] == "BadConfiguration"
+    assert failure["message"].startswith(f"RINGTRAIN_LOG_DIR='{job.directory}/file': ")
+    assert "Not a directory" in failure["message"]
+
+
+def test_a_disk_that_is_full_at_the_end(gang: Gang) -> None:
+    """Where the outcome cannot be written into the log directory, it is still the outcome."""
+    job = gang(1, 1)
+    gate = job.directory / "gate"
+    launcher, agent = job.launcher(), job.agent(0, "sh", "-c", f"until test -e {gate}; do sleep 0.02; done")
+    job.until_running()
+    (job.logs / ".outcome.tmp").symlink_to("/dev/full")
+    gate.touch()
+    assert [launcher.wait(), agent.wait()] == [0, 0]
+    assert launcher.message()["outcome"] == "Succeeded"
+    assert "No space left on device" in launcher.err()
+
+
 def test_a_command_that_does_not_exist(gang: Gang) -> None:
     """127, as in a shell, and the failure says which program."""
     job = gang(1, 1)

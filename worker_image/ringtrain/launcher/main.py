@@ -1,6 +1,6 @@
 """`ringtrain launcher`: barrier, watch, verdict, farewell."""
 
-import json
+import errno
 import logging
 import os
 import signal
@@ -15,11 +15,13 @@ from ringtrain import contract
 from ringtrain.control.model import Failure, Outcome, Reason, Verdict
 from ringtrain.control.rpc import Peer, serve
 from ringtrain.control.termination import termination_message, write_termination_message
+from ringtrain.errors import ConfigurationError
 from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.console import Console
 from ringtrain.launcher.gang import Gang, Release, Start, Stop, make_world
 from ringtrain.launcher.http import StatusServer
+from ringtrain.launcher.outcome import repeat_outcome, write_outcome
 from ringtrain.launcher.service import CoordinatorService
 from ringtrain.launcher.status import Reports, Snapshot
 from ringtrain.launcher.throughput import step_line, total_line
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 # How often the main loop looks at the clock and at signals when nothing else wakes it.
 _TICK_S = 0.2
 _STEP_LINE_EVERY_S = 1.0
+# What trying again does not mend, unlike a file server that is away.
+_NO_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
 
 def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
@@ -42,9 +46,9 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
     `command`: what the launcher of an MPI job runs.
     """
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
-    store = LogStore(files, config.job.uid, config.job.attempt)
+    store = _open_store(config, files)
     if store.resumed and files.outcome.exists():
-        return _repeat_outcome(config, files)
+        return repeat_outcome(config, files)
     gang = Gang(config, time.monotonic)
     snapshot = Snapshot(config, gang, store, Reports(config.world_size))
     with ExitStack() as stack:
@@ -60,7 +64,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         launcher.farewell(verdict, stop)
         _say_total(snapshot, console)
         message = termination_message(verdict, config.job.attempt, config.world_size, snapshot.progress())
-        _write_outcome(files, verdict, message)
+        write_outcome(files, verdict, message)
         write_termination_message(config.termination, message)
         launcher.release(verdict)
     return verdict.exit_code
@@ -182,6 +186,18 @@ def _stop_signals() -> Iterator[StopFlag]:
             signal.signal(number, handler)
 
 
+def _open_store(config: LauncherConfig, files: AttemptFiles) -> LogStore:
+    try:
+        return LogStore(files, config.job.uid, config.job.attempt)
+    except OSError as exc:
+        if exc.errno not in _NO_PLACE:
+            raise
+        raise ConfigurationError(
+            f"{contract.ENV_LOG_DIR}={str(config.log_root)!r}: logs cannot be kept there ({exc}); give user "
+            f"{os.getuid()} a volume that it can write (securityContext.fsGroup) and that has room"
+        ) from exc
+
+
 def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStack) -> MpiJob | None:
     if config.mpi is None:
         return None
@@ -272,19 +288,3 @@ def _launcher_restarted(view: GangView) -> Verdict:
     message = "the launcher was restarted while ranks were running, and their mpirun ended with it"
     failure = Failure(Reason.LAUNCHER_FAILED, message)
     return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)
-
-
-def _write_outcome(files: AttemptFiles, verdict: Verdict, message: bytes) -> None:
-    """Leave the outcome for a launcher that is started again after this attempt is over."""
-    document = {"exitCode": verdict.exit_code, "message": json.loads(message)}
-    draft = files.outcome.with_suffix(".tmp")
-    draft.write_text(json.dumps(document))
-    os.replace(draft, files.outcome)
-
-
-def _repeat_outcome(config: LauncherConfig, files: AttemptFiles) -> int:
-    document = json.loads(files.outcome.read_text())
-    message = json.dumps(document["message"], separators=(",", ":"), ensure_ascii=False).encode()
-    write_termination_message(config.termination, message)
-    log.info("attempt %d is over already: %s", config.job.attempt, document["message"]["outcome"])
-    return int(document["exitCode"])

@@ -1,0 +1,32 @@
+"""How an attempt ended, kept beside its logs for a launcher that is started again."""
+
+import json
+import logging
+import os
+
+from ringtrain.control.model import Verdict
+from ringtrain.control.termination import write_termination_message
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.logs.layout import AttemptFiles
+
+log = logging.getLogger(__name__)
+
+
+def write_outcome(files: AttemptFiles, verdict: Verdict, message: bytes) -> None:
+    """Leave the outcome for a launcher that is started again after this attempt is over."""
+    document = {"exitCode": verdict.exit_code, "message": json.loads(message)}
+    draft = files.outcome.with_suffix(".tmp")
+    try:
+        draft.write_text(json.dumps(document))
+        os.replace(draft, files.outcome)
+    except OSError as exc:  # the attempt ended as it did, whether or not the disk is full
+        log.error("a launcher that is started again will not know how this attempt ended: %s", exc)
+
+
+def repeat_outcome(config: LauncherConfig, files: AttemptFiles) -> int:
+    """Say again how this attempt ended, in the termination message; returns the exit code."""
+    document = json.loads(files.outcome.read_text())
+    message = json.dumps(document["message"], separators=(",", ":"), ensure_ascii=False).encode()
+    write_termination_message(config.termination, message)
+    log.info("attempt %d is over already: %s", config.job.attempt, document["message"]["outcome"])
+    return int(document["exitCode"])
