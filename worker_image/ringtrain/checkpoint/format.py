@@ -21,6 +21,8 @@ from ringtrain.errors import CheckpointError, ConfigurationError
 VERSION = 1
 MANIFEST = "manifest.json"
 REFERENCE = "$array"
+# Booleans and numbers: types that their name says wholly.
+_KINDS = "biufc"
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -32,8 +34,8 @@ class DamagedCheckpoint(CheckpointError):
 def split(state: Any) -> tuple[Any, Arrays]:
     """Return `state` as a JSON-safe tree, and the arrays that it refers to by name.
 
-    Raises ConfigurationError naming the place of anything but dicts with string keys, lists, arrays, numbers,
-    strings, booleans and None.
+    Raises ConfigurationError naming the place of anything but dicts with string keys, lists, arrays of numbers or
+    booleans, numbers, strings, booleans and None.
     """
     arrays: Arrays = {}
     return _split(state, (), arrays), arrays
@@ -80,9 +82,9 @@ def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if isinstance(value, np.ndarray) and (value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"):
         name = f"{len(arrays):05d}-{'.'.join(path)}".replace("/", ":")
-        arrays[name] = value
+        arrays[name] = value.astype(value.dtype.newbyteorder("="), copy=False)
         return {REFERENCE: name}
     if isinstance(value, Mapping) and all(isinstance(key, str) and key != REFERENCE for key in value):
         return {key: _split(inner, (*path, key), arrays) for key, inner in value.items()}
@@ -94,7 +96,7 @@ def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
         return value
     raise ConfigurationError(
         f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected dicts "
-        f"with string keys, lists, arrays, numbers, strings, booleans or None"
+        f"with string keys, lists, arrays of numbers or booleans, numbers, strings, booleans or None"
     )
 
 

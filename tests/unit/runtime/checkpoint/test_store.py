@@ -55,6 +55,14 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["ckpt-0000000007.npz"]
 
 
+def test_foreign_byte_order_is_stored_as_native(tmp_path: Path) -> None:
+    """The values are what counts."""
+    _alone(tmp_path).save(1, {"a": np.arange(3, dtype=">f4")})
+    saved = _alone(tmp_path).latest()
+    assert saved is not None
+    assert _same(saved.state, {"a": np.arange(3, dtype=np.float32)})
+
+
 def test_the_file_is_plain_numpy(tmp_path: Path) -> None:
     """`numpy.load` without pickle reads the arrays."""
     _alone(tmp_path).save(7, STATE)
@@ -263,8 +271,11 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ({"a": {1: 2}}, "checkpoint: a is dict {1: 2}; expected dicts with string keys"),
         ({"a": {"$array": 2}}, "checkpoint: a is dict {'$array': 2}; expected"),
         ({"a": np.array([{}])}, "checkpoint: a is ndarray array([{}], dtype=object); expected"),
+        ({"a": np.array(["b"])}, "checkpoint: a is ndarray array(['b'], dtype='<U1'); expected"),
+        ({"a": np.zeros(1, "i4,f4")}, "checkpoint: a is ndarray array([(0, 0.)], dtype="),
+        ({"a": np.zeros(1, ml_dtypes.float8_e4m3)}, "checkpoint: a is ndarray array([0], dtype="),
     ],
-    ids=["set", "integer-key", "reserved-key", "object-array"],
+    ids=["set", "integer-key", "reserved-key", "object-array", "string-array", "structured-array", "float8"],
 )
 def test_what_cannot_be_read_back_safely_is_not_written(
     tmp_path: Path, state: dict[str, Any], message: str
