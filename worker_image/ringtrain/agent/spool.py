@@ -22,12 +22,14 @@ DISK_BYTES = 1 << 30
 # A chunk costs memory beyond its data: count it, so that many tiny ones stay within the bound, too.
 _OVERHEAD = 200
 _FRAME = struct.Struct("<BIQII")
+# The disk's part is cut into so many: the space of one comes back when it has been read.
+_FILES = 8
 
 
 class Spool:
     """First in, first out. Safe to call from many threads.
 
-    `memory_bytes`, `disk_bytes`: bounds. The disk part is an unnamed temporary file, made when it is first needed.
+    `memory_bytes`, `disk_bytes`: bounds. The disk part is in unnamed temporary files, made when they are needed.
     """
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES) -> None:
@@ -150,48 +152,70 @@ def coalesce(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 class _DiskQueue:
-    """Chunks in a temporary file, which starts over whenever it is empty. A disk that fails takes nothing more."""
+    """Chunks in temporary files, each gone when it has been read. A disk that fails takes nothing more."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        self._file: BinaryIO | None = None
-        self._read = self._write = 0
+        self._files: deque[_DiskFile] = deque()
         self._broken = bound <= 0
 
     @property
     def waiting(self) -> bool:
-        return self._write > self._read
+        return any(file.waiting for file in self._files)
 
     def push(self, chunk: Chunk, force: bool = False) -> bool:
         frame = _FRAME.pack(chunk.stream, chunk.rank, chunk.first, chunk.lines, len(chunk.data)) + chunk.data
-        if self._broken or (self._write + len(frame) > self._bound and not force):
+        if self._broken or (sum(file.size for file in self._files) + len(frame) > self._bound and not force):
             return False
         try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="ringtrain-spool-", buffering=0)  # noqa: SIM115
-            self._file.seek(self._write)
-            if self._file.write(frame) != len(frame):
-                return False
+            if not self._files or self._files[-1].size >= self._bound // _FILES:
+                self._files.append(_DiskFile())
+            return self._files[-1].append(frame)
         except OSError:
             self._broken = not self.waiting
             return False
-        self._write += len(frame)
-        return True
 
     def pop(self) -> Chunk | None:
-        if not self.waiting or self._file is None:
-            return None
+        while self._files:
+            chunk = self._files[0].pop() if self._files[0].waiting else None
+            if not self._files[0].waiting:
+                self._files.popleft().close()
+            if chunk is not None:
+                return chunk
+        return None
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files.clear()
+        self._broken = True
+
+
+class _DiskFile:
+    """A run of frames in an unnamed file: written at its end, read from its beginning."""
+
+    def __init__(self) -> None:
+        self._file: BinaryIO = tempfile.TemporaryFile(prefix="ringtrain-spool-", buffering=0)  # noqa: SIM115
+        self._read = 0
+        self.size = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self.size > self._read
+
+    def append(self, frame: bytes) -> bool:
+        self._file.seek(self.size)
+        if self._file.write(frame) != len(frame):
+            return False
+        self.size += len(frame)
+        return True
+
+    def pop(self) -> Chunk:
         self._file.seek(self._read)
         stream, rank, first, lines, size = _FRAME.unpack(self._file.read(_FRAME.size))
         data = self._file.read(size)
         self._read += _FRAME.size + size
-        if not self.waiting:
-            self._read = self._write = 0
-            self._file.truncate(0)
         return Chunk(Stream(stream), rank, first, lines, data)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file, self._read, self._write = None, 0, 0
-        self._broken = True
+        self._file.close()

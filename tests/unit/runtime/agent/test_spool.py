@@ -51,6 +51,22 @@ def test_beyond_memory_comes_the_disk() -> None:
     spool.close()
 
 
+def test_the_bound_is_on_what_waits() -> None:
+    """A disk part that is never quite empty drops nothing, however much passes through it."""
+    spool = Spool(memory_bytes=250, disk_bytes=1000)
+    lines = [b"line %d\n" % number for number in range(500)]
+    read = b""
+    for number, line in enumerate(lines):
+        spool.put(Stream.LOG, 0, line)
+        if number >= 5:
+            (chunk,) = spool.take(1, 0)
+            spool.done({(Stream.LOG, 0): chunk.first + chunk.lines - 1})
+            read += chunk.data
+    assert spool.dropped() == {}
+    assert read + _drain(spool) == b"".join(lines)
+    spool.close()
+
+
 @pytest.mark.parametrize("stream", [Stream.LOG, Stream.REPORT])
 def test_what_is_dropped_is_said(stream: Stream) -> None:
     """The next line that fits is preceded by how many are missing."""
