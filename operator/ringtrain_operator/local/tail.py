@@ -15,11 +15,16 @@ class Tail:
     offset: int = 0
 
     def lines(self, attempt: int) -> list[str]:
-        """Whole lines that are new since the last call. A new attempt's file is read from its beginning."""
-        if attempt != self.attempt:
-            self.attempt, self.offset = attempt, 0
+        """Whole lines that are new since the last call: first what is left of the attempt before this one."""
+        if attempt == self.attempt:
+            return self._new_lines()
+        left = self._new_lines()
+        self.attempt, self.offset = attempt, 0
+        return left + self._new_lines()
+
+    def _new_lines(self) -> list[str]:
         try:
-            with (self.root / str(attempt) / "job.log").open("rb") as file:
+            with (self.root / str(self.attempt) / "job.log").open("rb") as file:
                 file.seek(self.offset)
                 data = file.read()
         except FileNotFoundError:

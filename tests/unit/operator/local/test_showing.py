@@ -110,6 +110,20 @@ def test_output_is_followed_by_whole_lines(tmp_path: Path) -> None:
     log.write_text("[0] a\n[1] bc\n")
     assert tail.lines(1) == ["[1] bc"]
     assert tail.lines(2) == []
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "job.log").write_text("[0] d\n")
+    assert tail.lines(2) == ["[0] d"]
+
+
+def test_the_last_lines_of_an_attempt_are_shown(tmp_path: Path) -> None:
+    """What a failing attempt wrote since the last look comes before the next attempt's lines."""
+    tail = Tail(tmp_path)
+    for attempt, text in ((1, "[0] a\n"), (2, "[0] c\n")):
+        (tmp_path / str(attempt)).mkdir()
+        (tmp_path / str(attempt) / "job.log").write_text(text)
+    assert tail.lines(1) == ["[0] a"]
+    (tmp_path / "1" / "job.log").write_text("[0] a\n[0] Traceback\n")
+    assert tail.lines(2) == ["[0] Traceback", "[0] c"]
 
 
 @pytest.mark.parametrize(
