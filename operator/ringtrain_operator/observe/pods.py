@@ -59,7 +59,14 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
 
 
 def read_report(raw: Mapping[str, Any]) -> LauncherReport:
-    """The launcher's /status as a value. Raises KeyError or ValueError when it is not what the contract says."""
+    """The launcher's /status as a value. Raises ValueError when it is not what the contract says."""
+    try:
+        return _report(raw)
+    except (KeyError, TypeError, OverflowError) as exc:
+        raise ValueError(f"launcher /status: {exc!r}") from exc
+
+
+def _report(raw: Mapping[str, Any]) -> LauncherReport:
     if raw["phase"] not in ("Waiting", "Running", "Succeeded", "Failed"):
         raise ValueError(f"launcher /status: phase is {raw['phase']!r}")
     return LauncherReport(
@@ -69,8 +76,8 @@ def read_report(raw: Mapping[str, Any]) -> LauncherReport:
         progress=raw.get("progress"),
         last_progress_time=_epoch(raw.get("lastProgressTime")),
         start_time=_epoch(raw.get("startTime")),
-        workers=tuple(raw.get("workers") or ()),
-        ranks=tuple(raw.get("ranks") or ()),
+        workers=tuple(dict(worker) for worker in raw.get("workers") or ()),
+        ranks=tuple(dict(rank) for rank in raw.get("ranks") or ()),
         logs=dict(raw.get("logs") or {}),
     )
 

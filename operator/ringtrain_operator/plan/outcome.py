@@ -7,6 +7,7 @@ from datetime import timedelta
 from ..contract import EXIT_GANG_STOPPED
 from ..observe import PodView, failure_in, last_words
 from ..status import Failure
+from ..status.progress import is_whole
 from ..status.situation import Situation
 from .failure_rules import judge
 from .verdict import NO_OPINION, Finish, Opinion, Restart
@@ -103,7 +104,7 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
         signal=str(told["signal"]) if told.get("signal") else None,
         reason=str(told.get("reason") or "RankFailed"),
         message=f"{told.get('message') or ''}{killed}",
-        log_tail=tuple(str(line) for line in told.get("logTail") or ()),
+        log_tail=_lines(told.get("logTail")),
         time=s.now,
     )
 
@@ -124,4 +125,8 @@ def _unexplained(pod: PodView, s: Situation) -> Failure:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and is_whole(value) else None
+
+
+def _lines(value: object) -> tuple[str, ...]:
+    return tuple(str(line) for line in value) if isinstance(value, list) else ()

@@ -46,8 +46,9 @@ def _last_words(s: Situation) -> Progress | None:
 
 def _read(raw: object, last: datetime | None) -> Progress | None:
     """Progress as the contract words it; None for anything else."""
-    if not isinstance(raw, dict) or not isinstance(raw.get("step"), int):
+    if not isinstance(raw, dict) or not is_whole(raw.get("step")):
         return None
+    metrics = raw.get("metrics")
     return Progress(
         step=raw["step"],
         total_steps=_of(raw, "totalSteps", int),
@@ -55,7 +56,9 @@ def _read(raw: object, last: datetime | None) -> Progress | None:
         samples_per_second=_of(raw, "samplesPerSecond", float),
         unit=_of(raw, "unit", str),
         loss=_of(raw, "loss", float),
-        metrics={str(k): float(v) for k, v in (raw.get("metrics") or {}).items() if _is_number(v)},
+        metrics={str(k): float(v) for k, v in metrics.items() if _is_number(v)}
+        if isinstance(metrics, dict)
+        else {},
         last_progress_time=last.replace(microsecond=0) if last is not None else None,
     )
 
@@ -65,7 +68,14 @@ def _of(raw: dict[str, Any], key: str, kind: type) -> Any:
     value = raw.get(key)
     if kind is float:
         return float(str(value)) if _is_number(value) else None
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+    if kind is int:
+        return value if is_whole(value) else None
+    return value if isinstance(value, kind) else None
+
+
+def is_whole(value: object) -> bool:
+    """A whole number that the API can store: int64, and not below 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _is_number(value: object) -> bool:
