@@ -1,26 +1,32 @@
 """Groups of ranks that run collectives among themselves."""
 
+import weakref
 from collections.abc import Iterable
 
 from ringtrain.collectives.communicator import Communicator
-from ringtrain.collectives.session import WORLD, Session, current
+from ringtrain.collectives.session import WORLD, Session, current, current_or_none
 from ringtrain.errors import ConfigurationError
 from ringtrain.wire.signature import Signature
 
 
 class ProcessSet:
-    """Some ranks of the world. Usable in collectives once `add_process_set` has returned on all ranks.
-
-    `process_set_id`: None before it is added and after it is removed; 0 is the set of all ranks.
-    """
+    """Some ranks of the world. Usable in collectives once `add_process_set` has returned on all ranks."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self.process_set_id: int | None = None
+        self._added: tuple[weakref.ref[Session], int] | None = None
         self._ranks = tuple(sorted(ranks))
         if len(set(self._ranks)) != len(self._ranks) or not self._ranks:
             raise ConfigurationError(
                 f"a process set of ranks {list(self._ranks)}; expected at least one, each once"
             )
+
+    @property
+    def process_set_id(self) -> int | None:
+        """0 for the set of all ranks; None before it is added, after it is removed, and when its world ends."""
+        session = current_or_none()
+        if session is None or self._added is None or self._added[0]() is not session:
+            return None
+        return self._added[1]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -47,7 +53,11 @@ class _GlobalProcessSet(ProcessSet):
     """All ranks, whatever the world."""
 
     def __init__(self) -> None:
-        self.process_set_id = WORLD
+        """Added to every world by itself."""
+
+    @property
+    def process_set_id(self) -> int:
+        return WORLD
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -78,7 +88,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         session.communicator().barrier(Signature(f"add_process_set({list(made.ranks)})"))
         return session.add_process_set(made.ranks)
 
-    made.process_set_id = session.engine.call(agree)
+    made._added = weakref.ref(session), session.engine.call(agree)
     return made
 
 
@@ -94,7 +104,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         session.remove_process_set(number)
 
     session.engine.call(agree)
-    process_set.process_set_id = None
+    process_set._added = None
     return True
 
 
@@ -102,8 +112,9 @@ def communicator_of(session: Session, process_set: ProcessSet | None) -> Communi
     """The communicator of `process_set`, by default that of all ranks. Raises ConfigurationError."""
     if process_set is None:
         return session.communicator()
-    if process_set.process_set_id is None:
+    number = process_set.process_set_id
+    if number is None:
         raise ConfigurationError(
             f"{process_set} is not in use; call ringtrain.add_process_set() on all ranks first"
         )
-    return session.communicator(process_set.process_set_id)
+    return session.communicator(number)

@@ -39,9 +39,13 @@ class Session:
         self._member = Membership.join(place, transport or _transport(place, config.data_path))
         self._communicators: dict[int, Communicator] = {}
         self._next_process_set = WORLD
-        self.add_process_set(tuple(range(config.size)))
-        if config.check_in_file is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
-            config.check_in_file.write_text(f"ringtrain: world of {config.size}\n")
+        try:
+            self.add_process_set(tuple(range(config.size)))
+            if config.check_in_file is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
+                config.check_in_file.write_text(f"ringtrain: world of {config.size}\n")
+        except BaseException:
+            self.close()
+            raise
 
     def communicator(self, process_set: int = WORLD) -> Communicator:
         found = self._communicators.get(process_set)
@@ -110,7 +114,11 @@ def init(
                 raise ConfigurationError(f"timeout is {timeout}; expected seconds, more than 0")
             found = replace(found, timeout_s=float(timeout))
         _start_timeline(found)
-        _session = Session(found, None, segment_bytes)
+        try:
+            _session = Session(found, None, segment_bytes)
+        except BaseException:
+            timeline.stop()
+            raise
         atexit.register(shutdown)
 
 
@@ -141,10 +149,15 @@ def is_initialized() -> bool:
 
 def current() -> Session:
     """Return this process's session. Raises NotInitializedError."""
-    session = _entered.get() or _session
+    session = current_or_none()
     if session is None:
         raise NotInitializedError("ringtrain is not initialized; call ringtrain.init() first")
     return session
+
+
+def current_or_none() -> Session | None:
+    """This process's session, if there is one."""
+    return _entered.get() or _session
 
 
 def rank() -> int:
