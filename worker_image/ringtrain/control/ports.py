@@ -49,11 +49,17 @@ class HeldPorts:
         raise PortTaken(f"no free port found in {_LOWEST}..{self._ceiling - 1} in {_TRIES} tries")
 
     def _hold(self, port: int) -> bool:
+        # The second try takes a port on which only ended connections are left (TIME_WAIT): those of the attempt
+        # before, where pods share their host's network. Asked for at first, it would let two of us hold one port.
+        return self._bind(port, reuse=False) or self._bind(port, reuse=True)
+
+    def _bind(self, port: int, reuse: bool) -> bool:
         family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         held = socket.socket(family, socket.SOCK_STREAM)
         try:
             if family == socket.AF_INET6:
                 held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
             held.bind(("", port))
         except OSError:
             held.close()

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,20 @@ def test_exit_codes_of_an_agent(verdict: Verdict, code: int) -> None:
     if verdict.failure is not None and verdict.failure.exit_code == 69:
         code = 69
     assert agent_exit_code(verdict, range(2, 4)) == code
+
+
+def test_ports_of_connections_that_have_ended() -> None:
+    """What an earlier attempt's connections leave in the kernel for a minute does not hold up the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            server.accept()[0].close()  # whoever closes first keeps the address: TIME_WAIT
+            assert client.recv(1) == b""
+        with pytest.raises(PortTaken):
+            HeldPorts().take(port, 1)
+    held = HeldPorts()
+    assert held.take(port, 1) == (port,)
+    held.release()
 
 
 def test_ports_are_held_until_released() -> None:
