@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 from ringtrain import contract
 from ringtrain.control.model import Failure, Outcome, Reason, Verdict
@@ -22,9 +21,9 @@ from ringtrain.launcher.console import Console
 from ringtrain.launcher.gang import Gang, Release, Start, Stop, make_world
 from ringtrain.launcher.http import StatusServer
 from ringtrain.launcher.outcome import repeat_outcome, write_outcome
+from ringtrain.launcher.progress import follow_reports, say_total
 from ringtrain.launcher.service import CoordinatorService
 from ringtrain.launcher.status import Reports, Snapshot
-from ringtrain.launcher.throughput import step_line, total_line
 from ringtrain.launcher.verdict import GangView, Patience, decide
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.store import LogStore
@@ -35,7 +34,6 @@ log = logging.getLogger(__name__)
 
 # How often the main loop looks at the clock and at signals when nothing else wakes it.
 _TICK_S = 0.2
-_STEP_LINE_EVERY_S = 1.0
 # What trying again does not mend, unlike a file server that is away.
 _NO_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
@@ -57,12 +55,12 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         launcher = _Launcher(config, gang, snapshot, mpi)
         console = Console(sys.stdout.fileno())
         stack.callback(console.close, 5.0)
-        _follow_reports(snapshot, console)
+        follow_reports(snapshot, console)
         stop = stack.enter_context(_stop_signals())
         _open_ports(config, gang, snapshot, launcher, stack)
         verdict = launcher.supervise(stop)
         launcher.farewell(verdict, stop)
-        _say_total(snapshot, console)
+        say_total(snapshot, console)
         message = termination_message(verdict, config.job.attempt, config.world_size, snapshot.progress())
         write_outcome(files, verdict, message)
         write_termination_message(config.termination, message)
@@ -224,35 +222,6 @@ def _open_ports(
     )
     stack.callback(server.close, 1.0)
     log.info("waiting for %d workers on port %d, status on port %d", config.workers, server.port, http.port)
-
-
-def _follow_reports(snapshot: Snapshot, console: Console) -> None:
-    """Feed report lines into the throughput, and print progress at most once a second of report time."""
-    printed_at = -_STEP_LINE_EVERY_S
-
-    def on_report(rank: int, report: dict[str, Any]) -> None:
-        nonlocal printed_at
-        with snapshot.reports as reports:
-            closed, last = reports.add(rank, report), reports.last_report_time or 0.0
-            is_last_step = bool(closed) and closed[-1] == report.get("totalSteps")
-            if not closed or (last - printed_at < _STEP_LINE_EVERY_S and not is_last_step):
-                return
-            printed_at, progress = last, reports.progress()
-            if progress is not None:
-                console.show(step_line(progress, reports.speed()).encode() + b"\n")
-
-    with snapshot.reports as reports:
-        for row in snapshot.store.rows():
-            reports.add(int(row["rank"]), row)
-    snapshot.store.on_merged = console.show
-    snapshot.store.on_report = on_report
-
-
-def _say_total(snapshot: Snapshot, console: Console) -> None:
-    with snapshot.reports as reports:
-        progress, total = reports.progress(), reports.total()
-    if progress and total and progress.samples_per_s:
-        console.show(total_line(progress.unit, total).encode() + b"\n")
 
 
 def _say_verdict(verdict: Verdict) -> None:

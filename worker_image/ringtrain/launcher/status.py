@@ -32,7 +32,10 @@ class Reports:
 
 @dataclass
 class Snapshot:
-    """Where `/status`, `/metrics` and `/healthz` take everything from."""
+    """Where `/status`, `/metrics` and `/healthz` take everything from.
+
+    `last_progress`: when the newest report came, by this host's clock: those of the ranks' hosts may be wrong.
+    """
 
     config: LauncherConfig
     gang: Gang
@@ -40,6 +43,7 @@ class Snapshot:
     reports: Reports
     start_time: float = field(default_factory=time.time)
     started: bool = False
+    last_progress: float | None = None
     verdict: Verdict | None = None
 
     @property
@@ -60,7 +64,7 @@ class Snapshot:
         job, view = self.config.job, self.gang.view()
         registrations = self.gang.registrations()
         with self.reports as reports:
-            progress, last = reports.progress(), reports.last_report_time
+            progress = reports.progress()
             steps = [reports.step_of(rank) for rank in range(self.config.world_size)]
         failure = self.verdict.failure if self.verdict else None
         return {
@@ -79,7 +83,7 @@ class Snapshot:
                 for state, step in zip(view.ranks, steps, strict=True)
             ],
             "progress": _progress_json(progress) if progress else None,
-            "lastProgressTime": last,
+            "lastProgressTime": self.last_progress,
             "startTime": self.start_time,
             "failure": failure_json(failure) if failure else None,
             "logs": {

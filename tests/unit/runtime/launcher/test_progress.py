@@ -1,0 +1,72 @@
+"""What the launcher makes of reports while they arrive."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.console import Console
+from ringtrain.launcher.gang import Gang
+from ringtrain.launcher.progress import follow_reports
+from ringtrain.launcher.status import Reports, Snapshot
+from ringtrain.logs.journal import Stream
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.store import Chunk, LogStore
+
+CONFIG = LauncherConfig.from_env(
+    {
+        "RINGTRAIN_JOB_NAME": "digits",
+        "RINGTRAIN_JOB_NAMESPACE": "default",
+        "RINGTRAIN_JOB_UID": "uid-1",
+        "RINGTRAIN_ATTEMPT": "1",
+        "RINGTRAIN_NUM_WORKERS": "1",
+    }
+)
+
+
+@pytest.fixture
+def console() -> Iterator[Console]:
+    null = os.open(os.devnull, os.O_WRONLY)
+    shown = Console(null)
+    yield shown
+    shown.close(10)
+    os.close(null)
+
+
+def begin(directory: Path, console: Console) -> Snapshot:
+    store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
+    snapshot = Snapshot(CONFIG, Gang(CONFIG, time.monotonic), store, Reports(1))
+    follow_reports(snapshot, console)
+    return snapshot
+
+
+def send(snapshot: Snapshot, first: int, **report: float) -> None:
+    data = json.dumps(report).encode() + b"\n"
+    assert snapshot.store.append(Chunk(Stream.REPORT, 0, first, 1, data)) == first
+
+
+@pytest.mark.parametrize("ago_s", [3600, -3600], ids=["behind", "ahead"])
+def test_progress_is_dated_by_the_launcher(tmp_path: Path, console: Console, ago_s: float) -> None:
+    """Nodes' clocks may be wrong by any amount: what counts is when the report came."""
+    snapshot = begin(tmp_path, console)
+    assert snapshot.status()["lastProgressTime"] is None
+    before = time.time()
+    send(snapshot, 1, step=1, time=before - ago_s)
+    assert before <= snapshot.status()["lastProgressTime"] <= time.time()
+
+
+def test_a_launcher_that_was_restarted_counts_from_then(tmp_path: Path, console: Console) -> None:
+    """It does not know when the reports in its files came: a deadline for progress begins anew."""
+    first = begin(tmp_path, console)
+    send(first, 1, step=1, time=1000.0)
+    first.store.close()
+    before = time.time()
+    second = begin(tmp_path, console)
+    status = second.status()
+    assert status["progress"]["step"] == 1
+    assert before <= status["lastProgressTime"] <= time.time()
+    second.store.close()

@@ -1,0 +1,42 @@
+"""What the launcher makes of reports while they arrive: progress, throughput, and lines that people read."""
+
+import time
+from typing import Any
+
+from ringtrain.launcher.console import Console
+from ringtrain.launcher.status import Snapshot
+from ringtrain.launcher.throughput import step_line, total_line
+
+_STEP_LINE_EVERY_S = 1.0
+
+
+def follow_reports(snapshot: Snapshot, console: Console) -> None:
+    """Feed report lines into the throughput, and print progress at most once a second of report time."""
+    printed_at = -_STEP_LINE_EVERY_S
+
+    def on_report(rank: int, report: dict[str, Any]) -> None:
+        nonlocal printed_at
+        snapshot.last_progress = time.time()
+        with snapshot.reports as reports:
+            closed, last = reports.add(rank, report), reports.last_report_time or 0.0
+            is_last_step = bool(closed) and closed[-1] == report.get("totalSteps")
+            if not closed or (last - printed_at < _STEP_LINE_EVERY_S and not is_last_step):
+                return
+            printed_at, progress = last, reports.progress()
+            if progress is not None:
+                console.show(step_line(progress, reports.speed()).encode() + b"\n")
+
+    with snapshot.reports as reports:
+        for row in snapshot.store.rows():
+            reports.add(int(row["rank"]), row)
+            snapshot.last_progress = time.time()
+    snapshot.store.on_merged = console.show
+    snapshot.store.on_report = on_report
+
+
+def say_total(snapshot: Snapshot, console: Console) -> None:
+    """Print the last line of a benchmark, if anything was measured."""
+    with snapshot.reports as reports:
+        progress, total = reports.progress(), reports.total()
+    if progress and total and progress.samples_per_s:
+        console.show(total_line(progress.unit, total).encode() + b"\n")
