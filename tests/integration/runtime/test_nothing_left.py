@@ -7,6 +7,8 @@ from support.gang import GangProcesses
 
 COUNTED = """
 import os, sys, threading, time
+inherited = dict(os.environ)
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # as the commands do: its fork handlers abort a rank now and then
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.main import run_agent
 from ringtrain.launcher.config import LauncherConfig
@@ -24,7 +26,7 @@ def held():
 
 before = held()
 if os.environ["RINGTRAIN_ROLE"] == "worker":
-    code = run_agent(AgentConfig.from_env(os.environ), ["sh", "-c", "echo hello"], dict(os.environ))
+    code = run_agent(AgentConfig.from_env(os.environ), ["sh", "-c", "echo hello"], inherited)
 else:
     code = run_launcher(LauncherConfig.from_env(os.environ))
 deadline = time.monotonic() + 60  # gRPC closes its sockets in a thread of its own
