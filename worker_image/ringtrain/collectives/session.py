@@ -133,6 +133,15 @@ def shutdown() -> None:
         timeline.stop()
 
 
+def _forget_in_child() -> None:
+    """A forked process is no rank: its end must not end the world of the one that it came from."""
+    global _lock, _session
+    _lock, _session = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 def _start_timeline(config: WorkerConfig) -> None:
     if config.timeline is None:
         return
@@ -195,6 +204,9 @@ def _transport(place: Place, data_path: str) -> Transport:
         from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 
         return MemoryTransport(MemoryNetwork(), place.rank)
+    # Data loaders fork. gRPC's handlers for that wait for its threads, which are ours, and hang the child or abort
+    # it. It looks here when it is loaded.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from ringtrain.transport.rpc import RpcTransport
 
     return RpcTransport(place.rank, place.addresses, place.timeout_s, data_path == "auto")
