@@ -41,6 +41,20 @@ class Refusal:
     misconfigured: bool = False
 
 
+class OrderStream:
+    """One agent's open order stream. It waits apart: a gang of a thousand changes thousands of times before it
+    gets an order."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.news = threading.Event()
+
+    def end(self) -> None:
+        """Nobody listens any more."""
+        self.ended = True
+        self.news.set()
+
+
 @dataclass
 class Member:
     """One registered agent. `streams`: how many order streams it has open; `heard`: when it last called."""
@@ -62,6 +76,7 @@ class Gang:
         self._config = config
         self._clock = clock
         self._changed = threading.Condition()
+        self._streams: set[OrderStream] = set()
         self._members: dict[int, Member] = {}
         self._order: Order | None = None
 
@@ -113,17 +128,25 @@ class Gang:
         with self._changed:
             self._order = order
             self._changed.notify_all()
+            for stream in self._streams:
+                stream.news.set()
 
-    def wait_order(self, seen: Order | None, wanted: Callable[[], bool]) -> Order | None:
-        """The current order once it is another than `seen`; None when it is not `wanted` any more (see `wake`)."""
+    def wait_order(self, seen: Order | None, stream: "OrderStream") -> Order | None:
+        """The current order once it is another than `seen`; None when `stream` has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._order is not seen or not wanted())
-            return None if self._order is seen else self._order
-
-    def wake(self) -> None:
-        """Make everybody who waits look again."""
-        with self._changed:
-            self._changed.notify_all()
+            self._streams.add(stream)
+        try:
+            while not stream.ended:
+                with self._changed:
+                    stream.news.clear()
+                    if self._order is not seen:
+                        return self._order
+                if not stream.ended:
+                    stream.news.wait()
+            return None
+        finally:
+            with self._changed:
+                self._streams.discard(stream)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something changes, at most `timeout_s`."""

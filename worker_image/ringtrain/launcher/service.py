@@ -7,7 +7,7 @@ from typing import Any
 
 from ringtrain.control.wire import rank_from_wire, registration_from_wire, verdict_to_wire, world_to_wire
 from ringtrain.gen import coordinator_pb2 as pb
-from ringtrain.launcher.gang import Gang, Order, Start, Stop
+from ringtrain.launcher.gang import Gang, Order, OrderStream, Start, Stop
 from ringtrain.logs.journal import Stream
 from ringtrain.logs.store import Chunk, LogStore
 
@@ -39,14 +39,11 @@ class CoordinatorService:
         index, instance = request.worker_index, request.instance
         if not self._gang.attach(index, instance):
             return
-        context.add_callback(self._gang.wake)
+        stream, order = OrderStream(), None
         try:
-            order: Order | None = None
-            while context.is_active():
-                order = self._gang.wait_order(order, context.is_active)
-                if order is None:
-                    return
-                yield _order_to_wire(order)
+            if context.add_callback(stream.end):  # else it has ended already
+                while (order := self._gang.wait_order(order, stream)) is not None:
+                    yield _order_to_wire(order)
         finally:
             self._gang.detach(index, instance)
 

@@ -1,12 +1,13 @@
 """The barrier: who may join, and what is known of those that did."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from ringtrain.control.model import RankPhase, RankState, Registration, World
 from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.gang import Gang, Refusal, Start, make_world
+from ringtrain.launcher.gang import Gang, OrderStream, Refusal, Start, make_world
 
 CONFIG = LauncherConfig.from_env(
     {
@@ -119,3 +120,18 @@ def test_exits_are_dated_when_they_are_first_seen() -> None:
     view = gang.view()
     assert [exit.at for exit in view.exits] == [98.0]
     assert [state.phase.value for state in view.ranks] == ["Waiting", "Failed", "Waiting", "Waiting"]
+
+
+def test_orders_reach_those_who_wait() -> None:
+    """An order wakes every stream; a stream that ends waits no longer, and nothing else wakes one."""
+    gang, streams = Gang(CONFIG, Clock()), [OrderStream(), OrderStream()]
+    with ThreadPoolExecutor(2) as pool:
+        ended, ordered = (pool.submit(gang.wait_order, None, stream) for stream in streams)
+        assert gang.register(worker(0)) is None
+        assert not any(stream.news.is_set() for stream in streams)
+        streams[0].end()
+        assert ended.result(10) is None
+        gang.give(Start(WORLD))
+        assert ordered.result(10) == Start(WORLD)
+    assert gang.wait_order(None, OrderStream()) == Start(WORLD)
+    assert gang.wait_order(gang.wait_order(None, OrderStream()), streams[0]) is None
