@@ -51,6 +51,11 @@ class LauncherConfig:
         """How long agents may take to stop their ranks and hand over the last lines."""
         return self.timeout_s
 
+    @property
+    def open_files(self) -> int:
+        """Descriptors that a launcher needs: a log for each rank, connections of each worker, and its own."""
+        return self.world_size + 4 * self.workers + 256
+
     def in_order(self, members: list[Registration]) -> list[Registration]:
         """`members`, given by worker index, in the order of their ranks: a launcher's own agent comes first."""
         return [members[-1], *members[:-1]] if self.mpi and self.mpi.launcher_as_worker else members

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -43,6 +44,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
 
     `command`: what the launcher of an MPI job runs.
     """
+    allow_open_files(config.open_files)
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
     store = _open_store(config, files)
     if store.resumed and files.outcome.exists():
@@ -66,6 +68,14 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         write_termination_message(config.termination, message)
         launcher.release(verdict)
     return verdict.exit_code
+
+
+def allow_open_files(count: int) -> None:
+    """Have the system allow this process `count` open files, as far as its hard limit goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Launcher:

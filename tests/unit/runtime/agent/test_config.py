@@ -1,5 +1,6 @@
 """What agent and launcher are told, and what they say when it is wrong."""
 
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from ringtrain.agent.config import AgentConfig
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.main import allow_open_files
 
 JOB = {
     "RINGTRAIN_JOB_NAME": "digits",
@@ -86,3 +88,18 @@ def test_secrets_are_not_shown() -> None:
     from ringtrain.control.secrets import Secrets, TlsFiles
 
     assert "hidden" not in repr(Secrets(TlsFiles(b"ca", b"certificate", b"hidden"), "hidden"))
+
+
+def test_a_launcher_may_open_a_file_for_each_rank() -> None:
+    """However low the limit is that it was started with; more than is needed is not asked for."""
+    launcher = LauncherConfig.from_env({**JOB, "RINGTRAIN_NUM_WORKERS": "500"})
+    assert launcher.open_files > 1000 + 500
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+        allow_open_files(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, before[1])
+        allow_open_files(250)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
