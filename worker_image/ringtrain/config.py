@@ -9,7 +9,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import split_address
 from ringtrain.world.mpi import mpi_place
 from ringtrain.world.tf_config import OUTSIDE_TYPES, parse_tf_config
-from ringtrain.world.topology import Topology, topology_of
+from ringtrain.world.topology import Topology, same_address, topology_of
 
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
@@ -173,11 +173,12 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
             split_address(address)
         except ConfigurationError as error:
             raise ConfigurationError(f"{contract.ENV_RING_ADDRESSES}, rank {rank}: {error}") from error
-        if address in addresses[:rank]:
-            raise ConfigurationError(
-                f"{contract.ENV_RING_ADDRESSES} has {address} for ranks {addresses.index(address)} and {rank}; "
-                f"give each rank its own"
-            )
+    if (ranks := same_address(addresses)) is not None:
+        first, second = ranks
+        raise ConfigurationError(
+            f"{contract.ENV_RING_ADDRESSES} has {addresses[first]} for ranks {first} and {second}; give each rank "
+            f"its own"
+        )
     return addresses
 
 

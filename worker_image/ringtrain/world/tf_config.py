@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import split_address
+from ringtrain.world.topology import same_address
 
 RING_TYPES: Final = ("chief", "worker")
 OUTSIDE_TYPES: Final = ("ps", "evaluator")
@@ -102,9 +103,8 @@ def _have(cluster: dict[str, tuple[str, ...]]) -> str:
 
 
 def _check_distinct(addresses: tuple[str, ...]) -> None:
-    for rank, address in enumerate(addresses):
-        if address in addresses[:rank]:
-            raise ConfigurationError(
-                f"TF_CONFIG: {address} is the address of ranks {addresses.index(address)} and {rank}; "
-                f"give each task its own"
-            )
+    if (ranks := same_address(addresses)) is not None:
+        first, second = ranks
+        raise ConfigurationError(
+            f"TF_CONFIG: {addresses[first]} is the address of ranks {first} and {second}; give each task its own"
+        )

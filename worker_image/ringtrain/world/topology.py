@@ -24,3 +24,13 @@ def topology_of(addresses: tuple[str, ...], rank: int) -> Topology:
     local_rank = mine.index(rank)
     column = [ranks[local_rank] for ranks in hosts.values() if len(ranks) > local_rank]
     return Topology(local_rank, len(mine), column.index(rank), len(column))
+
+
+def same_address(addresses: tuple[str, ...]) -> tuple[int, int] | None:
+    """Return two ranks that have one address; None if all are different."""
+    ranks: dict[str, int] = {}
+    for rank, address in enumerate(addresses):
+        first = ranks.setdefault(address, rank)
+        if first != rank:
+            return first, rank
+    return None
