@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,9 @@ from typing import Any
 from ..spec.reserved import VOLUME_LOGS
 from .errors import LocalUnsupported
 from .runner import Secrets
+
+_PORTS = (15_000, 32_000)
+_PORT_TRIES = 1000
 
 
 @dataclass(frozen=True)
@@ -83,5 +88,13 @@ def _secret_directory(source: dict[str, Any], directory: Path, secrets: Secrets)
 
 def _free_ports() -> Ports:
     """Two ports that are free now, held together while choosing so that they differ."""
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+    with _listening() as one, _listening() as two:
         return Ports(control=one.getsockname()[1], status=two.getsockname()[1])
+
+
+def _listening() -> socket.socket:
+    """A server on a port below those that kernels give to connections: none takes it before it is used."""
+    for _ in range(_PORT_TRIES):
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", random.randrange(*_PORTS)))
+    raise LocalUnsupported(f"no free port was found in {_PORTS[0]}..{_PORTS[1] - 1}")
