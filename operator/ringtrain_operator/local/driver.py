@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -45,6 +45,7 @@ class Driver:
     display: Display
     manifest: ManifestFile
     sleep: Callable[[float], None] = time.sleep
+    _complained: str = field(default="", init=False)
 
     def run(self) -> JobStatus:
         """Returns the final status. Whoever calls closes the runner, whatever happens here."""
@@ -61,13 +62,23 @@ class Driver:
     def step(self) -> bool:
         """Observe, plan, apply, show, until the plan has nothing to do. Returns whether the job was deleted."""
         self.cluster.job = self.manifest.refresh(self.cluster.job)
+        events = self._complaint()
         while True:
             observed = self.cluster.observe()
             plan = plan_object(self.cluster.job, observed, datetime.now(UTC))
             deleted = self.cluster.apply(plan)
-            self.display.show(View(self.cluster.job, self._status(), observed, plan.events))
+            self.display.show(View(self.cluster.job, self._status(), observed, (*events, *plan.events)))
+            events = ()
             if deleted or not (plan.create or plan.delete or plan.status):
                 return deleted
+
+    def _complaint(self) -> tuple[Event, ...]:
+        """What is wrong with the saved manifest, once."""
+        new = self.manifest.complaint != self._complained
+        self._complained = self.manifest.complaint
+        if not (new and self._complained):
+            return ()
+        return (Event("Warning", "ChangeRefused", f"{self._complained}; the job goes on as it was"),)
 
     def _status(self) -> JobStatus:
         return parse_status(self.cluster.status)

@@ -54,10 +54,12 @@ def load_job(path: Path) -> dict[str, Any]:
 
 @dataclass
 class ManifestFile:
-    """A manifest on disk, followed while its job runs."""
+    """A manifest on disk, followed while its job runs. `complaint`: why the file as it is has no effect, if so."""
 
     path: Path
     seen: tuple[int, ...] = ()
+    complaint: str = ""
+    _unreadable: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self.seen = _version(self.path)
@@ -73,10 +75,13 @@ class ManifestFile:
         try:
             new = load_objects(self.path)[0]
             problems = update_problems(parse_job(new).spec, parse_job(job).spec)
-        except (ManifestUnreadable, SpecInvalid):
-            # Half-saved or wrong: read again next time.
+        except (ManifestUnreadable, SpecInvalid) as exc:
+            # Half-saved or wrong: read again next time, and then it is wrong.
+            self.complaint = str(exc) if now == self._unreadable else ""
+            self._unreadable = now
             return job
         self.seen = now
+        self.complaint = "; ".join(f"{problem.path}: {problem.message}" for problem in problems)
         if problems or new["spec"] == job["spec"]:
             return job
         generation = job["metadata"]["generation"] + 1

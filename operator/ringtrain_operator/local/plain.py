@@ -27,6 +27,9 @@ class PlainDisplay:
 
     def show(self, view: View) -> None:
         """Say what is new."""
+        for event in view.events:
+            if event.reason == "ChangeRefused":  # of all others the state tells
+                self._line(f"{event.reason}: {event.message}")
         now = (str(view.status.state), why(view.status))
         if now != self._said:
             self._said = now

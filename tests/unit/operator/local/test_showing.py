@@ -12,10 +12,12 @@ from rich.console import Console
 from support.jobs import job
 from support.planworld import World
 
-from ringtrain_operator.local.driver import View
+from ringtrain_operator.local.cluster import LocalCluster
+from ringtrain_operator.local.driver import Driver, View
 from ringtrain_operator.local.live import render
 from ringtrain_operator.local.manifest import ManifestFile, ManifestUnreadable, load_job
 from ringtrain_operator.local.plain import PlainDisplay
+from ringtrain_operator.local.process import ProcessRunner
 from ringtrain_operator.local.summary import print_summary, read_results
 from ringtrain_operator.local.tail import Tail
 
@@ -150,8 +152,30 @@ def test_a_saved_change_is_an_apply(tmp_path: Path) -> None:
     assert file.refresh(obj) is obj
     path.write_text("a: [")
     assert file.refresh(obj) is obj
+    assert file.complaint == ""  # it may be half-saved
+    assert file.refresh(obj) is obj
+    assert "not YAML" in file.complaint
     path.write_text(yaml.safe_dump(job(backend="mpi")))
     assert file.refresh(obj)["spec"].get("backend") is None
+    assert file.complaint.startswith("spec.backend: backend can change only while the job is suspended")
     path.write_text(yaml.safe_dump(job(workers=5)))
     changed = file.refresh(obj)
     assert (changed["spec"]["worker"]["replicas"], changed["metadata"]["generation"]) == (5, 2)
+    assert file.complaint == ""
+
+
+def test_a_change_that_is_refused_is_said_once(tmp_path: Path) -> None:
+    """Whoever saves a change that cannot take effect is told why, in any display."""
+    path, out = tmp_path / "job.yaml", io.StringIO()
+    path.write_text(yaml.safe_dump(job(runPolicy={"suspend": True})))
+    runner = ProcessRunner(tmp_path / "run", tmp_path / "claims")
+    file = ManifestFile(path)
+    driver = Driver(LocalCluster(load_job(path), runner), PlainDisplay(out, None), file)
+    driver.step()
+    path.write_text(yaml.safe_dump(job(runPolicy={"suspend": True}, slotsPerWorker="two")))
+    for _ in range(3):
+        driver.step()
+    runner.close()
+    (said,) = [line for line in out.getvalue().splitlines() if line.startswith("ChangeRefused")]
+    assert "spec.slotsPerWorker: is 'two'" in said
+    assert said.endswith("; the job goes on as it was")
