@@ -33,6 +33,14 @@ def until(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T
         time.sleep(0.02)
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether `process` has not ended: a zombie only waits for whoever inherited it, which may take its time."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class PodProcess:
     """A pod's main container as a process."""
 
@@ -192,7 +200,7 @@ class GangProcesses:
                 pod.send(signal.SIGKILL)
                 pod.process.wait(DEADLINE_S)
         for process in left:
-            if process.is_running():
+            if runs(process):
                 process.kill()
 
     def _start(self, pod: PodProcess) -> PodProcess:

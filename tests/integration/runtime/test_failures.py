@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from support.gang import GangProcesses, until
+from support.gang import GangProcesses, runs, until
 
 Gang = Callable[..., GangProcesses]
 
@@ -117,7 +117,7 @@ def test_a_killed_agent(gang: Gang) -> None:
     )  # fmt: skip
     assert "rank(s) 2, 3" in failure["message"]
     assert failure["logTail"] == ["ready"]
-    until("no rank left", lambda: not any(rank.is_running() for rank in ranks))
+    until("no rank left", lambda: not any(runs(rank) for rank in ranks))
 
 
 def test_workers_that_never_come(gang: Gang) -> None:
@@ -217,7 +217,7 @@ def test_asked_to_stop(gang: Gang) -> None:
     assert [launcher.wait(), agent.wait()] == [143, 143]
     assert launcher.message()["outcome"] == agent.message()["outcome"] == "Stopped"
     assert job.rank_log(0) == job.rank_log(1) == b"ready\nheard SIGTERM\n"
-    assert [process for process in left if process.is_running()] == []
+    assert [process for process in left if runs(process)] == []
 
 
 POLITE = """

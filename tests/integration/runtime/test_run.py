@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from support.gang import DEADLINE_S, until
+from support.gang import DEADLINE_S, runs, until
 
 
 def _start(directory: Path, *words: str) -> "subprocess.Popen[str]":
@@ -43,7 +43,7 @@ def test_interrupted(tmp_path: Path) -> None:
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 130
-    assert not [process for process in processes if process.is_running()]
+    assert not [process for process in processes if runs(process)]
 
 
 def test_killed(tmp_path: Path) -> None:
@@ -52,4 +52,4 @@ def test_killed(tmp_path: Path) -> None:
     processes = until("the ranks", lambda: len(found := psutil.Process(run.pid).children(True)) >= 4 and found)
     run.kill()
     run.communicate(timeout=DEADLINE_S)
-    until("nothing left", lambda: not any(process.is_running() for process in processes))
+    until("nothing left", lambda: not any(runs(process) for process in processes))
