@@ -82,5 +82,5 @@ class LocalCluster:
         except urllib.error.URLError as exc:
             # Not listening yet is a stage of every start.
             return None, "" if isinstance(exc.reason, ConnectionRefusedError) else f"{url}: {exc.reason}"
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, KeyError, TypeError) as exc:
             return None, f"{url}: {exc}"

@@ -181,13 +181,10 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
 def _fused(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> list[list[int]]:
     """Cut `indices` into runs of at least `fusion_bytes`, but for the last: each run is one exchange."""
     runs: list[list[int]] = [[]]
-    length = 0
     for index in indices:
-        if length >= fusion_bytes:
+        if sum(arrays[i].nbytes for i in runs[-1]) >= fusion_bytes:
             runs.append([])
-            length = 0
         runs[-1].append(index)
-        length += arrays[index].nbytes
     return runs
 
 

@@ -97,30 +97,6 @@ def test_success_that_nobody_attests_is_a_failure(words: str) -> None:
     assert "without attesting all 2 ranks" in condition(w, "Failed")[2]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"failure": {"reason": "RankFailed", "logTail": 5}},
-        {"failure": {"reason": "RankFailed", "rank": 2**70, "exitCode": "many"}},
-        {"failure": [1]},
-        {"progress": {"step": 3, "metrics": [0.5]}},
-        {"progress": {"step": 2**70, "totalSteps": 2**70}},
-        {"progress": "far"},
-    ],
-    ids=lambda words: json.dumps(words)[:60],
-)
-def test_last_words_that_make_no_sense(words: dict[str, object]) -> None:
-    """Any program in the pod can write its termination message: the attempt has failed, whatever is in it."""
-    w = running(backoffLimit=0)
-    message = {"version": 1, "attempt": 1, "outcome": "Failed", "worldSize": 2, "ranksSucceeded": 0, **words}
-    w.pod_ends("digits-launcher", 3, json.dumps(message))
-    w.settle()
-    assert w.status.state == "Failed"
-    assert w.status.failure is not None
-    numbers = (w.status.failure.rank or 0, w.status.progress.step if w.status.progress else 0)
-    assert max(numbers) < 2**63
-
-
 def test_the_ranks_of_a_launcher_that_is_a_worker_too_are_attested() -> None:
     """Two workers and the launcher, two slots each: six ranks, and four would be too few."""
     w = World(job(backend="mpi", slotsPerWorker=2, mpi={"runLauncherAsWorker": True}))

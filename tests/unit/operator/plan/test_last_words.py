@@ -1,0 +1,34 @@
+"""Termination messages that no launcher of ours has written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.jobs import job
+from support.planworld import World
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"failure": {"reason": "RankFailed", "logTail": 5}},
+        {"failure": {"reason": "RankFailed", "rank": 2**70, "exitCode": "many"}},
+        {"failure": [1]},
+        {"progress": {"step": 3, "metrics": [0.5]}},
+        {"progress": {"step": 2**70, "totalSteps": 2**70}},
+        {"progress": "far"},
+    ],
+    ids=lambda words: json.dumps(words)[:60],
+)
+def test_last_words_that_make_no_sense(words: dict[str, object]) -> None:
+    """Any program in the pod can write its termination message: the attempt has failed, whatever is in it."""
+    w = World(job(runPolicy={"backoffLimit": 0}))
+    w.start_gang()
+    message = {"version": 1, "attempt": 1, "outcome": "Failed", "worldSize": 2, "ranksSucceeded": 0, **words}
+    w.pod_ends("digits-launcher", 3, json.dumps(message))
+    w.settle()
+    assert w.status.state == "Failed"
+    assert w.status.failure is not None
+    numbers = (w.status.failure.rank or 0, w.status.progress.step if w.status.progress else 0)
+    assert max(numbers) < 2**63
