@@ -146,3 +146,25 @@ def test_a_file_without_an_mpijob_is_an_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["convert", str(source)])
     assert result.exit_code == 1
     assert "holds no MPIJob of kubeflow.org" in result.output
+
+
+@pytest.mark.parametrize(
+    ("role", "field", "value", "problem"),
+    [
+        ("", "slotsPerWorker", "two", "spec.slotsPerWorker: is 'two', expected a whole number"),
+        ("Worker", "replicas", [2], "spec.mpiReplicaSpecs.Worker.replicas: is [2], expected a whole number"),
+        ("Launcher", "args", ["-n", 4, "pi"], "containers[0].args[1]: must be a string, is 4"),
+        ("Launcher", "command", "mpirun", "containers[0].command: must be a list, is 'mpirun'"),
+        ("Worker", "resources", {"limits": {"nvidia.com/gpu": "1k"}}, "resources.limits[nvidia.com/gpu]: is '1k'"),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_named(role: str, field: str, value: object, problem: str) -> None:
+    """The field, what it is, and what is expected."""
+    obj = changed()
+    replica = obj["spec"]["mpiReplicaSpecs"].get(role, obj["spec"])
+    (replica if field in ("slotsPerWorker", "replicas") else replica["template"]["spec"]["containers"][0])[
+        field
+    ] = value
+    with pytest.raises(SpecInvalid) as refused:
+        convert_mpijob(obj)
+    assert problem in str(refused.value)

@@ -41,8 +41,11 @@ def convert(manifest: Path, output: Path | None) -> None:
     text = yaml.safe_dump_all(made, sort_keys=False)
     if output is None:
         click.echo(text, nl=False)
-    else:
+        return
+    try:
         output.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise click.FileError(str(output), exc.strerror) from exc
 
 
 def _load(path: Path) -> list[dict[str, object]]:

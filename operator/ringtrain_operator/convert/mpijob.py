@@ -15,6 +15,7 @@ from typing import Any
 from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid
 from ..spec import parse_job
+from ..spec.template import shape_problems
 
 _API_GROUP = "kubeflow.org/"
 _IMPLEMENTATIONS = ("OpenMPI", "MPICH")
@@ -53,10 +54,15 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     Raises SpecInvalid, with the MPIJob's own paths, where there is none; or with those of the result, should that
     not be valid.
     """
-    spec = obj.get("spec") or {}
+    spec = obj.get("spec")
+    if not isinstance(spec, Mapping):
+        raise SpecInvalid([Problem("spec", f"must be a mapping, is {spec!r}")])
     notes = ["the image needs ringtrain (pip install ringtrain), and needs neither sshd nor keys any more"]
     worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
-    made: dict[str, Any] = {"backend": "mpi", "slotsPerWorker": int(spec.get("slotsPerWorker") or 1)}
+    made: dict[str, Any] = {
+        "backend": "mpi",
+        "slotsPerWorker": _whole(spec.get("slotsPerWorker") or 1, "spec.slotsPerWorker"),
+    }
     made["mpi"] = _mpi(spec)
     made["worker"] = _worker(worker, spec, notes)
     made["launcher"] = {"template": _launcher_template(launcher, spec, notes)}
@@ -89,10 +95,20 @@ def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
     if not isinstance(replica, Mapping):
         hint = "; a job without workers is the launcher's: run it with a plain Job" if role == "Worker" else ""
         raise SpecInvalid([Problem(path, f"is missing{hint}")])
+    problems = shape_problems(replica.get("template") or {}, f"{path}.template")
+    if problems:
+        raise SpecInvalid(problems)
     containers = ((replica.get("template") or {}).get("spec") or {}).get("containers")
     if not containers:
         raise SpecInvalid([Problem(f"{path}.template.spec.containers", "is empty")])
     return dict(replica)
+
+
+def _whole(value: object, path: str) -> int:
+    """`value` as a number; YAML and the API both let it be quoted."""
+    if isinstance(value, bool) or not str(value).isdecimal():
+        raise SpecInvalid([Problem(path, f"is {value!r}, expected a whole number")])
+    return int(str(value))
 
 
 def _mpi(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +134,8 @@ def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str
                 f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd"
             )
     devices = _take_devices(main)
-    made: dict[str, Any] = {"replicas": int(replica.get("replicas") or 1)}
+    path = "spec.mpiReplicaSpecs.Worker"
+    made: dict[str, Any] = {"replicas": _whole(replica.get("replicas") or 1, f"{path}.replicas")}
     if devices:
         made["devices"] = devices
     return {**made, "template": template}
@@ -185,7 +202,7 @@ def _take_devices(container: dict[str, Any]) -> dict[str, int]:
     for field in ("requests", "limits"):
         amounts = resources.get(field) or {}
         for name in [name for name in amounts if "/" in name and not name.startswith("hugepages-")]:
-            devices[name] = int(amounts.pop(name))
+            devices[name] = _whole(amounts.pop(name), f"resources.{field}[{name}]")
         if not amounts:
             resources.pop(field, None)
     if "resources" in container and not resources:

@@ -80,7 +80,7 @@ def worker_template_problems(
 
     `needs_command`: not where the launcher's mpirun names the program.
     """
-    problems = _shape_problems(template, path)
+    problems = shape_problems(template, path)
     if problems:
         return problems
     containers = containers_of(template)
@@ -104,7 +104,7 @@ def worker_template_problems(
 
 def launcher_template_problems(template: Mapping[str, Any], path: str) -> list[Problem]:
     """What keeps a launcher's template from being run; its first container may leave out name and image."""
-    problems = _shape_problems(template, path)
+    problems = shape_problems(template, path)
     if problems:
         return problems
     containers = containers_of(template)
@@ -119,7 +119,7 @@ def launcher_template_problems(template: Mapping[str, Any], path: str) -> list[P
     return problems
 
 
-def _shape_problems(value: object, path: str, shape: _Shape | None = None) -> list[Problem]:
+def shape_problems(value: object, path: str, shape: _Shape | None = None) -> list[Problem]:
     """Where `value` is not of the shape that we read. To the API a null field is an absent one; here too."""
     shape = _TEMPLATE if shape is None else shape
     if value is None:
@@ -127,12 +127,12 @@ def _shape_problems(value: object, path: str, shape: _Shape | None = None) -> li
     if isinstance(shape, list):
         if not isinstance(value, list):
             return [Problem(path, f"must be a list, is {value!r}")]
-        wrong = (_shape_problems(item, f"{path}[{index}]", shape[0]) for index, item in enumerate(value))
+        wrong = (shape_problems(item, f"{path}[{index}]", shape[0]) for index, item in enumerate(value))
         nulls = [Problem(f"{path}[{index}]", "is null") for index, item in enumerate(value) if item is None]
         return nulls + [problem for problems in wrong for problem in problems]
     if isinstance(shape, dict):
         if not isinstance(value, Mapping):
             return [Problem(path, f"must be a mapping, is {value!r}")]
-        inner = (_shape_problems(value.get(key), f"{path}.{key}", known) for key, known in shape.items())
+        inner = (shape_problems(value.get(key), f"{path}.{key}", known) for key, known in shape.items())
         return [problem for problems in inner for problem in problems]
     return [] if isinstance(value, shape) else [Problem(path, f"must be a string, is {value!r}")]
