@@ -38,7 +38,8 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Means:
-    """How this agent starts daemons: by whom, with which variables for which command, and not before `await_begun` returns."""
+    """How this agent starts daemons: by whom, with which variables for which command, and not before `await_begun`
+    returns."""
 
     spawner: Spawner
     environment: Callable[[str], Mapping[str, str]]

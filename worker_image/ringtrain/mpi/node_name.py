@@ -1,9 +1,9 @@
 """A name of its own for each worker's daemon.
 
-Open MPI 5's daemon (prted) tells mpirun the host's name, by which PMIx then knows who is where. Workers on one host
-(`dtj local`, hostNetwork) would all be one node to it: each daemon takes all their ranks for its own, waits for them
-in MPI_Init, and waits forever. No option of prted sets the name, so a library preloaded into it does. The ranks
-themselves see the host as it is.
+Open MPI 5's daemon (prted) tells mpirun the host's name, by which PMIx then knows who is where. Workers on one
+host (`dtj local`, hostNetwork) would all be one node to it: each daemon takes all their ranks for its own, waits
+for them in MPI_Init, and waits forever. No option of prted sets the name, so a library preloaded into it does.
+The ranks themselves see the host as it is.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ _LIBRARY = "ringtrain.mpi._node_name"
 
 
 def node_name_variables(command: str, pod: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables that make `pod` the host's name for the daemon that `command` starts; none where that is not needed."""
+    """Variables that make `pod` the host's name for the daemon of `command`; none where that is not needed."""
     if "prted" not in command or socket.gethostname() == pod:
         return {}
     spec = importlib.util.find_spec(_LIBRARY)
