@@ -41,12 +41,14 @@ class Seat:
 class Departure:
     """How a rank ended. `code`: negative for a signal. `world`: size of the world it joined, None for none.
 
-    `library`: file name of the MPI library that it was seen to use, as far as that was seen.
+    `library`: file name of the MPI library that it was seen to use, as far as that was seen. `told`: by the rank's
+    wrapper; else mpirun has killed that, which it does to all ranks when one has failed.
     """
 
     code: int
     world: int | None = None
     library: str = ""
+    told: bool = True
 
 
 class Office(Protocol):
@@ -107,7 +109,7 @@ class RankDesk:
             self._follow(connection, arrival.rank, seat)
 
     def _follow(self, connection: socket.socket, rank: int, seat: Seat) -> None:
-        departure = Departure(-signal.SIGKILL)  # what mpirun does to a wrapper that says nothing more
+        departure = Departure(-signal.SIGKILL, told=False)
         try:
             answer = {"variables": dict(seat.variables), "check_in": str(seat.check_in)}
             send_frame(connection, answer, (seat.log_fd, seat.report_fd))

@@ -196,10 +196,11 @@ class _Relay:
             target.sendall(data)
         except OSError:
             data = b""
-        if not data:  # either side is gone: let the other know
+        if not data:
+            # The rank learns that the manager is gone. The manager hears of the rank's end from this process,
+            # after the agent: it kills the other ranks in answer, and those must not be reported first.
             self._open = False
             self._own.close()
-            self._manager.close()
         return bool(data)
 
 

@@ -37,13 +37,17 @@ def decide_mpi(
     What a rank says comes first: an mpirun that fails does so because of a rank, nearly always.
     """
     verdict = decide(view, now, patience)
-    if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED:
+    if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED and not _nobody_failed(view, verdict):
         return verdict
     if command is None:
         # All ranks may have ended well, but a script may go on to its next mpirun. One whose daemon is lost may
         # wait for it forever: MPICH's does.
-        return _without_daemon(view, daemon) if daemon and now - daemon.at >= patience.settle_s else None
-    if verdict is not None and command.code == 0:
+        if daemon and now - daemon.at >= patience.settle_s:
+            return _without_daemon(view, daemon)
+        if verdict is not None and verdict.failure is not None and not _just_ended(view, now, patience):
+            return verdict  # mpirun has killed all ranks; it should have ended itself, and been named
+        return None
+    if verdict is not None and verdict.outcome is Outcome.SUCCEEDED and command.code == 0:
         return verdict
     # The ranks' ends have been noted by their agents before mpirun knew of them; give the news time to travel.
     if now - command.at < patience.settle_s:
@@ -52,6 +56,15 @@ def decide_mpi(
         return _without_daemon(view, daemon)
     code = 128 - command.code if command.code < 0 else command.code
     return Verdict(Outcome.FAILED, code or 1, view.succeeded, _failure(view, command))
+
+
+def _nobody_failed(view: GangView, verdict: Verdict) -> bool:
+    """Whether all that is wrong is that ranks were stopped."""
+    return verdict.failure is not None and verdict.failure.reason is Reason.WORLD_INCOMPLETE and bool(view.exits)
+
+
+def _just_ended(view: GangView, now: float, patience: Patience) -> bool:
+    return now - max(exit.at for exit in view.exits) < 2 * patience.settle_s
 
 
 def _without_daemon(view: GangView, daemon: DaemonEnd) -> Verdict:

@@ -147,7 +147,7 @@ class MpiWorker:
         process = self._seated.pop(rank)
         if process.pid:
             signal_group(process.pid, signal.SIGKILL)
-        problem = None
+        problem = None if departure.told else _stopped(rank)
         # Open MPI shows only by rank 0 that MPI_Init was called; and no rank can call it without the others.
         if departure.code == 0 and (rank == 0 or departure.world is not None) and self._config.mpi_needs_init:
             problem = _no_init(rank, departure, self._starters[rank], self._config.workers * self._config.slots)
@@ -208,6 +208,11 @@ def _no_init(rank: int, departure: Departure, starter: str, world_size: int) -> 
         f"{world_size} ranks; set spec.mpi.requireInit: false if that is what you want"
     )
     return _failed(rank, Reason.NO_MPI_INIT, message)
+
+
+def _stopped(rank: int) -> RankState:
+    """A rank that mpirun has killed: a consequence, whoever is heard of first."""
+    return RankState(rank, RankPhase.STOPPED, 128 + signal.SIGKILL, "SIGKILL", message="killed by mpirun")
 
 
 def _failed(rank: int, reason: Reason, message: str) -> RankState:

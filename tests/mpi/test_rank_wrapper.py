@@ -1,0 +1,141 @@
+"""What stands between mpirun and each rank: who hears of a rank's end, and in which order."""
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtrain.mpi.frames import receive_frame, send_frame
+from ringtrain.mpi.main_thread import MainThread
+from ringtrain.mpi.rank_desk import Arrival, Departure, RankDesk, Seat
+from ringtrain.mpi.shim import write_shim
+
+DEADLINE_S = 60.0
+
+
+class Desk:
+    """The agent's end, by hand, and the process manager's end of PMI_FD."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+        self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self._listener.bind(str(directory / "desk"))
+        self._listener.listen()
+        self.manager, self._rank_end = (stack.enter_context(end) for end in socket.socketpair())
+        write_shim(directory / "rank", "ringtrain.mpi.rank_wrapper")
+
+    def start(self, *program: str) -> socket.socket:
+        """The connection of a wrapper that has been given its seat."""
+        self._rank_end.set_inheritable(True)
+        number = self._rank_end.fileno()
+        place = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": str(number)}
+        environment = {"PATH": os.environ["PATH"], "RINGTRAIN_MPI_DESK": str(self._directory / "desk"), **place}
+        command = [str(self._directory / "rank"), *program]
+        self.process = self._stack.enter_context(subprocess.Popen(command, env=environment, pass_fds=[number]))
+        self._stack.callback(self.process.kill)
+        self._rank_end.close()
+        self._listener.settimeout(DEADLINE_S)
+        connection = self._stack.enter_context(self._listener.accept()[0])
+        connection.settimeout(DEADLINE_S)
+        self.manager.settimeout(DEADLINE_S)
+        hello = self.hear(connection)
+        assert (hello["rank"], hello["size"], hello["starter"]) == (1, 2, "MPICH")
+        with open(os.devnull, "wb") as nowhere:
+            seat = {"variables": {"SEAT": "taken"}, "check_in": str(self._directory / "check-in")}
+            send_frame(connection, seat, [nowhere.fileno(), nowhere.fileno()])
+        return connection
+
+    def answer_init(self) -> None:
+        """As the process manager does."""
+        assert self.manager.recv(100) == b"init"
+        self.manager.sendall(b".")
+
+    @staticmethod
+    def hear(connection: socket.socket) -> dict[str, Any]:
+        frame = receive_frame(connection)
+        assert frame is not None, "the wrapper hung up"
+        return frame[0]
+
+
+@pytest.fixture
+def desk(short_path: Path) -> Iterator[Desk]:
+    with ExitStack() as stack:
+        yield Desk(short_path, stack)
+
+
+# What MPI_Init does, in short: say something to the manager, and wait for its answer.
+INIT = "import os, signal; fd = int(os.environ['PMI_FD']); os.write(fd, b'init'); os.read(fd, 1); "
+
+
+def test_the_agent_hears_of_a_death_before_mpirun_does(desk: Desk) -> None:
+    """MPICH's manager takes a closed PMI_FD for a death and kills all ranks: it may see that only afterwards."""
+    connection = desk.start(sys.executable, "-c", INIT + "os.kill(os.getpid(), signal.SIGKILL)")
+    assert desk.hear(connection)["pid"] > 0
+    desk.answer_init()
+    ended = desk.hear(connection)
+    assert (ended["code"], ended["world"]) == (-signal.SIGKILL, 2)
+    desk.manager.setblocking(False)
+    with pytest.raises(BlockingIOError):  # nothing yet, and not the end either
+        desk.manager.recv(100)
+    desk.manager.settimeout(DEADLINE_S)
+    send_frame(connection, {})
+    assert desk.manager.recv(100) == b""
+    assert desk.process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_a_program_may_go_on_without_the_manager(desk: Desk) -> None:
+    """Closing PMI_FD, as MPI_Finalize does, is not the end of the program."""
+    connection = desk.start(sys.executable, "-c", INIT + "os.close(fd); os._exit(7)")
+    assert desk.hear(connection)["pid"] > 0
+    desk.answer_init()
+    assert desk.hear(connection)["code"] == 7
+    send_frame(connection, {})
+    assert desk.process.wait(DEADLINE_S) == 7
+
+
+class Office:
+    """An agent that remembers the end of its only rank."""
+
+    def __init__(self) -> None:
+        self.departed: queue.SimpleQueue[Departure] = queue.SimpleQueue()
+
+    def await_begun(self) -> None:
+        """It has begun."""
+
+    def seat(self, arrival: Arrival) -> Seat:
+        files = [os.open(os.devnull, os.O_WRONLY) for _ in range(2)]
+        return Seat(*files, {}, Path("/no/check-in"))
+
+    def started(self, rank: int, pid: int) -> None:
+        """Nothing to do."""
+
+    def ended(self, rank: int, departure: Departure) -> None:
+        self.departed.put(departure)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "killed"])
+def test_a_wrapper_that_says_nothing_more_was_killed(told: bool, short_path: Path) -> None:
+    """mpirun kills the wrappers of all ranks when one has failed; a wrapper whose program died says so first."""
+    office = Office()
+    desk = RankDesk(short_path / "desk", MainThread(lambda work: work(), DEADLINE_S), office)
+    with socket.socket(socket.AF_UNIX) as wrapper:
+        wrapper.connect(str(short_path / "desk"))
+        send_frame(wrapper, {"rank": 0, "size": 1, "starter": "MPICH"})
+        frame = receive_frame(wrapper)
+        assert frame is not None
+        for file in frame[1]:
+            os.close(file)
+        send_frame(wrapper, {"pid": 1})
+        if told:
+            send_frame(wrapper, {"code": -9, "world": None, "library": ""})
+    assert office.departed.get(timeout=DEADLINE_S) == Departure(-9, told=told)
+    desk.close()

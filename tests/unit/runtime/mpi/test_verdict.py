@@ -1,0 +1,89 @@
+"""How an MPI attempt ended, as a table: what ranks say, and what the command that started them says."""
+
+import pytest
+
+from ringtrain.control.model import Outcome, RankPhase, RankState, Reason
+from ringtrain.launcher.verdict import Exit, GangView, Patience, WorkerView
+from ringtrain.mpi.verdict import CommandEnd, DaemonEnd, decide_mpi
+
+PATIENCE = Patience(lost_after_s=15, settle_s=2)
+LOST_DAEMON = DaemonEnd("10.0.0.2", 1, "bind() failed", at=10.0)
+
+
+def gang(*states: RankState, at: float = 10.0) -> GangView:
+    """Two workers of two slots; ranks that are not in `states` wait. All that ended did so `at`."""
+    ranks = [RankState(rank, RankPhase.WAITING) for rank in range(4)]
+    for state in states:
+        ranks[state.rank] = state
+    exits = [Exit(state, at) for state in states if state.phase is not RankPhase.RUNNING]
+    return GangView(2, [WorkerView(index, f"job-worker-{index}", "node") for index in range(2)], ranks, exits)
+
+
+def rank(number: int, phase: RankPhase, code: int | None = None, signal: str = "") -> RankState:
+    return RankState(number, phase, code, signal, exit_order=number)
+
+
+RUNNING = gang(*(rank(number, RankPhase.RUNNING) for number in range(4)))
+SUCCEEDED = gang(*(rank(number, RankPhase.SUCCEEDED, 0) for number in range(4)))
+STOPPED = [rank(number, RankPhase.STOPPED, 137, "SIGKILL") for number in range(4)]
+KILLED = gang(*STOPPED[:3], rank(3, RankPhase.FAILED, 137, "SIGKILL"))
+
+
+@pytest.mark.parametrize(
+    ("view", "command", "daemon", "now"),
+    [
+        pytest.param(RUNNING, None, None, 10.0, id="running"),
+        pytest.param(SUCCEEDED, None, None, 99.0, id="a-script-that-goes-on"),
+        pytest.param(RUNNING, CommandEnd(1, 10.0), None, 11.9, id="the-ranks'-news-may-be-on-its-way"),
+        pytest.param(RUNNING, None, LOST_DAEMON, 11.9, id="mpirun-may-end-by-itself"),
+        pytest.param(gang(*STOPPED), None, None, 13.9, id="mpirun-has-killed-all-and-is-about-to-end"),
+    ],
+)
+def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, now: float) -> None:
+    """Not decided yet."""
+    assert decide_mpi(view, command, daemon, now, PATIENCE) is None
+
+
+@pytest.mark.parametrize(
+    ("view", "command", "daemon", "reason", "words"),
+    [
+        pytest.param(KILLED, None, None, Reason.RANK_FAILED, "rank 3 was killed by SIGKILL", id="first-cause"),
+        pytest.param(
+            KILLED, CommandEnd(137, 10.1), LOST_DAEMON, Reason.RANK_FAILED, "rank 3", id="a-rank-comes-first"
+        ),
+        pytest.param(
+            gang(*STOPPED), CommandEnd(-9, 10.1), None, Reason.LAUNCHER_FAILED, "was killed by signal 9",
+            id="mpirun-was-killed",
+        ),
+        pytest.param(
+            gang(*STOPPED), None, None, Reason.WORLD_INCOMPLETE, "only 0 of 4", id="mpirun-does-not-end",
+        ),
+        pytest.param(
+            RUNNING, None, LOST_DAEMON, Reason.LAUNCHER_FAILED, "daemon on 10.0.0.2 ended with 1: bind() failed",
+            id="mpirun-waits-for-a-lost-daemon",
+        ),
+        pytest.param(
+            gang(), CommandEnd(0, 10.0), None, Reason.WORLD_INCOMPLETE, "none of the 4 ranks has checked in",
+            id="no-ranks",
+        ),
+        pytest.param(
+            gang(rank(0, RankPhase.SUCCEEDED, 0)), CommandEnd(0, 10.0), None, Reason.WORLD_INCOMPLETE,
+            "ended well with 1 of 4 ranks; missing: 1, 2, 3. The job declares 2 workers x 2 slots", id="too-few",
+        ),
+    ],
+)  # fmt: skip
+def test_failed(
+    view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, reason: Reason, words: str
+) -> None:
+    """The reason, and a message that says what happened."""
+    verdict = decide_mpi(view, command, daemon, 14.5, PATIENCE)
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert (verdict.outcome, verdict.failure.reason) == (Outcome.FAILED, reason)
+    assert words in verdict.failure.message
+
+
+def test_success_is_every_rank_and_the_command() -> None:
+    verdict = decide_mpi(SUCCEEDED, CommandEnd(0, 10.0), None, 10.0, PATIENCE)
+    assert verdict is not None
+    assert (verdict.outcome, verdict.ranks_succeeded) == (Outcome.SUCCEEDED, 4)
