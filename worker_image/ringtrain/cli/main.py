@@ -12,6 +12,7 @@ _COMMANDS = {
     "bench": "ringtrain.cli.bench:bench",
     "launcher": "ringtrain.cli.launcher:launcher",
     "run": "ringtrain.cli.run:run",
+    "rsh": "ringtrain.cli.rsh:rsh",
 }
 
 

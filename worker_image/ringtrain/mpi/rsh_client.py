@@ -1,8 +1,9 @@
-"""What mpirun runs in the place of ssh: hand host, command and streams to the launcher, wait for the end.
+"""`ringtrain rsh`, which mpirun runs in the place of ssh: hand host, command and streams to the launcher.
 
 It runs once per worker, all at the same time, while the job starts: so it imports a few modules of the standard
-library only (see `shim`; a Python that imports gRPC takes ten times as long to start). The launcher, which has its
-channels to all agents open, does the work: see `broker`.
+library only, and mpirun is given a `shim` that calls `main` without the rest of the `ringtrain` command (a Python
+that imports gRPC takes ten times as long to start). The launcher, which has its channels to all agents open, does
+the work: see `broker`.
 
 Exit code: the daemon's own, 128 + n when signal n ended it, 255 when there is none (as ssh has it).
 """
