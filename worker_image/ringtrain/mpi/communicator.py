@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.exchange import ExchangeCommunicator
 from ringtrain.collectives.fold import Flat, Folder
 from ringtrain.collectives.layout import Bounds, even_bounds, offsets
 from ringtrain.collectives.ops import Op
@@ -42,7 +42,7 @@ _FUSION_BYTES: Final = 64 << 20
 class MpiCommunicator:
     """A `Communicator` over MPI, beside `network`, by whose membership a lost peer is noticed."""
 
-    def __init__(self, member: Membership, process_set: int, network: Communicator) -> None:
+    def __init__(self, member: Membership, process_set: int, network: ExchangeCommunicator) -> None:
         """Collective over the ranks of `network`. Raises ConfigurationError: no MPI, or another world."""
         world = load_world(member.place.rank, member.place.size)
         group = world.group.Incl(list(network.ranks))
@@ -136,7 +136,7 @@ class MpiCommunicator:
         run.wait(self._comm.Iallreduce(mine, all_of_us, load_mpi().MAX), mine, all_of_us)
         if (all_of_us != mine).any():
             # The network compares in words, and has every rank raise the same ones.
-            self._network.barrier(what)
+            self._network.compare(what, self._sequence)
             raise RingtrainError(f"{doing.label}: ranks mean different things, which the network does not see")
         return run
 
@@ -186,12 +186,16 @@ class _Run:
                 time.sleep(_PAUSE_S)
 
     def _fail(self, waited_s: float) -> NoReturn:
-        give_up()
         place, monitor = self._member.place, self._member.monitor
         if self._member.verdict.failure is None:
             monitor.report(Stalled(self._others, waited_s, self._doing))
             self._member.verdict.wait(place.timeout_s / 5)
         monitor.await_announced(place.timeout_s / 10)
+        failure = self._member.verdict.failure
+        if (
+            failure is None or failure.kind == "lost"
+        ):  # after a mismatch all are there, to take leave of each other
+            give_up()
         self._member.verdict.check()
         raise RingtrainError(f"{self._doing.label} failed, and no reason was found in time")
 

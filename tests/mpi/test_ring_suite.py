@@ -1,0 +1,75 @@
+"""The tests of collectives that run over every transport, run over MPI: under mpirun, by every rank.
+
+What is the same for all transports: bits, order, mismatches, asynchronous forms, process sets, objects. `spmd` in
+tests/ring has a rank take part in a test; a test for another number of ranks than mpirun has started is skipped.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library
+
+TESTS = Path(__file__).parents[1]
+FILES = ["ring/test_collectives.py", "ring/test_mismatch.py", "ring/test_reductions.py"]
+DEADLINE_S = 240.0
+
+
+@pytest.mark.parametrize(
+    ("library", "ranks"),
+    [
+        pytest.param(library, ranks, id=f"{name}-{ranks}-ranks")
+        for name, library, numbers in (
+            ("openmpi", OPEN_MPI, (2, 3, 4)),
+            ("openmpi5", OPEN_MPI_5, (3,)),
+            ("mpich", MPICH, (2, 3)),
+        )
+        for ranks in numbers
+    ],
+)
+def test_over_mpi(library: Library, ranks: int, short_path: Path) -> None:
+    """Every rank passes every test that is for so many ranks."""
+    variables = {**os.environ, **library.need_mpi4py(short_path), "RINGTRAIN_TEST_UNDER_MPIRUN": "1"}
+    pytest_command = [sys.executable, "-m", "pytest", "-q", "-rs", "--color=no", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [
+            library.mpirun,
+            *_options(library),
+            "-np",
+            str(ranks),
+            *pytest_command,
+            "-x",
+            "-m",
+            "under_mpirun",
+            *FILES,
+        ],
+        cwd=TESTS,
+        env=variables | _AS_ROOT | {"TMPDIR": str(short_path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    passed = [int(number) for number in re.findall(r"(\d+) passed", done.stdout)]
+    assert len(passed) == ranks
+    assert min(passed) == max(passed) > 5
+    reasons = set(re.findall(r"^SKIPPED .*?: (.*)", done.stdout, re.MULTILINE))
+    assert all(reason.endswith(f"mpirun has started {ranks}") for reason in reasons), reasons
+
+
+# Ranks that poll would keep a machine with fewer cores than ranks from making progress.
+_AS_ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+
+
+def _options(library: Library) -> list[str]:
+    return [] if library is MPICH else ["--oversubscribe", "--bind-to", "none"]

@@ -1,0 +1,54 @@
+"""Training with RINGTRAIN_TRANSPORT=mpi, when a rank is lost: noticed as over the network, and named."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.gang import until
+
+from .jobs import MpiGang
+from .libraries import ALL, Library, python
+
+TRAIN = """
+import os
+import numpy as np
+import ringtrain as rt
+rt.init()
+print("rank", rt.rank(), "is process", os.getpid(), "over", os.environ["RINGTRAIN_TRANSPORT"])
+step = 0
+while True:
+    assert rt.allreduce(np.full(1000, step), rt.Sum)[0] == step * rt.size()
+    step += 1
+    if step == 10: print("ten steps")
+"""
+
+
+@pytest.mark.parametrize("library", ALL)
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_lost_rank_is_named(
+    library: Library, fault: signal.Signals, local_gang: Callable[..., MpiGang], short_path: Path
+) -> None:
+    """A rank that hangs makes all others raise PeerLost, which names it; one that dies is named by its agent.
+
+    After a death more can't be promised: mpirun kills the others in answer, before or after they raise PeerLost.
+    """
+    variables = library.need_mpi4py(short_path) | {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    job = local_gang(2, 2, library.implementation, RINGTRAIN_TIMEOUT="10", RINGTRAIN_TRANSPORT="mpi", **variables)
+    job.agents()
+    launcher = job.launcher("mpirun", *python(TRAIN))
+    for rank in range(4):
+        job.wait_for_line(rank, "ten steps")
+    pids = [int(job.rank_log(rank).split()[4]) for rank in range(4)]
+    os.kill(pids[3], fault)
+    code = launcher.wait()
+    found = launcher.message()["failure"]
+    assert (found["reason"], found["rank"], found["pod"]) == ("RankFailed", 3, "job-worker-1")
+    if fault is signal.SIGKILL:
+        assert code == 128 + signal.SIGKILL
+    else:
+        said = [line for rank in range(3) for line in job.rank_log(rank).splitlines() if "PeerLost:" in line]
+        assert said
+        assert all("rank 3" in line for line in said), said
+    until("all ranks are gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

@@ -1,0 +1,98 @@
+"""Worlds of processes that mpirun has started: every rank runs the same tests, and sees what all ranks returned.
+
+A test is written for a world whose ranks are threads: it calls `world.run(function)` and looks at the list of
+results. Here each process calls `function` for its own rank only, and the results are exchanged; so the test's
+assertions are made by every rank, on the same values.
+"""
+
+import contextlib
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import pytest
+from support.ports import free_addresses
+
+from ringtrain.collectives.session import Session
+from ringtrain.config import WorkerConfig
+from ringtrain.mpi.library import load_mpi
+
+T = TypeVar("T")
+UNDER_MPIRUN = "RINGTRAIN_TEST_UNDER_MPIRUN" in os.environ
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a function returned or raised on one rank."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class SpmdWorld:
+    """The rank that this process is, in a world over MPI; used as `worlds.World`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def run(self, function: Callable[[int], T]) -> list[T]:
+        """Return `function(rank)` of every rank."""
+        results = self._results(function)
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        return [result.value for result in results]
+
+    def errors(self, function: Callable[[int], Any]) -> list[BaseException | None]:
+        """What `function(rank)` raised on every rank."""
+        return [result.error for result in self._results(function)]
+
+    def meet(self) -> None:
+        """In a rank: wait for all ranks of this world."""
+        _between_tests().Barrier()
+
+    def _results(self, function: Callable[[int], Any]) -> list[_Result]:
+        with self._session.entered():
+            try:
+                mine = _Result(value=function(self._session.config.rank))
+            except BaseException as error:  # the test decides what an error means
+                mine = _Result(error=_picklable(error))
+        return list(_between_tests().allgather(mine))
+
+
+@contextlib.contextmanager
+def spmd_world(size: int, segment_bytes: int, timeout_s: float) -> Iterator[SpmdWorld]:
+    """The world of all processes. Skips the test if it is for another number of them."""
+    ranks = _between_tests()
+    if ranks.size != size:
+        pytest.skip(f"for {size} ranks; mpirun has started {ranks.size}")
+    addresses = tuple(ranks.allgather(free_addresses(1)[0]))
+    config = WorkerConfig(
+        rank=ranks.rank,
+        size=size,
+        addresses=addresses,
+        timeout_s=timeout_s,
+        transport="mpi" if size > 1 else "grpc",
+    )
+    session = Session(config, None, segment_bytes)
+    try:
+        yield SpmdWorld(session)
+    finally:
+        session.close()
+
+
+@cache
+def _between_tests() -> Any:
+    """A communicator of the tests' own."""
+    return load_mpi().COMM_WORLD.Dup()
+
+
+def _picklable(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
