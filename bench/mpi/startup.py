@@ -1,6 +1,6 @@
 """How long mpirun takes to start ranks on several hosts: through ringtrain's agents, and with ssh beside it.
 
-    sudo .venv/bin/python bench/mpi/startup.py            # 4 ranks over 4 hosts, Open MPI and MPICH
+    sudo .venv/bin/python bench/mpi/startup.py            # 4 ranks over 4 hosts, Open MPI 4 and 5, and MPICH
 
 Hosts are network namespaces of this machine; each has an agent and an sshd (Debian's, no PAM, no DNS: as quick as
 it gets). Both ways are taken in turns by one script that the launcher runs; a run is from calling mpirun to its
@@ -23,11 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))  # hosts and jobs are made as in the tests
 
 from mpi.jobs import MpiGang  # noqa: E402
-from mpi.libraries import MPICH, OPEN_MPI, Library  # noqa: E402
+from mpi.libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library  # noqa: E402
 from mpi.namespaces import HostNet, network, why_not  # noqa: E402
 
 PROGRAM = "#include <mpi.h>\nint main(int c, char **v) { MPI_Init(&c, &v); return MPI_Finalize(); }\n"
 PORT = 2222
+LIBRARIES = {"OpenMPI 4": OPEN_MPI, "OpenMPI 5": OPEN_MPI_5, "MPICH": MPICH}
 
 
 @contextlib.contextmanager
@@ -70,9 +71,9 @@ def ssh_command(library: Library, client: Path, hosts: tuple[HostNet, ...], dire
     ssh.chmod(0o755)
     file = directory / "ssh-hosts"
     unset = " ".join(f"-u {name}" for name in _ours(library))
-    if library is OPEN_MPI:
+    if library is not MPICH:
         file.write_text("".join(f"{host.address} slots=1\n" for host in hosts))
-        chosen = f"OMPI_MCA_plm_rsh_agent={ssh}"
+        chosen = f"OMPI_MCA_plm_rsh_agent={ssh} PRTE_MCA_plm_ssh_agent={ssh}"
         options = f"--hostfile {file}"
     else:
         file.write_text("".join(f"{host.address}:1\n" for host in hosts))
@@ -92,7 +93,8 @@ def _ours(library: Library) -> tuple[str, ...]:
         "orte_default_hostfile",
         "plm_rsh_num_concurrent",
     )
-    return tuple(f"OMPI_MCA_{name}" for name in names)
+    prte = [name.replace("rsh", "ssh").replace("orte", "prte") for name in names]
+    return (*(f"OMPI_MCA_{name}" for name in names), *(f"PRTE_MCA_{name}" for name in prte))
 
 
 SCRIPT = """
@@ -112,9 +114,9 @@ def measure(library: Library, ranks: int, rounds: int, directory: Path) -> dict[
     """Seconds of every run, by way."""
     source = directory / "program.c"
     source.write_text(PROGRAM)
-    subprocess.run([library.compiler, "-O2", str(source), "-o", str(directory / "program")], check=True)
+    library.compile(source, directory / "program")
     with network(ranks + 1) as net, sshd_on(net.hosts[1:], directory) as client:
-        gang = MpiGang(directory, net, 1, library.implementation)
+        gang = MpiGang(directory, net, 1, library.implementation, **library.need())
         try:
             ssh = ssh_command(library, client, net.hosts[1:], directory, net.hosts[0].address)
             commands = {"ringtrain": f"mpirun {directory}/program", "ssh": ssh}
@@ -136,7 +138,7 @@ def main() -> None:
     """Print a table, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--mpi", choices=("OpenMPI", "MPICH"), help="default: both")
+    parser.add_argument("--mpi", choices=tuple(LIBRARIES), action="append", help="default: all that are installed")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, default=ROOT / "bench/results/mpi-startup.json")
     options = parser.parse_args()
@@ -144,16 +146,19 @@ def main() -> None:
         raise SystemExit(reason)
     if not shutil.which("sshd", path="/usr/sbin"):
         raise SystemExit("sshd is not installed (apt install openssh-server)")
-    chosen = [library for library in (OPEN_MPI, MPICH) if options.mpi in (None, library.implementation)]
+    chosen = options.mpi or [name for name, library in LIBRARIES.items() if shutil.which(library.mpirun)]
     rows = []
-    for library in chosen:
+    for name in chosen:
+        library = LIBRARIES[name]
         with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as directory:
             found = measure(library, options.ranks, options.rounds, Path(directory))
         for way, seconds in found.items():
             spread = [round(value, 4) for value in statistics.quantiles(seconds, n=4)]
-            rows.append({"mpi": library.implementation, "way": way, "ranks": options.ranks, "seconds": spread})
+            rows.append(
+                {"mpi": name, "way": way, "ranks": options.ranks, "seconds": spread, "rounds": len(seconds)}
+            )
             low, median, high = spread
-            print(f"{library.implementation:>8} {way:>10}  median {median:.3f} s  quartiles {low:.3f}–{high:.3f}")
+            print(f"{name:>9} {way:>10}  median {median:.3f} s  quartiles {low:.3f}–{high:.3f}")
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
