@@ -13,7 +13,10 @@ from support.jobs import job
 import ringtrain.contract
 import ringtrain_operator.contract
 from ringtrain.agent.config import AgentConfig
+from ringtrain.control.environment import Environment
 from ringtrain.launcher.config import LauncherConfig
+from ringtrain.mpi.implementation import Implementation
+from ringtrain.mpi.settings import read_mpi
 from ringtrain_operator import build
 from ringtrain_operator.spec import Job, parse_job
 
@@ -64,6 +67,24 @@ def test_a_launcher_reads_what_is_built_for_it(tmp_path: Path) -> None:
     assert (config.port, config.status_port) == (7350, 7351)
     assert config.log_root == Path("/var/log/ringtrain")
     assert config.secrets.tls is not None
+
+
+def test_an_mpi_job_arrives_as_the_spec_says_it(tmp_path: Path) -> None:
+    """Every field of spec.mpi, and the worker's command behind mpirun where the launcher has none."""
+    options = ["--map-by", "node", "-x", "NAME=two words"]
+    mpi = {"implementation": "MPICH", "options": options, "requireInit": False, "runLauncherAsWorker": True}
+    made = parsed(backend="mpi", mpi=mpi)
+    launcher = build.build_launcher_pod(made, 1)
+    for folder in ("launcher", "worker"):
+        (tmp_path / folder).mkdir()
+    variables = environment(launcher, tmp_path / "launcher")
+    settings = read_mpi(Environment(variables))
+    assert (settings.implementation, settings.options) == (Implementation.MPICH, tuple(options))
+    assert (settings.launcher_as_worker, settings.own_address) == (True, "10.0.0.7")
+    words = [*launcher["spec"]["containers"][0]["command"], *launcher["spec"]["containers"][0].get("args", [])]
+    assert "mpirun" in words
+    agent = AgentConfig.from_env(environment(build.build_worker_pod(made, 1, 0), tmp_path / "worker"))
+    assert (agent.mpi, agent.mpi_needs_init, agent.mpi_launcher_first) == (True, False, True)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in vars(ringtrain_operator.contract) if name.isupper()))

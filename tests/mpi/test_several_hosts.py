@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from .jobs import MpiGang
-from .libraries import ALL, Library, python
+from .libraries import ALL, MPICH, Library, python
 
 ALLREDUCE = """
 import socket
@@ -65,6 +65,24 @@ def test_workers_that_share_one_address(
     assert launcher.wait() == 0, launcher.err()
     assert [agent.wait() for agent in agents] == [0, 0]
     assert [job.rank_log(rank).split()[1] for rank in range(4)] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("library", ALL)
+def test_options_of_the_spec_reach_mpirun(
+    library: Library, local_gang: Callable[..., MpiGang], short_path: Path
+) -> None:
+    """A variable for all ranks, with a blank in it; Open MPI also deals ranks out in turns."""
+    by_turns = library is not MPICH
+    options = "--map-by node -x 'NOTE=two words'" if by_turns else "-genv NOTE 'two words'"
+    variables = {"RINGTRAIN_MPI_OPTIONS": options, "RINGTRAIN_MPI_REQUIRE_INIT": "0", "NOTE": "the pod's"}
+    job = local_gang(2, 2, library.implementation, **library.need(), **variables)
+    job.agents()
+    launcher = job.launcher("mpirun", "sh", "-c", "echo $RANK: $NOTE, $RINGTRAIN_POD_NAME", NOTE="two words")
+
+    assert launcher.wait() == 0, launcher.err()
+    for rank in range(4):
+        worker = rank % 2 if by_turns else rank // 2
+        assert job.rank_log(rank) == f"{rank}: two words, job-worker-{worker}\n"
 
 
 @pytest.mark.parametrize("library", ALL)
