@@ -22,11 +22,13 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture
 def local_gang(short_path: Path) -> Iterator[Callable[..., MpiGang]]:
-    """`local_gang(workers, slots, implementation, **settings)`: all on loopback."""
+    """`local_gang(workers, slots, implementation, user=None, **settings)`: all on loopback."""
     with ExitStack() as stack:
 
-        def make(workers: int, slots: int, implementation: str, **settings: str) -> MpiGang:
-            made = MpiGang(short_path, loopback(workers + 1), slots, implementation, **settings)
+        def make(
+            workers: int, slots: int, implementation: str, user: int | None = None, **settings: str
+        ) -> MpiGang:
+            made = MpiGang(short_path, loopback(workers + 1, user), slots, implementation, **settings)
             stack.callback(made.close)
             return made
 

@@ -13,13 +13,19 @@ SUBNET = "10.213.77"
 
 @dataclass(frozen=True)
 class HostNet:
-    """One host: `address` is its own, `enter` a command that runs what follows there."""
+    """One host: `address` is its own, `enter` a command that runs what follows there.
+
+    `user`: its processes have this id, which nobody has given a name, and no rights beyond.
+    """
 
     name: str
     address: str
+    user: int | None = None
 
     @property
     def enter(self) -> tuple[str, ...]:
+        if self.user is not None:
+            return ("unshare", "--user", f"--map-user={self.user}", f"--map-group={self.user}", "--")
         if not self.name:
             return ()
         # A host name of its own, too: MPI names its shared memory after it.
@@ -39,9 +45,15 @@ class Network:
         _ip("-n", self.hub, "link", "set", f"to-{self.hosts.index(host)}", "down")
 
 
-def loopback(count: int) -> Network:
+def loopback(count: int, user: int | None = None) -> Network:
     """`count` hosts that are all this machine, as `dtj local` has them: one address, one host name, no root."""
-    return Network("", tuple(HostNet("", "127.0.0.1") for _ in range(count)))
+    return Network("", tuple(HostNet("", "127.0.0.1", user) for _ in range(count)))
+
+
+def why_no_users() -> str:
+    """Why processes can't be given another user id here; empty when they can."""
+    made = subprocess.run(["unshare", "--user", "--map-user=12345", "true"], capture_output=True, text=True)
+    return f"no user namespaces here: {made.stderr.strip()}" if made.returncode else ""
 
 
 def why_not() -> str:

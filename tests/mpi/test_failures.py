@@ -168,6 +168,17 @@ def test_a_rank_that_is_killed(library: Any, gang: Callable[..., MpiGang], short
 
 
 @pytest.mark.parametrize("library", ALL)
+def test_a_rank_that_aborts(library: Any, local_gang: LocalGang, short_path: Path) -> None:
+    """MPI_Abort ends all ranks; the one that called it is named, with its code and what it said."""
+    script = "from mpi4py import MPI\nworld = MPI.COMM_WORLD\nworld.Barrier()\nif world.rank == 2:\n"
+    script += "    print('bad sample')\n    world.Abort(5)\nworld.Barrier()\n"
+    job = local_gang(2, 2, library.implementation, **library.need_mpi4py(short_path))
+    found = failure(job, "mpirun", *python(script))
+    assert (found["reason"], found["rank"], found["exitCode"]) == ("RankFailed", 2, 5)
+    assert "bad sample" in found["logTail"]
+
+
+@pytest.mark.parametrize("library", ALL)
 def test_a_host_that_vanishes(library: Any, gang: Callable[..., MpiGang], short_path: Path) -> None:
     """Its cable is pulled: not a word of it. The launcher notices by its heartbeat, and names host and ranks."""
     job = gang(2, 2, library.implementation, RINGTRAIN_TIMEOUT="12", **library.need_mpi4py(short_path))

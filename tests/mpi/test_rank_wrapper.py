@@ -92,6 +92,21 @@ def test_the_agent_hears_of_a_death_before_mpirun_does(desk: Desk) -> None:
     assert desk.process.wait(DEADLINE_S) == -signal.SIGKILL
 
 
+def test_an_abort_is_told_by_the_exit(desk: Desk) -> None:
+    """MPI_Abort's message makes the manager kill all ranks, this one's wrapper too: it is not passed on.
+
+    The program waits for that; the wrapper ends it, and exits with its code.
+    """
+    abort = "os.write(fd, b'cmd=abort exitcode=5\\n'); os.read(fd, 1)"
+    connection = desk.start(sys.executable, "-c", INIT + abort)
+    assert desk.hear(connection)["pid"] > 0
+    desk.answer_init()
+    assert desk.hear(connection)["code"] == 5
+    send_frame(connection, {})
+    assert desk.manager.recv(100) == b""
+    assert desk.process.wait(DEADLINE_S) == 5
+
+
 def test_a_program_may_go_on_without_the_manager(desk: Desk) -> None:
     """Closing PMI_FD, as MPI_Finalize does, is not the end of the program."""
     connection = desk.start(sys.executable, "-c", INIT + "os.close(fd); os._exit(7)")

@@ -23,19 +23,60 @@ def place(short_path: Path) -> Path:
     return short_path
 
 
-def run_sample(name: str, place: Path) -> str:
-    """The log of a sample that succeeds under `dtj local`."""
+def run_local(manifest: Path, place: Path) -> "subprocess.CompletedProcess[str]":
+    """A job that succeeds under `dtj local`."""
     # Ranks that poll would keep a machine with fewer cores than ranks from making progress.
     polite = {"OMPI_MCA_mpi_yield_when_idle": "1", "TMPDIR": str(place / "tmp")}
     environment = {**os.environ, **OPEN_MPI.need_mpi4py(place), **polite}
     dtj = Path(sys.executable).with_name("dtj")
-    command = [str(dtj), "local", str(ROOT / "manifests/samples" / name)]
-    done = subprocess.run(
-        command, cwd=place, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    command = [str(dtj), "local", str(manifest)]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def run_sample(name: str, place: Path) -> str:
+    """The log of a sample."""
+    run_local(ROOT / "manifests/samples" / name, place)
     (log,) = place.glob("runs/*/logs/default/*/1/job.log")
     return log.read_text()
+
+
+RESTARTED = """
+apiVersion: ringtrain.dev/v1alpha1
+kind: DistributedTrainingJob
+metadata: {name: twice}
+spec:
+  backend: mpi
+  runPolicy: {backoffLimit: 1}
+  worker:
+    replicas: 2
+    template:
+      spec:
+        containers: [{name: train, image: none, command: [python, train.py]}]
+"""
+DIES_ONCE = """
+import os, signal
+from mpi4py import MPI
+world, attempt = MPI.COMM_WORLD, os.environ["RINGTRAIN_ATTEMPT"]
+print("rank", world.rank, "in attempt", attempt, flush=True)
+world.Barrier()
+if (world.rank, attempt) == (1, "1"):
+    os.kill(os.getpid(), signal.SIGKILL)
+world.Barrier()
+"""
+
+
+def test_a_killed_rank_restarts_the_gang(place: Path) -> None:
+    """The attempt fails with that rank named, and the next one succeeds."""
+    (place / "train.py").write_text(DIES_ONCE)
+    (place / "twice.yaml").write_text(RESTARTED)
+    done = run_local(place / "twice.yaml", place)
+    assert "2 attempts" in done.stdout, done.stdout
+    assert "rank 1 was killed by SIGKILL" in done.stdout, done.stdout
+    assert "all 2 ranks exited 0" in done.stdout
+    (log,) = place.glob("runs/*/logs/default/twice/2/job.log")
+    assert all(f"rank {rank} in attempt 2" in log.read_text() for rank in range(2))
 
 
 def test_pi_in_c(place: Path) -> None:

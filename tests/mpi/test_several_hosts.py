@@ -8,7 +8,10 @@ import pytest
 
 from .jobs import MpiGang
 from .libraries import ALL, MPICH, Library, python
+from .namespaces import why_no_users
 
+# The launcher lets a container's root run mpirun; here that must not be what helps.
+NOT_AS_ROOT = {f"{family}_ALLOW_RUN_AS_ROOT": "0" for family in ("OMPI", "PRTE")}
 ALLREDUCE = """
 import socket
 import numpy as np
@@ -65,6 +68,23 @@ def test_workers_that_share_one_address(
     assert launcher.wait() == 0, launcher.err()
     assert [agent.wait() for agent in agents] == [0, 0]
     assert [job.rank_log(rank).split()[1] for rank in range(4)] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("library", ALL)
+def test_any_user_id(library: Library, local_gang: Callable[..., MpiGang], short_path: Path) -> None:
+    """Launcher and workers run as a user that has no name, no home and no rights."""
+    if reason := why_no_users():
+        pytest.skip(reason)
+    variables = library.need_mpi4py(short_path) | {"HOME": "/nowhere", **NOT_AS_ROOT}
+    # Each pod has a user namespace of its own here, across which MPICH's UCX may not open memory in /proc.
+    variables |= {"UCX_POSIX_USE_PROC_LINK": "n"}
+    job = local_gang(2, 1, library.implementation, user=12345, **variables)
+    job.agents()
+    program = "import os\nfrom mpi4py import MPI\nprint(os.getuid(), os.geteuid(), MPI.COMM_WORLD.allreduce(1))"
+    launcher = job.launcher("mpirun", *python(program))
+
+    assert launcher.wait() == 0, launcher.err()
+    assert [job.rank_log(rank) for rank in range(2)] == ["12345 12345 2\n"] * 2
 
 
 @pytest.mark.parametrize("library", ALL)

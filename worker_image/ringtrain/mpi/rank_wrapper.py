@@ -32,6 +32,7 @@ _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _TOTAL = re.compile(rb"ringtrain: world of (\d+)")
 _LIBRARY = re.compile(rb"libmpi(?:ch)?\.so\.\d+")
+_ABORT = re.compile(rb"cmd=abort exitcode=(-?\d+)")
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
 _EXEC_FAILED = 127
 
@@ -128,8 +129,11 @@ class _Child:
         patience = _FIRST_LOOK_S
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
+            aborted = self._relay.aborted if self._relay else 0
             if pid:
-                return os.waitstatus_to_exitcode(status)
+                return aborted or os.waitstatus_to_exitcode(status)
+            if aborted:
+                _kill(self.pid, signal.SIGKILL)
             sources: dict[int, Callable[[], None]] = {self._woken: lambda: _drain(self._woken)}
             if self._relay:
                 sources.update(self._relay.sources())
@@ -160,7 +164,11 @@ class _Child:
 
 
 class _Relay:
-    """Carries PMI_FD's bytes between the rank and MPICH's process manager. `used`: the rank has said something."""
+    """Carries PMI_FD's bytes between the rank and MPICH's process manager. `used`: the rank has said something.
+
+    `aborted`: the exit code that it gave MPI_Abort. The manager is not told: it would kill this wrapper, with all
+    others, before the agent has heard who began. The wrapper ends the rank, and itself with that code.
+    """
 
     def __init__(self, manager: socket.socket) -> None:
         self._manager = manager
@@ -168,6 +176,7 @@ class _Relay:
         os.set_inheritable(self.rank_end.fileno(), True)
         self._open = True
         self.used = False
+        self.aborted = 0
 
     @classmethod
     def between_rank_and_manager(cls) -> "_Relay | None":
@@ -193,7 +202,10 @@ class _Relay:
     def _pass(self, source: socket.socket, target: socket.socket) -> bool:
         try:
             data = source.recv(65536)
-            target.sendall(data)
+            abort = _ABORT.search(data) if source is self._own else None
+            if abort:
+                self.aborted = int(abort.group(1)) % 256 or 1
+            target.sendall(data[: abort.start()] if abort else data)
         except OSError:
             data = b""
         if not data:
