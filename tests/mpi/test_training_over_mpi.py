@@ -9,7 +9,7 @@ import pytest
 from support.gang import until
 
 from .jobs import MpiGang
-from .libraries import ALL, Library, python
+from .libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library, python
 
 TRAIN = """
 import os
@@ -25,8 +25,15 @@ while True:
 """
 
 
-@pytest.mark.parametrize("library", ALL)
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("library", "fault"),
+    [
+        pytest.param(OPEN_MPI, signal.SIGSTOP, id="openmpi-stopped"),
+        pytest.param(OPEN_MPI_5, signal.SIGKILL, id="openmpi5-killed"),
+        pytest.param(MPICH, signal.SIGSTOP, id="mpich-stopped"),
+        pytest.param(MPICH, signal.SIGKILL, id="mpich-killed"),
+    ],
+)
 def test_a_lost_rank_is_named(
     library: Library, fault: signal.Signals, local_gang: Callable[..., MpiGang], short_path: Path
 ) -> None:
