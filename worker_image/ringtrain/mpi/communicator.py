@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.collectives.exchange import ExchangeCommunicator
+from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.fold import Flat, Folder
 from ringtrain.collectives.layout import Bounds, even_bounds, offsets
 from ringtrain.collectives.ops import Op
@@ -39,10 +39,17 @@ _ABANDONED: list[tuple[Any, ...]] = []
 _FUSION_BYTES: Final = 64 << 20
 
 
+class Network(Communicator, Protocol):
+    """The same ranks without MPI: they find out what differs, and say it."""
+
+    def compare(self, what: Signature, sequence: int) -> None:
+        """Be the barrier of that number. Raises MismatchError on all ranks."""
+
+
 class MpiCommunicator:
     """A `Communicator` over MPI, beside `network`, by whose membership a lost peer is noticed."""
 
-    def __init__(self, member: Membership, process_set: int, network: ExchangeCommunicator) -> None:
+    def __init__(self, member: Membership, process_set: int, network: Network) -> None:
         """Collective over the ranks of `network`. Raises ConfigurationError: no MPI, or another world."""
         world = load_world(member.place.rank, member.place.size)
         group = world.group.Incl(list(network.ranks))
