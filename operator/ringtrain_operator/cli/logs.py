@@ -1,8 +1,12 @@
-"""`dtj logs JOB`: the merged output of all ranks, or one rank's."""
+"""`dtj logs JOB`: the merged output of all ranks, or one rank's whole log."""
 
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
 
 import click
 
@@ -16,9 +20,33 @@ class LogsElsewhere(OperatorError):
     """The log that was asked for is not in a pod; the message says where it is."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for. `attempt` None: the present one."""
+
+    name: str
+    rank: int | None
+    attempt: int | None
+    follow: bool
+    tail: int | None
+
+    @property
+    def pod(self) -> str:
+        """The launcher's pod."""
+        return f"{self.name}-launcher"
+
+    def command(self, attempt: int) -> list[str]:
+        """What prints it in the launcher's container."""
+        options = [f"--attempt={attempt}"]
+        options += [f"--rank={self.rank}"] if self.rank is not None else []
+        options += ["--follow"] if self.follow else []
+        options += [f"--tail={self.tail}"] if self.tail is not None else []
+        return ["ringtrain", "logs", *options]
+
+
 @click.command()
 @job_argument
-@click.option("--rank", type=click.IntRange(min=0), default=None, help="Only the lines of this rank.")
+@click.option("--rank", type=click.IntRange(min=0), default=None, help="This rank's whole log.")
 @click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the attempt ends.")
 @click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
@@ -26,39 +54,127 @@ class LogsElsewhere(OperatorError):
 def logs(
     name: str, rank: int | None, attempt: int | None, follow: bool, tail: int | None, cluster: ClusterOptions
 ) -> None:
-    """Print what the job's ranks wrote, as its launcher merged it."""
+    """Print what the job's ranks wrote: all ranks as the launcher merged it, or one rank.
+
+    While the launcher runs, --rank and --attempt read the files of the log store in its pod (that needs the right
+    to exec there); when it has ended, --rank is what its output has of that rank. See docs/logs.md.
+    """
+    wanted = Wanted(name, rank, attempt, follow, tail)
 
     async def work(session: Session) -> None:
-        await _check_attempt(session, name, attempt)
-        lines = session.api.pod_log(session.namespace, f"{name}-launcher", follow=follow, tail_lines=tail)
-        async for line in lines:
-            if rank is None or line.startswith(f"[{rank}]".encode()):
-                sys.stdout.buffer.write(line)
+        async with aclosing(_read(session, wanted)) as chunks:
+            async for chunk in chunks:
+                sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
 
     with_session(cluster, work)
 
 
-async def _check_attempt(session: Session, name: str, attempt: int | None) -> None:
-    """Raises LogsElsewhere unless the launcher of that attempt is there to be read."""
+async def _read(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+    """Chunks of the log, from wherever it is. Raises LogsElsewhere when no pod has it."""
     from ringtrain_operator.cluster.api import JOBS, PODS, NotFound
 
-    job = await session.api.get(JOBS, session.namespace, name)
-    present = (job.get("status") or {}).get("attempt")
+    job = await session.api.get(JOBS, session.namespace, wanted.name)
     try:
-        pod = await session.api.get(PODS, session.namespace, f"{name}-launcher")
+        pod = await session.api.get(PODS, session.namespace, wanted.pod)
     except NotFound as exc:
-        raise LogsElsewhere(f"{name} has no launcher now; {where_kept(job, attempt or present)}") from exc
+        present = wanted.attempt or (job.get("status") or {}).get("attempt")
+        raise LogsElsewhere(f"{wanted.name} has no launcher now; {where_kept(job, present)}") from exc
     found = int(pod["metadata"].get("labels", {}).get(contract.LABEL_ATTEMPT) or 0)
-    if attempt is not None and attempt != found:
-        raise LogsElsewhere(f"the launcher of {name} is of attempt {found}; {where_kept(job, attempt)}")
+    own = wanted.attempt in (None, found)
+    if own and wanted.rank is None:
+        source = _merged(session, wanted)
+    elif _is_running(pod) and (own or _claim(job)):
+        source = _from_store(session, wanted, pod, found)
+    elif own:
+        source = _of_rank(session, wanted, skip=0)
+    else:
+        kept = where_kept(job, wanted.attempt)
+        raise LogsElsewhere(f"the launcher of {wanted.name} is of attempt {found}; {kept}")
+    async with aclosing(source) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+def _merged(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+    return session.api.pod_log(session.namespace, wanted.pod, follow=wanted.follow, tail_lines=wanted.tail)
+
+
+async def _from_store(session: Session, wanted: Wanted, pod: Json, found: int) -> AsyncGenerator[bytes, None]:
+    """The store's own file. When the launcher ends meanwhile, the rest comes from its output."""
+    from ringtrain_operator.cluster.api import Forbidden, Unreachable
+    from ringtrain_operator.cluster.api.execute import execute
+
+    container, counter = pod["spec"]["containers"][0]["name"], LineCounter()
+    command = wanted.command(wanted.attempt or found)
+    own = wanted.rank is not None and wanted.attempt in (None, found)
+    try:
+        stream = execute(session.api.connection, session.namespace, wanted.pod, container, command)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                counter.feed(chunk)
+                yield chunk
+        return
+    except Forbidden as exc:
+        if not own:
+            raise
+        click.echo(f"{exc}; from the launcher's output instead:", err=True)
+    except Unreachable:
+        if not own or (wanted.tail is not None and counter.lines):
+            raise
+    async with aclosing(_of_rank(session, wanted, skip=counter.lines)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+async def _of_rank(session: Session, wanted: Wanted, skip: int) -> AsyncGenerator[bytes, None]:
+    """The rank's lines of the launcher's output, without their mark and without the first `skip`."""
+    mark, seen = b"[%d] " % (wanted.rank or 0), 0
+    last: deque[bytes] = deque(maxlen=wanted.tail)
+    lines = session.api.pod_log(session.namespace, wanted.pod, follow=wanted.follow)
+    async with aclosing(lines):
+        async for line in lines:
+            if not line.startswith(mark):
+                continue
+            seen += 1
+            if seen <= skip:
+                continue
+            if wanted.tail is None:
+                yield line.removeprefix(mark)
+            else:
+                last.append(line.removeprefix(mark))
+    for line in last:
+        yield line
+
+
+class LineCounter:
+    """Counts lines as the launcher does: they end with a newline, or with a carriage return alone."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self._after_return = False
+
+    def feed(self, chunk: bytes) -> None:
+        """More of the stream."""
+        self.lines += chunk.count(b"\n") + chunk.count(b"\r") - chunk.count(b"\r\n")
+        self.lines -= self._after_return and chunk.startswith(b"\n")
+        self._after_return = chunk.endswith(b"\r")
+
+
+def _is_running(pod: Json) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+
+
+def _claim(job: Json) -> str:
+    claim = (job["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}
+    return str(claim.get("claimName") or "")
 
 
 def where_kept(job: Json, attempt: int | None) -> str:
     """Where the log of an attempt lies when its pods are gone."""
     meta = job["metadata"]
     folder = f"{meta['namespace']}/{meta['name']}/{attempt or 1}/"
-    claim = ((job["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}).get("claimName")
+    claim = _claim(job)
     if claim:
         return f"attempt {attempt or 1} is kept on the volume of claim {claim}, in {folder}job.log and rank-*.log"
     tail = ((job.get("status") or {}).get("failure") or {}).get("logTail")

@@ -38,7 +38,7 @@ class Target:
 KINDS = (
     Kind("", "v1", "Namespace", "namespaces", namespaced=False, subresources=("status",)),
     Kind("", "v1", "Node", "nodes", namespaced=False, subresources=("status",)),
-    Kind("", "v1", "Pod", "pods", subresources=("status", "binding", "log"), short_names=("po",)),
+    Kind("", "v1", "Pod", "pods", subresources=("status", "binding", "log", "exec"), short_names=("po",)),
     Kind("", "v1", "Secret", "secrets"),
     Kind("", "v1", "ConfigMap", "configmaps"),
     Kind("", "v1", "Service", "services", subresources=("status",)),

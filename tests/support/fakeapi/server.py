@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 from support.fakeapi import discovery, patches, writes
 from support.fakeapi.errors import StatusError, bad_request, version_ahead
 from support.fakeapi.faults import FaultPlan, as_error
+from support.fakeapi.nodes import pod_exec, pod_log
 from support.fakeapi.resources import Target
 from support.fakeapi.selectors import Selector
 from support.fakeapi.store import Json, Store
@@ -148,7 +148,9 @@ class FakeApi:
         if call.method == "WATCH":
             return await self._watch(request, target, slim)
         if call.method == "GET" and target.subresource == "log":
-            return await self._log(request, target)
+            return await pod_log(self.store, request, target)
+        if call.method == "GET" and target.subresource == "exec":
+            return await pod_exec(self.store, request, target)
         if call.method == "GET" and target.name is None:
             return web.json_response(self._list(request, target, slim))
         if call.method == "GET":
@@ -273,26 +275,6 @@ class FakeApi:
                 kind = target.kind
                 mark = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": meta}
                 await _send(response, "BOOKMARK", mark)
-
-    async def _log(self, request: web.Request, target: Target) -> web.StreamResponse:
-        """A pod's log, fetched from its node's kubelet as a real API server does."""
-        pod = self.store.get(target.kind, target.namespace, target.name or "")
-        nodes = next(k for k in self.store.catalogue.kinds if k.plural == "nodes")
-        node = self.store.get(nodes, None, pod["spec"].get("nodeName") or "")
-        port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-        container = request.query.get("container") or pod["spec"]["containers"][0]["name"]
-        url = f"https://127.0.0.1:{port}/containerLogs/{target.namespace}/{target.name}/{container}"
-        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(url, params=request.query, ssl=False) as upstream,
-        ):
-            if upstream.status != 200:
-                raise bad_request(await upstream.text())
-            await response.prepare(request)
-            async for chunk in upstream.content.iter_any():
-                await response.write(chunk)
-        return response
 
 
 def _selector(request: web.Request) -> Selector:

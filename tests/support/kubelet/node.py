@@ -4,15 +4,17 @@ import asyncio
 import itertools
 import logging
 import re
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 from ringtrain_operator.cluster.api import NODES, PODS, ApiClient, ApiError, Conflict, NotFound
 from support.kubelet.addresses import AddressBlock
-from support.kubelet.logs import LogServer
+from support.kubelet.execs import Beside
 from support.kubelet.pod import PodLife, now_text
 from support.kubelet.runtimes import Runtime
+from support.kubelet.serving import NodeServer
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -47,12 +49,12 @@ class Kubelet:
         self._names: dict[tuple[str, str], str] = {}
         self._addresses: dict[tuple[str, str], str] = {}
         self._block = AddressBlock()
-        self._logs = LogServer(self._log_of, folder)
+        self._server = NodeServer(self._log_of, self._start_beside, folder)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> "Kubelet":
         self._folder.mkdir(parents=True, exist_ok=True)
-        await self._logs.start()
+        await self._server.start()
         for node in self._nodes:
             await self._register(node)
         self._follow_task = asyncio.create_task(self._follow_forever())
@@ -64,7 +66,7 @@ class Kubelet:
         for task in (*lives, *self._tasks):
             task.cancel()
         await asyncio.gather(self._follow_task, *lives, *self._tasks, return_exceptions=True)
-        await self._logs.close()
+        await self._server.close()
         self._block.close()
         for node in self._nodes:
             with suppress(ApiError):
@@ -131,6 +133,10 @@ class Kubelet:
             return None
         return life[0].folder / "container.log", lambda: not life[0].exited
 
+    async def _start_beside(self, namespace: str, name: str, command: Sequence[str]) -> Beside | None:
+        life = self._lives.get(self._names.get((namespace, name), ""))
+        return await life[0].start_beside(command) if life is not None else None
+
     async def _register(self, node: str) -> None:
         with suppress(ApiError):
             await self._api.create(NODES, None, {"metadata": {"name": node}})
@@ -141,7 +147,7 @@ class Kubelet:
         amounts.update({name: str(amount) for name, amount in self._capacity.items()})
         status = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._logs.port}},
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._server.port}},
             "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": now_text()}],
             "capacity": amounts,
             "allocatable": amounts,

@@ -1,6 +1,7 @@
 """One pod's life on a node: start, status, exit, deletion."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from ringtrain_operator.cluster.api import PODS, ApiClient, ApiError, NotFound
 from support.kubelet.environment import Sandbox, prepare
+from support.kubelet.execs import Beside
 from support.kubelet.probes import readiness_url, until_answers
 from support.kubelet.relay import Relay
 from support.kubelet.runtimes import Container, Exit, Runtime
@@ -34,6 +36,8 @@ class PodLife:
         self.address = address
         self.folder = folder
         self._container: Container | None = None
+        self._started: Sandbox | None = None
+        self._ended = asyncio.Event()
         self._relays: list[Relay] = []
         self._deleted = asyncio.Event()
         self.lost = False
@@ -50,6 +54,13 @@ class PodLife:
         """Its log file, and whether it may still grow."""
         return self.folder / "container.log", not self.exited
 
+    async def start_beside(self, command: Sequence[str]) -> Beside | None:
+        """Run a command as if in the container; None if that does not run."""
+        if self._started is None or self._ended.is_set():
+            return None
+        process = await self._runtime.start_beside(self._started, command)
+        return Beside(process, self._ended) if process is not None else None
+
     async def live(self) -> None:
         """From here to the end."""
         try:
@@ -63,6 +74,7 @@ class PodLife:
             pass  # deleted by force meanwhile
         finally:
             self.exited = True
+            self._ended.set()
             if self._container is not None:
                 self._container.kill()
                 await self._container.wait()
@@ -93,6 +105,8 @@ class PodLife:
             self._container = await self._runtime.start(sandbox)
         except OSError as exc:
             return Exit(128, str(exc), "StartError")
+        self._started = sandbox
+        self._ended.clear()
         url = readiness_url(self.pod, self.address) if self._runtime.needs_sandbox else ""
         await self._post_running(ready=not url)
         ended = asyncio.create_task(self._container.wait())
@@ -104,6 +118,7 @@ class PodLife:
             probing.cancel()
         if not ended.done():
             await self._stop(ended)
+        self._ended.set()
         return await ended
 
     async def _become_ready(self, url: str) -> None:

@@ -43,6 +43,9 @@ class Runtime(Protocol):
     async def start(self, sandbox: Sandbox) -> Container:
         """Start the first container of the sandbox's pod. Raises OSError with the reason if it cannot run."""
 
+    async def start_beside(self, sandbox: Sandbox, command: Sequence[str]) -> asyncio.subprocess.Process | None:
+        """Start another command as if in that container; None if there is nothing to run it in."""
+
 
 class ProcessRuntime:
     """Containers as local processes: the working directory is `folder`, of the image only the name matters.
@@ -90,6 +93,11 @@ class ProcessRuntime:
                 start_new_session=True,
             )
         return ProcessContainer(process, sandbox)
+
+    async def start_beside(self, sandbox: Sandbox, command: Sequence[str]) -> asyncio.subprocess.Process:
+        env = {**self._env, **sandbox.env}
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(*command, env=env, cwd=self._folder, stdout=pipe, stderr=pipe)
 
     def _command(self, sandbox: Sandbox) -> list[str]:
         container = sandbox.pod["spec"]["containers"][0]
@@ -167,6 +175,9 @@ class ScriptedRuntime:
         if how is not None:
             container.finish(how)
         return container
+
+    async def start_beside(self, sandbox: Sandbox, command: Sequence[str]) -> None:
+        return None
 
     def finish(self, pod: str, code: int = 0, message: str = "") -> None:
         """End the container of the pod `pod`."""

@@ -11,6 +11,7 @@ _COMMANDS = {
     "agent": "ringtrain.cli.agent:agent",
     "bench": "ringtrain.cli.bench:bench",
     "launcher": "ringtrain.cli.launcher:launcher",
+    "logs": "ringtrain.cli.logs:logs",
     "run": "ringtrain.cli.run:run",
     "rsh": "ringtrain.cli.rsh:rsh",
 }

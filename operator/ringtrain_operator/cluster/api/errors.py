@@ -2,6 +2,7 @@
 
 ApiError
 ├── Unreachable       no answer: refused, reset, timed out
+├── CommandFailed     a command in a container (execute.py)
 ├── NotLeader         not sent: this replica may not write any more
 ├── Unauthorized      401
 ├── Forbidden         403, quota and admission refusals included

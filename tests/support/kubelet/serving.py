@@ -1,4 +1,4 @@
-"""A kubelet's log endpoint, where an API server fetches what `kubectl logs` shows."""
+"""A kubelet's own server, where an API server fetches what `kubectl logs` shows and has commands run."""
 
 import asyncio
 import datetime
@@ -14,14 +14,20 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from support.kubelet.execs import Start, serve_exec
+
 Find = Callable[[str, str], tuple[Path, Callable[[], bool]] | None]
 
 
-class LogServer:
-    """`/containerLogs/NAMESPACE/POD/CONTAINER` over HTTPS. `find`: a pod's log file, and whether it grows."""
+class NodeServer:
+    """`/containerLogs/NAMESPACE/POD/CONTAINER` and `/exec/…` over HTTPS.
 
-    def __init__(self, find: Find, folder: Path) -> None:
+    `find`: a pod's log file, and whether it grows. `start`: runs a command beside a pod's container.
+    """
+
+    def __init__(self, find: Find, start: Start, folder: Path) -> None:
         self._find = find
+        self._start_beside = start
         self._folder = folder
         self.port = 0
 
@@ -29,6 +35,7 @@ class LogServer:
         """Listen on a free port of loopback."""
         app = web.Application()
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._answer)
+        app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=_tls(self._folder)).start()
@@ -37,6 +44,9 @@ class LogServer:
     async def close(self) -> None:
         """Stop listening."""
         await self._runner.cleanup()
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        return await serve_exec(request, self._start_beside)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         found = self._find(request.match_info["namespace"], request.match_info["pod"])

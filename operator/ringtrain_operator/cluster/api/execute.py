@@ -1,0 +1,61 @@
+"""Run a command in a container and read what it prints, as `kubectl exec` does, over a WebSocket."""
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import aiohttp
+
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.errors import ApiError, Unreachable, error_of
+from ringtrain_operator.cluster.api.resources import PODS
+
+# Channels of the protocol v4.channel.k8s.io: the first byte of every message.
+_PROTOCOL = "v4.channel.k8s.io"
+_STDOUT, _STDERR, _STATUS = 1, 2, 3
+
+
+class CommandFailed(ApiError):
+    """The command ended badly, or could not be started; the message is what it said on stderr."""
+
+
+async def execute(
+    connection: Connection, namespace: str, pod: str, container: str, command: Sequence[str]
+) -> AsyncGenerator[bytes, None]:
+    """The command's stdout as it comes.
+
+    Raises CommandFailed for another exit code than 0, Unreachable when the stream ends before the command has, and
+    the ApiError of a request that was refused.
+    """
+    query = [("container", container), ("stdout", "true"), ("stderr", "true")]
+    query += [("command", word) for word in command]
+    url = connection.server + PODS.path(namespace, pod, "exec")
+    try:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=connection.tls or True)) as session,
+            session.ws_connect(
+                url, params=query, protocols=[_PROTOCOL], headers=connection.headers(), max_msg_size=0
+            ) as socket,
+        ):
+            said = b""
+            async for message in socket:
+                if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+                    continue
+                channel, data = message.data[0], message.data[1:]
+                if channel == _STDOUT and data:
+                    yield data
+                elif channel == _STDERR:
+                    said += data
+                elif channel == _STATUS and data:
+                    _check(json.loads(data), said)
+                    return
+    except aiohttp.WSServerHandshakeError as exc:
+        raise error_of(exc.status, {"message": f"exec in pod {pod} was refused with {exc.status}"}, None) from exc
+    except (aiohttp.ClientError, TimeoutError, ConnectionError) as exc:
+        raise Unreachable(f"exec in pod {pod}: {str(exc) or type(exc).__name__}") from exc
+    raise Unreachable(f"exec in pod {pod}: the stream ended before the command")
+
+
+def _check(status: dict[str, Any], said: bytes) -> None:
+    if status.get("status") != "Success":
+        raise CommandFailed(said.decode(errors="replace").strip() or str(status.get("message") or "it failed"))

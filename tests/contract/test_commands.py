@@ -1,0 +1,30 @@
+"""What `dtj` runs in a container, the runtime's command understands."""
+
+import pytest
+
+from ringtrain.cli.main import main
+from ringtrain_operator.cli.logs import Wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "understood"),
+    [
+        pytest.param(
+            Wanted("digits", rank=3, attempt=None, follow=True, tail=7),
+            {"rank": 3, "attempt": 2, "following": True, "tail": 7},
+            id="one-rank",
+        ),
+        pytest.param(
+            Wanted("digits", rank=None, attempt=1, follow=False, tail=None),
+            {"rank": None, "attempt": 2, "following": False, "tail": None},
+            id="all-ranks",
+        ),
+    ],
+)
+def test_logs_are_asked_for_as_they_are_answered(wanted: Wanted, understood: dict[str, object]) -> None:
+    """`ringtrain logs` takes every option that `dtj logs` passes on."""
+    program, command, *options = wanted.command(attempt=2)
+    assert program == "ringtrain"
+    found = main.get_command(None, command)  # type: ignore[arg-type]  # the context is not looked at
+    assert found is not None
+    assert found.make_context(command, options).params == understood

@@ -1,0 +1,110 @@
+"""`dtj logs`: one rank's whole log, of a running attempt, of one before, and of a job that has ended."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.cluster import Cluster, OpenCluster
+from support.jobs import state
+from support.kubelet import Kubelet, ProcessRuntime
+from support.operating import running_operator
+
+from ringtrain_operator.cluster.api import JOBS
+
+ROOT = Path(__file__).parents[3]
+DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
+
+# Attempt 1 fails in rank 1; in attempt 2 every rank writes one line, waits for a file, and writes more.
+PROGRAM = """
+import os, pathlib, sys, time
+rank, attempt = os.environ["RANK"], os.environ["RINGTRAIN_ATTEMPT"]
+print("begin", attempt, rank)
+if attempt == "1":
+    sys.exit(3 if rank == "1" else 0)
+while not pathlib.Path(os.environ["GO_ON"]).exists():
+    time.sleep(0.05)
+print("50%\\r100%")
+print("end", attempt, rank)
+"""
+
+
+def talking_job(go_on: Path) -> dict[str, Any]:
+    """Two workers of two ranks each, with their logs on a claim."""
+    container = {
+        "name": "train",
+        "image": "worker",
+        "command": ["python", "-c", PROGRAM],
+        "env": [{"name": "GO_ON", "value": str(go_on)}],
+    }
+    return {
+        "apiVersion": "ringtrain.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "talk"},
+        "spec": {
+            "slotsPerWorker": 2,
+            "logs": {"persistentVolumeClaim": {"claimName": "runs"}},
+            "worker": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
+        },
+    }
+
+
+async def start_dtj(c: Cluster, folder: Path, namespace: str, *arguments: str) -> asyncio.subprocess.Process:
+    """`dtj logs talk …` with its output in pipes."""
+    return await asyncio.create_subprocess_exec(
+        *(*DTJ, "logs", "talk", "--namespace", namespace, *arguments),
+        env={**os.environ, "KUBECONFIG": str(c.kubeconfig(folder))},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def logs(c: Cluster, folder: Path, namespace: str, *arguments: str) -> str:
+    """What it prints, after "error: " if it fails."""
+    process = await start_dtj(c, folder, namespace, *arguments)
+    out, err = await process.communicate()
+    return out.decode() if process.returncode == 0 else f"error: {err.decode()}"
+
+
+async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
+    """Followed while it runs, of an attempt before, and when all is over; what is gone is said to be."""
+    go_on, whole = tmp_path / "go-on", "begin 2 3\n50%{}100%\nend 2 3\n"
+    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        async with (
+            Kubelet(c.api, runtime, tmp_path / "nodes", namespace=ns),
+            running_operator(c.operator_connection, namespaces=(ns,)),
+        ):
+            await c.api.create(JOBS, ns, talking_job(go_on))
+            await c.until(JOBS, ns, "talk", lambda j: state(j) == "Running" and j["status"]["attempt"] == 2)
+            following = await start_dtj(c, tmp_path, ns, "--rank=3", "--follow")
+            assert following.stdout is not None
+            first = await following.stdout.readline()
+            assert first == b"begin 2 3\n", await following.communicate()
+            assert await logs(c, tmp_path, ns, "--rank=0", "--attempt=1") == "begin 1 0\n"
+            merged = await logs(c, tmp_path, ns, "--attempt=1")
+            assert sorted(merged.splitlines()) == [f"[{rank}] begin 1 {rank}" for rank in range(4)]
+            assert "logs are kept of attempts 1, 2" in await logs(c, tmp_path, ns, "--attempt=5")
+            if c.fake is not None:
+                await without_the_right_to_exec(c, tmp_path, ns)
+            go_on.touch()
+            rest, _ = await following.communicate()
+            assert "begin 2 3\n" + rest.decode() in (whole.format("\r"), whole.format("\n"))
+            await c.until(JOBS, ns, "talk", lambda j: state(j) == "Succeeded")
+            assert await logs(c, tmp_path, ns, "--rank=3") == whole.format("\n")
+            assert await logs(c, tmp_path, ns, "--rank=3", "--tail=1") == "end 2 3\n"
+            assert "[3] end 2 3" in await logs(c, tmp_path, ns)
+            gone = await logs(c, tmp_path, ns, "--rank=3", "--attempt=1")
+            assert f"kept on the volume of claim runs, in {ns}/talk/1/" in gone
+
+
+async def without_the_right_to_exec(c: Cluster, folder: Path, namespace: str) -> None:
+    """One rank's log is then what the launcher's output has of it, and that is said."""
+    assert c.fake is not None
+    fault = c.fake.faults.add("GET", "pods/exec", 403)
+    process = await start_dtj(c, folder, namespace, "--rank=3")
+    out, err = await process.communicate()
+    assert (out, process.returncode, fault.fired) == (b"begin 2 3\n", 0, 1)
+    assert b"from the launcher's output instead" in err

@@ -1,0 +1,85 @@
+"""Reading the log store's files: what is there is read whole, what is not there is said."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ringtrain.cli.logs import logs
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.reading import LogMissing, find_log, follow, read_from, tail_position
+
+ENV = {"RINGTRAIN_JOB_NAME": "digits", "RINGTRAIN_JOB_NAMESPACE": "default", "RINGTRAIN_ATTEMPT": "2"}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> AttemptFiles:
+    """Attempt 2, in which ranks 0 and 3 have written."""
+    made = AttemptFiles.of(tmp_path, "default", "digits", 2)
+    made.directory.mkdir(parents=True)
+    (made.directory.parent / "1").mkdir()
+    made.rank_log(0).write_bytes(b"zero\n")
+    made.rank_log(3).write_bytes(b"one\ntwo\nthree")
+    made.job_log.write_bytes(b"[0] zero\n[3] one\n")
+    return made
+
+
+def test_a_missing_log_is_told_apart(files: AttemptFiles, tmp_path: Path) -> None:
+    """An attempt that left nothing, and a rank that has written nothing, with what there is instead."""
+    with pytest.raises(LogMissing, match="logs are kept of attempts 1, 2"):
+        find_log(AttemptFiles.of(tmp_path, "default", "digits", 7), 0)
+    with pytest.raises(LogMissing, match="ranks that have written something are 0, 3"):
+        find_log(files, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "end"),
+    [
+        pytest.param(b"one\ntwo\nthree\n", 2, b"two\nthree\n", id="whole-lines"),
+        pytest.param(b"one\ntwo\nthree", 2, b"two\nthree", id="unfinished-line"),
+        pytest.param(b"one\n", 5, b"one\n", id="fewer-lines"),
+        pytest.param(b"one\n", 0, b"", id="no-line"),
+        pytest.param(b"", 3, b"", id="empty"),
+        pytest.param(b"x" * (3 << 20) + b"\nlast\n", 1, b"last\n", id="a-line-longer-than-a-chunk"),
+        pytest.param(b"x" * (3 << 20) + b"\nlast\n", 2, b"x" * (3 << 20) + b"\nlast\n", id="many-chunks"),
+    ],
+)
+def test_the_tail_begins_where_its_lines_begin(tmp_path: Path, content: bytes, lines: int, end: bytes) -> None:
+    """The position is that of the first of the last lines."""
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    assert b"".join(read_from(path, tail_position(path, lines))) == end
+
+
+def test_a_growing_log_is_followed_to_its_end(tmp_path: Path) -> None:
+    """From before the file is there until the attempt is over, with nothing left out."""
+    path, over = tmp_path / "log", threading.Event()
+    chunks = follow(path, 0, over.is_set)
+    path.write_bytes(b"one\n")
+    assert next(chunks) == b"one\n"
+    with path.open("ab") as file:
+        file.write(b"two\n")
+    over.set()
+    assert b"".join(chunks) == b"two\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        pytest.param(["--rank=3"], 0, "one\ntwo\nthree", id="a-rank"),
+        pytest.param([], 0, "[0] zero\n[3] one\n", id="all-ranks"),
+        pytest.param(["--rank=3", "--tail=1"], 0, "three", id="tail"),
+        pytest.param(["--rank=3", "--follow"], 0, "one\ntwo\nthree", id="followed-when-it-is-over"),
+        pytest.param(["--attempt=7"], 1, "Error: ", id="no-such-attempt"),
+    ],
+)
+def test_the_command_prints_it(
+    files: AttemptFiles, tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    """`ringtrain logs` in the launcher's container, whose environment names job, attempt and store."""
+    files.outcome.write_text("{}")
+    done = CliRunner().invoke(logs, arguments, env={**ENV, "RINGTRAIN_LOG_DIR": str(tmp_path)})
+    assert done.exit_code == code
+    assert done.output.startswith(said)
+    assert code or done.output == said

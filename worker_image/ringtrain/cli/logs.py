@@ -1,0 +1,45 @@
+"""`ringtrain logs`: one rank's whole log, or all ranks', from the log store that this pod mounts."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from ringtrain import contract
+from ringtrain.control.environment import Environment
+from ringtrain.errors import ConfigurationError
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.reading import LogMissing, find_log, follow, read_from, tail_position
+
+
+@click.command()
+@click.option("--rank", type=click.IntRange(min=0), default=None, help="One rank's output; default: all, merged.")
+@click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
+@click.option("--follow", "-f", "following", is_flag=True, help="Go on until the attempt is over.")
+@click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
+def logs(rank: int | None, attempt: int | None, following: bool, tail: int | None) -> None:
+    """Print what ranks wrote, to the byte. For the launcher's container, which has the logs' volume:
+
+    kubectl exec digits-launcher -- ringtrain logs --rank 3 --follow
+    """
+    try:
+        files, present = _files(Environment(os.environ), attempt)
+        grows = following and present
+        path = (files.job_log if rank is None else files.rank_log(rank)) if grows else find_log(files, rank)
+    except (ConfigurationError, LogMissing) as exc:
+        raise click.ClickException(str(exc)) from exc
+    start = 0 if tail is None else tail_position(path, tail)
+    chunks = follow(path, start, files.outcome.exists) if grows else read_from(path, start)
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+
+
+def _files(env: Environment, attempt: int | None) -> tuple[AttemptFiles, bool]:
+    """The attempt's files, and whether it is the present one: only that can grow."""
+    present = env.integer(contract.ENV_ATTEMPT, low=1, high=2**31 - 1)
+    root = Path(env.text(contract.ENV_LOG_DIR, contract.LOG_DIR))
+    job = env.text(contract.ENV_JOB_NAME)
+    wanted = attempt or present
+    return AttemptFiles.of(root, env.text(contract.ENV_JOB_NAMESPACE), job, wanted), wanted == present

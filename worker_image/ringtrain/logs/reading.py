@@ -1,0 +1,76 @@
+"""The files of the log store for those who read: one rank's log, or all ranks', while it grows or afterwards."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ringtrain.errors import RingtrainError
+from ringtrain.logs.layout import AttemptFiles
+
+_CHUNK = 1 << 20
+_LOOK_AGAIN_S = 0.2
+
+
+class LogMissing(RingtrainError):
+    """The log that was asked for is not in the store; the message says what is."""
+
+
+def find_log(files: AttemptFiles, rank: int | None) -> Path:
+    """The file of `rank` (None: of all ranks). Raises LogMissing when the attempt or the rank has left none."""
+    path = files.job_log if rank is None else files.rank_log(rank)
+    if path.exists():
+        return path
+    if not files.directory.is_dir():
+        kept = sorted(int(p.name) for p in files.directory.parent.glob("*") if p.name.isdecimal())
+        raise LogMissing(f"{files.directory} is not there; logs are kept of attempts {_listed(kept)}")
+    ranks = sorted(int(p.stem.removeprefix("rank-")) for p in files.directory.glob("rank-*.log"))
+    raise LogMissing(f"{path.name} is not there: ranks that have written something are {_listed(ranks)}")
+
+
+def follow(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
+    """What `path` holds from byte `position` on, and what is added until `is_over()`; it need not be there yet."""
+    while True:
+        over = is_over()  # asked before reading: what was written until then is read
+        for chunk in read_from(path, position):
+            position += len(chunk)
+            yield chunk
+        if over:
+            return
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def read_from(path: Path, position: int) -> Iterator[bytes]:
+    """What `path` holds from byte `position` on; nothing if it is not there."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(position)
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def tail_position(path: Path, lines: int) -> int:
+    """Where the last `lines` lines of `path` begin, in bytes."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        position, seen = file.seek(0, 2), 0
+        if lines == 0:
+            return position
+        newest = True
+        while position > 0:
+            size = min(_CHUNK, position)
+            position -= size
+            file.seek(position)
+            chunk = file.read(size)
+            end = len(chunk) - 1 if newest and chunk.endswith(b"\n") else len(chunk)
+            newest = False
+            while (found := chunk.rfind(b"\n", 0, end)) >= 0:
+                seen, end = seen + 1, found
+                if seen == lines:
+                    return position + found + 1
+        return 0
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
