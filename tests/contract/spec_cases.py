@@ -36,9 +36,7 @@ class Update:
 
 def manifest(name: str = "job", **spec: Any) -> Manifest:
     """A job that is valid unless `spec` makes it otherwise; a field set to None is left out."""
-    container = {"name": "train", "image": "example.com/train", "command": ["python", "train.py"]}
-    base: dict[str, Any] = {"worker": {"replicas": 2, "template": {"spec": {"containers": [container]}}}}
-    fields = {key: value for key, value in {**base, **spec}.items() if value is not None}
+    fields = {key: value for key, value in {"worker": worker(), **spec}.items() if value is not None}
     return {
         "apiVersion": "ringtrain.dev/v1alpha1",
         "kind": "DistributedTrainingJob",

@@ -13,7 +13,8 @@ from ringtrain_operator.observe import Foreign, ObjectRef, Observed, Refusal, re
 from ringtrain_operator.plan import Event, Plan, plan_object
 from ringtrain_operator.spec import Job
 from ringtrain_operator.status import JobStatus, parse_status
-from ringtrain_operator.status.model import format_time
+from ringtrain_operator.status.model import ConditionType, format_time
+from support.jobs import job
 
 Json = dict[str, Any]
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -212,3 +213,21 @@ class World:
             del self.pods[deletion.ref.name]
             return
         self.user_deletes(deletion.ref.name)
+
+
+def world(**run_policy: object) -> World:
+    """Two workers with these policies."""
+    return World(job(runPolicy=run_policy))
+
+
+def running(**run_policy: object) -> World:
+    """The same, with its gang running."""
+    found = world(**run_policy)
+    found.start_gang()
+    return found
+
+
+def condition(w: World, kind: ConditionType) -> tuple[str, str, str]:
+    """Status, reason and message of a condition; empty while there is none."""
+    found = w.status.condition(kind)
+    return (found.status, found.reason, found.message) if found else ("", "", "")

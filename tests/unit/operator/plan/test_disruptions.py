@@ -1,0 +1,86 @@
+"""Pods that are taken away: restarts that do not count, and pods of dead nodes."""
+
+from __future__ import annotations
+
+from support.planworld import condition, running, world
+
+
+def test_eviction_does_not_count() -> None:
+    """An evicted worker restarts the gang; restarts stays 0, the message has the kubelet's words."""
+    w = running(backoffLimit=0)
+    w.evict("digits-worker-1")
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
+    assert "low on resource" in condition(w, "Restarting")[2]
+
+
+def test_eviction_for_the_pods_own_storage_counts() -> None:
+    """A pod over its own limit is evicted without DisruptionTarget: that is the job's doing."""
+    w = running()
+    w.pods["digits-worker-1"]["status"] = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi.",
+    }
+    w.report = None
+    w.settle()
+    w.run(seconds=31)
+    assert w.status.restarts == 1
+
+
+def test_a_deleted_pod_does_not_count() -> None:
+    """A drained or deleted pod restarts the gang as soon as it is asked to end."""
+    w = running(backoffLimit=0)
+    w.user_deletes("digits-worker-0")
+    w.settle()
+    assert (w.status.attempt, w.status.restarts) == (2, 0)
+
+
+def test_a_vanished_pod_does_not_count() -> None:
+    """A running gang's pod that is simply gone restarts the gang."""
+    w = running(backoffLimit=0)
+    del w.pods["digits-worker-0"]
+    w.settle()
+    assert (w.status.attempt, w.status.restarts) == (2, 0)
+
+
+def test_a_pod_that_vanishes_before_the_start_is_made_again() -> None:
+    """Before the gang has begun nothing is lost with a pod: same attempt."""
+    w = world()
+    w.settle()
+    del w.pods["digits-worker-0"]
+    w.settle()
+    assert w.status.attempt == 1
+    assert "digits-worker-0" in w.pods
+
+
+def test_a_rank_that_fails_because_its_pod_is_taken_away_does_not_count() -> None:
+    """Exit 143 on a pod that is being deleted is the deletion's doing, also when the launcher speaks first."""
+    w = running(backoffLimit=0)
+    w.user_deletes("digits-worker-0")
+    w.launcher_ends(143, reason="RankFailed")
+    w.settle()
+    assert (w.status.attempt, w.status.restarts) == (2, 0)
+
+
+def test_a_dead_nodes_pods_are_deleted_by_force() -> None:
+    """A minute after its grace period a Terminating pod of a dead node is removed, so that the gang goes on."""
+    w = running()
+    w.user_deletes("digits-worker-0")
+    w.nodes["node-of-digits-worker-0"] = False
+    w.settle()
+    for name in ("digits-launcher", "digits-worker-1"):
+        del w.pods[name]
+    w.run(seconds=80)
+    assert "digits-worker-0" in w.pods
+    w.run(seconds=11)
+    assert w.pods["digits-worker-0"]["metadata"]["labels"]["ringtrain.dev/attempt"] == "2"
+
+
+def test_a_live_nodes_pods_are_never_deleted_by_force() -> None:
+    """However long its node takes."""
+    w = running()
+    w.user_deletes("digits-worker-0")
+    w.nodes["node-of-digits-worker-0"] = True
+    w.run(hours=3)
+    assert "deletionTimestamp" in w.pods["digits-worker-0"]["metadata"]

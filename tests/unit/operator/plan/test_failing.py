@@ -1,0 +1,150 @@
+"""Attempts that fail: restarts and their limit, rules, who is to blame."""
+
+from __future__ import annotations
+
+import pytest
+from support.planworld import condition, running, world
+
+
+def test_a_failed_attempt_is_followed_by_the_next() -> None:
+    """The old pods go first, then the delay passes, then all pods are made anew with the next number."""
+    w = running()
+    w.launcher_ends(1, message="rank 0 exited with 1", logTail=["boom"])
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.state) == (2, 1, "Restarting")
+    assert condition(w, "Running")[1] == "WaitingForOldPods"
+    w.pods_go()
+    w.settle()
+    assert not w.pods
+    assert condition(w, "Running")[1] == "BackOff"
+    w.run(seconds=1)
+    assert {pod["metadata"]["labels"]["ringtrain.dev/attempt"] for pod in w.pods.values()} == {"2"}
+    w.start_gang()
+    assert condition(w, "Restarting")[0] == "False"
+    failure = w.status.failure
+    assert failure is not None
+    assert (failure.attempt, failure.rank, failure.pod, failure.exit_code) == (1, 0, "digits-worker-0", 1)
+    assert failure.log_tail == ("boom",)
+
+
+def test_backoff_limit() -> None:
+    """After so many counted restarts the next failure is the job's, and its failure is named."""
+    w = running(backoffLimit=1)
+    w.launcher_ends(7)
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    w.start_gang()
+    w.launcher_ends(9)
+    w.settle()
+    assert w.status.state == "Failed"
+    assert condition(w, "Failed")[1] == "BackoffLimitExceeded"
+    assert w.status.failure is not None
+    assert w.status.failure.exit_code == 9
+
+
+def test_delays_double_and_start_over_after_a_steady_attempt() -> None:
+    """1, 2, 4 seconds for quick failures; 1 again after ten minutes of running."""
+    w = running(backoffLimit=10)
+    delays = []
+    for steady in (0, 0, 0, 700):
+        w.run(seconds=steady)
+        w.launcher_ends(1)
+        w.settle()
+        delays.append(w.status.restart_delay_seconds)
+        w.pods_go()
+        w.run(seconds=10)
+        w.start_gang()
+    assert delays == [1, 2, 4, 1]
+
+
+RULES = [
+    {"action": "FailJob", "onExitCodes": {"values": [3]}},
+    {"action": "Ignore", "onExitCodes": {"ranges": [{"min": 40, "max": 49}]}},
+    {"action": "RestartJob", "onExitCodes": {"values": [64]}},
+    {"action": "FailJob", "onReasons": ["AgentLost"]},
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "state", "restarts"),
+    [
+        pytest.param(3, "RankFailed", "Failed", 0, id="fails-at-once"),
+        pytest.param(44, "RankFailed", "Restarting", 0, id="does-not-count"),
+        pytest.param(50, "RankFailed", "Restarting", 1, id="no-rule-counts"),
+        pytest.param(64, "BadConfiguration", "Restarting", 1, id="a-rule-overrides-hopeless"),
+        pytest.param(137, "AgentLost", "Failed", 0, id="by-reason"),
+    ],
+)
+def test_failure_rules(code: int, reason: str, state: str, restarts: int) -> None:
+    """The first rule that matches decides."""
+    w = running(failureRules=RULES)
+    w.launcher_ends(code, reason=reason, pod="digits-launcher")
+    w.settle()
+    assert (w.status.state, w.status.restarts) == (state, restarts)
+
+
+def test_bad_configuration_is_not_retried() -> None:
+    """Exit code 64 fails the job at once."""
+    w = running()
+    w.launcher_ends(64, reason="BadConfiguration", message="RINGTRAIN_SLOTS_PER_WORKER is 0")
+    w.settle()
+    assert w.status.state == "Failed"
+    assert "RINGTRAIN_SLOTS_PER_WORKER is 0" in condition(w, "Failed")[2]
+
+
+def test_a_failed_worker_waits_for_the_launchers_verdict() -> None:
+    """The launcher knows which rank failed first; only when it stays silent a worker's own words count."""
+    w = running()
+    w.pod_ends("digits-worker-1", 75)
+    w.pod_ends("digits-worker-0", 5)
+    w.settle()
+    assert w.status.attempt == 1
+    w.run(seconds=30)
+    assert w.status.failure is not None
+    assert (w.status.failure.pod, w.status.failure.exit_code) == ("digits-worker-0", 5)
+
+
+def test_a_worker_that_fails_before_the_start_is_judged_at_once() -> None:
+    """A launcher that still waits for agents cannot know about an agent that never came."""
+    w = world()
+    w.settle()
+    for name in w.pods:
+        w.pod_runs(name)
+    w.launcher_says("Waiting")
+    w.pod_ends("digits-worker-0", 64)
+    w.settle()
+    assert w.status.state == "Failed"
+
+
+def test_an_out_of_memory_kill_is_said() -> None:
+    """Kubernetes' OOMKilled is in the failure's message."""
+    w = running()
+    w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
+    w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
+    w.settle()
+    assert w.status.failure is not None
+    assert "OOMKilled" in w.status.failure.message
+
+
+def test_lost_agent_waits_for_the_pods_fate() -> None:
+    """An agent is lost, its pod looks well: a moment later it turns out evicted, and nothing is counted."""
+    w = running(backoffLimit=0)
+    w.launcher_ends(137, reason="AgentLost", pod="digits-worker-1")
+    w.settle()
+    assert w.status.attempt == 1
+    w.evict("digits-worker-1")
+    w.settle()
+    assert (w.status.attempt, w.status.restarts) == (2, 0)
+
+
+def test_a_gang_whose_pods_never_ran_only_waits() -> None:
+    """A launcher that gives up waiting for an unschedulable worker does not use up backoffLimit."""
+    w = world(backoffLimit=0)
+    w.settle()
+    w.pod_runs("digits-launcher")
+    w.pod_runs("digits-worker-0")
+    w.pod_waits("digits-worker-1", "ImagePullBackOff", "Back-off pulling image")
+    w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.state) == (2, 0, "Restarting")

@@ -1,0 +1,170 @@
+"""Suspension, deadlines, scale, cleaning up, and ends that stay ends."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from support.jobs import job
+from support.planworld import World, condition, running, world
+
+
+def test_suspend_and_resume() -> None:
+    """Suspending deletes the pods; resuming begins the next attempt, which does not count."""
+    w = running()
+    w.change(runPolicy={"suspend": True})
+    w.settle()
+    w.pods_go()
+    w.settle()
+    assert (w.status.state, w.status.attempt, len(w.pods)) == ("Suspended", 1, 0)
+    w.run(days=1)
+    assert not w.pods
+    w.change(runPolicy={"suspend": False})
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, len(w.pods)) == (2, 0, 3)
+    assert condition(w, "Suspended")[:2] == ("False", "Resumed")
+    assert "Resumed" in w.reasons()
+
+
+def test_created_suspended() -> None:
+    """Nothing is created until the job is resumed; then it is attempt 1."""
+    w = world(suspend=True)
+    w.settle()
+    assert (w.status.state, w.status.attempt, w.pods, w.objects) == ("Suspended", 0, {}, {})
+    w.change(runPolicy={})
+    w.settle()
+    assert (w.status.attempt, len(w.pods)) == (1, 3)
+
+
+def test_deadline_counts_waiting() -> None:
+    """A job that waits for pods for longer than activeDeadlineSeconds fails, and its pods go at once."""
+    w = world(activeDeadlineSeconds=60, cleanPodPolicy="None")
+    assert w.settle().requeue_after_s == 60
+    w.pod_runs("digits-launcher")
+    w.run(seconds=60)
+    assert condition(w, "Failed")[1] == "DeadlineExceeded"
+    w.pods_go()
+    w.settle()
+    assert not w.pods
+
+
+def test_deadline_excludes_suspension() -> None:
+    """Time spent suspended does not count; what counted before does."""
+    w = running(activeDeadlineSeconds=60)
+    w.run(seconds=40)
+    w.change(runPolicy={"suspend": True, "activeDeadlineSeconds": 60})
+    w.settle()
+    w.pods_go()
+    w.run(hours=1)
+    w.change(runPolicy={"activeDeadlineSeconds": 60})
+    w.settle()
+    w.run(seconds=19)
+    assert w.status.state != "Failed"
+    w.run(seconds=1)
+    assert w.status.state == "Failed"
+
+
+def test_a_success_in_time_beats_the_deadline() -> None:
+    """An operator that looks late does not fail a job that succeeded."""
+    w = running(activeDeadlineSeconds=60)
+    w.launcher_ends(0)
+    w.run(hours=1)
+    assert w.status.state == "Succeeded"
+
+
+def test_progress_deadline() -> None:
+    """No step for so long is a failure that counts; a step in time moves the deadline."""
+    w = running(progressDeadlineSeconds=100)
+    w.now += timedelta(seconds=99)
+    w.launcher_says("Running", step=1)
+    w.settle()
+    w.run(seconds=99)
+    assert w.status.attempt == 1
+    w.run(seconds=1)
+    assert (w.status.attempt, w.status.restarts) == (2, 1)
+    assert w.status.failure is not None
+    assert w.status.failure.reason == "ProgressDeadlineExceeded"
+
+
+def test_scale() -> None:
+    """A change of replicas begins the next attempt with the new world; it does not count and is not delayed."""
+    w = running(backoffLimit=0)
+    w.job["spec"]["worker"]["replicas"] = 3
+    w.change()
+    w.settle()
+    w.pods_go()
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.attempt_workers, len(w.pods)) == (2, 0, 3, 4)
+    worker = w.pods["digits-worker-0"]["spec"]["containers"][0]
+    assert {"name": "RINGTRAIN_NUM_WORKERS", "value": "3"} in worker["env"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [
+        pytest.param("None", {"digits-launcher", "digits-worker-0", "digits-worker-1"}, id="none"),
+        pytest.param("Running", {"digits-launcher", "digits-worker-0"}, id="running"),
+        pytest.param("All", set(), id="all"),
+    ],
+)
+def test_clean_pod_policy(policy: str, left: set[str]) -> None:
+    """Which pods of a finished job stay."""
+    w = running(cleanPodPolicy=policy)
+    w.pod_ends("digits-worker-0", 0)
+    w.launcher_ends(0)
+    w.settle()
+    w.run(seconds=10)
+    w.pods_go()
+    w.settle()
+    assert set(w.pods) == left
+
+
+def test_time_to_live() -> None:
+    """The job itself is deleted so long after its end."""
+    w = running(ttlSecondsAfterFinished=60, cleanPodPolicy="None")
+    w.launcher_ends(0)
+    assert w.settle().requeue_after_s == 60
+    w.now += timedelta(seconds=60)
+    (deletion,) = w.plan().delete
+    assert (deletion.ref.kind, deletion.uid) == ("DistributedTrainingJob", "0a1b2c3d-e")
+
+
+def test_terminal_states_are_sticky() -> None:
+    """Whatever happens to a finished job or its pods, it stays finished."""
+    w = running()
+    w.launcher_ends(0)
+    w.settle()
+    w.change(runPolicy={"suspend": True})
+    w.pods.clear()
+    w.settle()
+    w.run(days=1)
+    assert w.status.state == "Succeeded"
+    assert not w.pods
+
+
+def test_a_finished_job_is_not_written_again() -> None:
+    """An operator that restarts writes nothing."""
+    w = running(cleanPodPolicy="All")
+    w.launcher_ends(0)
+    w.settle()
+    w.pods_go()
+    w.settle()
+    before = w.writes
+    w.now += timedelta(days=1)
+    w.settle()
+    assert w.writes == before
+
+
+def test_somebody_elses_job_is_left_alone() -> None:
+    """managedBy names another controller: no object, no status."""
+    w = World(job(managedBy="example.com/other"))
+    w.settle()
+    assert w.writes == 0
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    """Owner references do the rest."""
+    w = world()
+    w.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    w.settle()
+    assert w.writes == 0

@@ -1,0 +1,138 @@
+"""What a job is made of, when it runs, and when it has succeeded."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from support.jobs import job
+from support.planworld import World, condition, running, world
+
+from ringtrain_operator.plan import companion_refs
+from ringtrain_operator.spec import parse_job
+
+
+def test_everything_is_created_at_once() -> None:
+    """The first plan creates all objects, the launcher and the workers, and enters attempt 1."""
+    w = world()
+    plan = w.plan()
+    assert plan.status is not None
+    assert plan.status["attempt"] == 1
+    kinds = [obj["kind"] for obj in plan.create]
+    assert kinds == ["Secret", "Service", "ServiceAccount", "NetworkPolicy", "Pod", "Pod", "Pod"]
+
+
+def test_what_exists_is_not_created_again() -> None:
+    """After one round nothing is left to do."""
+    w = world()
+    w.settle()
+    assert set(w.pods) == {"digits-launcher", "digits-worker-0", "digits-worker-1"}
+    assert set(w.objects) == set(companion_refs(parse_job(w.job)))
+
+
+def test_a_running_gang() -> None:
+    """Running is what the launcher says, not what pods look like."""
+    w = world()
+    w.settle()
+    for name in w.pods:
+        w.pod_runs(name)
+    w.settle()
+    assert condition(w, "Running")[:2] == ("False", "WaitingForLauncher")
+    w.launcher_says("Waiting")
+    w.settle()
+    assert condition(w, "Running")[1:] == ("WaitingForAgents", "0 of 2 workers have registered")
+    w.launcher_says("Running", step=7)
+    w.settle()
+    assert w.status.state == "Running"
+    assert w.status.workers == "2/2"
+    assert w.status.progress_summary == "7/100 (7%)"
+
+
+def test_a_launcher_that_cannot_be_asked_for_a_moment_changes_nothing() -> None:
+    """Running stays True while all pods run."""
+    w = running()
+    w.report = None
+    w.settle()
+    assert w.status.state == "Running"
+
+
+def test_success() -> None:
+    """The launcher's attested exit 0 is the job's success; nothing is created or restarted after it."""
+    w = running()
+    w.launcher_ends(0)
+    w.settle()
+    assert w.status.state == "Succeeded"
+    assert w.status.completion_time == w.now
+    assert condition(w, "Running")[1] == "Finished"
+    assert w.reasons()[-1] == "Succeeded"
+
+
+@pytest.mark.parametrize("words", ["", '{"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 1}'])
+def test_success_that_nobody_attests_is_a_failure(words: str) -> None:
+    """Exit 0 of a launcher that does not say that all ranks succeeded fails the job, at once."""
+    w = running()
+    w.pod_ends("digits-launcher", 0, words)
+    w.settle()
+    assert w.status.state == "Failed"
+    assert "without attesting all 2 ranks" in condition(w, "Failed")[2]
+
+
+def test_the_ranks_of_a_launcher_that_is_a_worker_too_are_attested() -> None:
+    """Two workers and the launcher, two slots each: six ranks, and four would be too few."""
+    w = World(job(backend="mpi", slotsPerWorker=2, mpi={"runLauncherAsWorker": True}))
+    w.start_gang()
+    words = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 6, "ranksSucceeded": 6}
+    w.pod_ends("digits-launcher", 0, json.dumps(words))
+    w.settle()
+    assert condition(w, "Succeeded")[2] == "all 6 ranks exited 0"
+
+
+def test_the_last_progress_is_the_launchers_last_word() -> None:
+    """A job that ends between two polls has its last step in the status, not the one that was polled."""
+    w = running()
+    w.launcher_says("Running", step=3)
+    w.settle()
+    words = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 2, "ranksSucceeded": 2}
+    w.pod_ends("digits-launcher", 0, json.dumps(words | {"progress": {"step": 100, "totalSteps": 100}}))
+    w.settle()
+    assert w.status.progress_summary == "100/100 (100%)"
+
+
+def test_pods_of_a_forgotten_past_are_replaced() -> None:
+    """A job whose status was lost begins an attempt with a number that no existing pod has."""
+    w = running()
+    del w.job["status"]
+    w.report = None
+    w.settle()
+    w.pods_go()
+    w.settle()
+    assert w.status.attempt == 2
+    assert len(w.pods) == 3
+
+
+def test_transition_times_move_only_with_the_status() -> None:
+    """A new reason or message keeps lastTransitionTime."""
+    w = world()
+    w.settle()
+    before = w.status.condition("Running")
+    w.now += timedelta(seconds=9)
+    w.pod_waits("digits-worker-0", "ErrImagePull", "no")
+    w.settle()
+    after = w.status.condition("Running")
+    assert before is not None
+    assert after is not None
+    assert (after.reason, after.last_transition_time) == ("ErrImagePull", before.last_transition_time)
+
+
+def test_steps_are_not_written_one_by_one() -> None:
+    """Ten seconds of progress between two writes; the last step of a job is written whatever the time."""
+    w = running()
+    writes = []
+    for step in range(1, 21):
+        w.now += timedelta(seconds=1)
+        w.launcher_says("Running", step)
+        before = w.writes
+        w.settle()
+        writes.append(w.writes - before)
+    assert sum(writes) <= 3
