@@ -1,13 +1,14 @@
 """A cluster to test as a user has it: the one of KUBECONFIG, with the operator installed by its chart.
 
-`make e2e` makes a kind cluster first if there is none. Images are expected to be where the chart's values and
-RINGTRAIN_WORKER_IMAGE say.
+`make e2e` makes a kind cluster first if there is none, `make e2e-local` a cluster whose pods are processes. Images
+are expected to be where the chart's values and RINGTRAIN_WORKER_IMAGE say.
 """
 
 import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ WAIT = "600s"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test here needs a cluster."""
-    reason = "needs a cluster: set RINGTRAIN_E2E=1 and KUBECONFIG, or run `make e2e`, which makes one with kind"
+    reason = (
+        "needs a cluster: run `make e2e-local` (a real API server here with processes as pods; it says how to get "
+        "its programs), or `make e2e` (the cluster of KUBECONFIG, or one that it makes with kind)"
+    )
     for item in items:
         if Path(item.path).is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.e2e)
@@ -55,6 +59,14 @@ class Kubectl:
     def wait(self, kind: str, name: str, what: str) -> None:
         """Return when `what` (a condition, a jsonpath, delete) holds."""
         self("wait", f"{kind}/{name}", f"--for={what}", f"--timeout={WAIT}")
+
+    def until(self, look: Callable[[], str], says: str, within_s: float = 300.0) -> str:
+        """What `look` answers once that holds `says`. Raises AssertionError with the last answer."""
+        deadline = time.monotonic() + within_s
+        while says not in (said := look()):
+            assert time.monotonic() < deadline, f"{says!r} was not said within {within_s:g} s: {said}"
+            time.sleep(0.5)  # a cluster on the other side of kubectl: there is nothing here to wait on
+        return said
 
     def dtj(self, *arguments: str) -> str:
         """What `dtj` prints."""

@@ -1,6 +1,6 @@
 """Jobs as a user sees them, on a cluster with real nodes."""
 
-import time
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +18,15 @@ def test_the_sample_trains(kubectl: Any, digits: Digits) -> None:
     assert "AllRanksSucceeded" in kubectl("describe", "dtj", "digits")
     assert "test accuracy" in kubectl.dtj("logs", "digits")
     assert "digits" in kubectl.dtj("list")
+
+
+def test_one_rank_is_read_while_it_runs(kubectl: Any, digits: Digits) -> None:
+    """Rank 0 is the one that prints; its log has no other rank's mark."""
+    kubectl.apply(digits("--epochs", "200"))
+    kubectl.wait("dtj", "digits", "condition=Running")
+    said = kubectl.until(lambda: kubectl.dtj("logs", "digits", "--rank=0"), says="epoch")
+    assert "[0]" not in said
+    kubectl("delete", "dtj", "digits")
 
 
 def test_a_killed_worker_is_a_new_attempt(kubectl: Any, digits: Digits) -> None:
@@ -60,17 +69,11 @@ def test_what_cannot_run_says_why(kubectl: Any, digits: Digits) -> None:
     job["spec"]["worker"]["template"]["spec"]["containers"][0]["image"] = "registry.invalid/missing:1"
     kubectl.apply(job)
     kubectl.wait("dtj", "digits", "condition=Running=False")
-    said, deadline = "", time.monotonic() + 300
-    while "registry.invalid/missing:1" not in said and time.monotonic() < deadline:
-        said = kubectl.dtj("why", "digits")
-        time.sleep(1)  # a node on the other side of kubectl: there is nothing here to wait on
-    assert "registry.invalid/missing:1" in said
+    kubectl.until(lambda: kubectl.dtj("why", "digits"), says="registry.invalid/missing:1")
 
 
 def test_a_rejected_spec_names_the_field(kubectl: Any, digits: Digits) -> None:
     """Admission refuses what the CRD can know."""
     job = digits()
     job["spec"]["worker"]["replicas"] = -1
-    import json
-
     assert kubectl("apply", "--filename=-", check=False, stdin=json.dumps(job)) == ""

@@ -9,6 +9,7 @@ from e2e.conftest import Kubectl, helm
 
 CHART = Path(__file__).parents[2] / "charts" / "ringtrain-operator"
 SYSTEM = Kubectl("ringtrain-system")
+LONG = "600"  # epochs: longer than two operators take to be replaced, some 40 s on two cores
 
 
 def upgrade(*values: str) -> None:
@@ -17,15 +18,26 @@ def upgrade(*values: str) -> None:
     helm("upgrade", "ringtrain", str(CHART), "--namespace=ringtrain-system", "--reuse-values", "--wait", *options)
 
 
+def leader() -> str:
+    """The pod that holds the operator's lease; empty while none does."""
+    return SYSTEM("get", "lease", "ringtrain-operator", "--output=jsonpath={.spec.holderIdentity}")
+
+
 def test_upgraded_in_the_middle_of_a_job(kubectl: Any, digits: Callable[..., dict[str, Any]]) -> None:
-    """A rollout to two replicas leaves a running job alone; a killed leader is replaced."""
-    kubectl.apply(digits("--epochs", "60"))
+    """A rollout to two replicas leaves a running job alone; a killed leader is replaced, and sees its end."""
+    kubectl.apply(digits("--epochs", LONG))
     kubectl.wait("dtj", "digits", "condition=Running")
+    first = leader()
     upgrade("replicas=2", "operator.logLevel=debug")
-    SYSTEM("delete", "pod", "--selector=app.kubernetes.io/name=ringtrain-operator", "--wait=false")
+    kubectl.until(lambda: str(leader() not in ("", first)), says="True")
+    second = leader()
+    SYSTEM("delete", "pod", second, "--wait=false")
+    kubectl.until(lambda: str(leader() not in ("", first, second)), says="True")
+    status = kubectl.get("dtj", "digits")["status"]
+    assert (status["state"], status["attempt"]) == ("Running", 1), "the job ended before the operator was replaced"
     kubectl.wait("dtj", "digits", "condition=Succeeded")
     status = kubectl.get("dtj", "digits")["status"]
-    assert (status["attempt"], status["restarts"]) == (1, 0)
+    assert (status["attempt"], status["restarts"], status["disruptions"]) == (1, 0, 0)
     upgrade("replicas=1", "operator.logLevel=info")
 
 
