@@ -9,7 +9,7 @@ from support.apiserver import ControlPlane
 from support.cluster import real_cluster
 from support.operating import running_operator
 
-from ringtrain_operator.cluster.api import JOBS, ApiClient, Invalid
+from ringtrain_operator.cluster.api import CUSTOM_RESOURCE_DEFINITIONS, JOBS, ApiClient, Invalid
 
 pytestmark = pytest.mark.apiserver
 
@@ -28,6 +28,14 @@ async def why_refused(api: ApiClient, namespace: str, obj: dict[str, Any]) -> st
     except Invalid as refused:
         return refused.message
     return ""
+
+
+async def test_the_schema_is_structural(control_plane: ControlPlane) -> None:
+    """The API server has nothing to object to in schema, names and rules."""
+    async with real_cluster(control_plane) as c:
+        crd = await c.api.get(CUSTOM_RESOURCE_DEFINITIONS, None, "distributedtrainingjobs.ringtrain.dev")
+        conditions = {condition["type"]: condition["status"] for condition in crd["status"]["conditions"]}
+        assert conditions == {"NamesAccepted": "True", "Established": "True"}
 
 
 async def test_what_the_models_accept_is_admitted(control_plane: ControlPlane) -> None:

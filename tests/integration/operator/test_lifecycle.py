@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.cluster import OpenCluster
-from support.jobs import condition, state, termination_message, workers_with_devices
+from support.jobs import condition, job, state, termination_message, workers_with_devices
 from support.stage import open_stage
 
 from ringtrain_operator.cluster.api import (
@@ -68,6 +68,20 @@ async def test_a_suspended_job_has_no_pods(open_cluster: OpenCluster, tmp_path: 
         resumed = await s.until(lambda j: j["status"].get("attempt") == 2)
         assert resumed["status"]["restarts"] == 0
         await s.until_running(attempt=2)
+
+
+async def test_a_pod_that_will_not_end_is_killed(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """A container that ignores SIGTERM has its grace period, then it is gone, and the suspension is complete."""
+    template = {"spec": {**job()["spec"]["worker"]["template"]["spec"], "terminationGracePeriodSeconds": 1}}
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit(worker={"replicas": 2, "template": template})
+        await s.until_running()
+        stubborn = s.runtime.containers["digits-worker-0"]
+        stubborn.stubborn = True
+        await s.change({"runPolicy": {"suspend": True}})
+        await s.until_state("Suspended")
+        await s.until_pods(0)
+        assert stubborn.ended.result().code == 137
 
 
 async def test_a_failed_gang_restarts_within_its_limit(open_cluster: OpenCluster, tmp_path: Path) -> None:

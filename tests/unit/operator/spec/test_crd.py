@@ -1,0 +1,61 @@
+"""The CRD as a cluster's users meet it: names, columns, subresources, size."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PATH = Path(__file__).parents[4] / "manifests" / "crd.yaml"
+CRD: dict[str, Any] = yaml.safe_load(PATH.read_text())
+(VERSION,) = CRD["spec"]["versions"]
+
+
+def test_it_is_small() -> None:
+    """Far below what an annotation of kubectl's or an object of etcd's may hold."""
+    assert PATH.stat().st_size < 100_000
+
+
+def test_its_names() -> None:
+    """`kubectl get dtj`, and `kubectl get all` has them too."""
+    names = CRD["spec"]["names"]
+    assert (names["kind"], names["plural"]) == ("DistributedTrainingJob", "distributedtrainingjobs")
+    assert names["shortNames"] == ["dtj"]
+    assert names["categories"] == ["all"]
+    assert CRD["spec"]["scope"] == "Namespaced"
+
+
+def test_its_subresources() -> None:
+    """Status, and a scale of workers."""
+    assert VERSION["subresources"] == {
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.worker.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
+    }
+
+
+def test_its_columns() -> None:
+    """Those that the README shows, each a path of the schema."""
+    columns = {c["name"]: c["jsonPath"] for c in VERSION["additionalPrinterColumns"]}
+    assert list(columns) == ["State", "Workers", "Restarts", "Progress", "Age"]
+    status = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    told = {path.removeprefix(".status.") for path in columns.values() if path.startswith(".status.")}
+    assert told <= status.keys()
+    assert len(told) == 4
+
+
+def test_only_what_is_kubernetes_own_keeps_unknown_fields() -> None:
+    """Pod templates, and the emptyDir of the logs; everywhere else the API server holds to the schema."""
+    places = open_places(VERSION["schema"]["openAPIV3Schema"], "")
+    roots = {path for path in places if not any(path.startswith(f"{other}.") for other in places)}
+    assert roots == {".spec.launcher.template", ".spec.worker.template", ".spec.logs.emptyDir"}
+
+
+def open_places(schema: dict[str, Any], path: str) -> list[str]:
+    """Paths of schemas that preserve unknown fields."""
+    own = [path] if schema.get("x-kubernetes-preserve-unknown-fields") else []
+    inner = [p for name, s in (schema.get("properties") or {}).items() for p in open_places(s, f"{path}.{name}")]
+    items = open_places(schema["items"], f"{path}[]") if "items" in schema else []
+    return [*own, *inner, *items]
