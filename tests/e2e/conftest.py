@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.apiserver import why_unavailable
 
 ROOT = Path(__file__).parents[2]
 WAIT = "600s"
@@ -23,9 +24,10 @@ WAIT = "600s"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test here needs a cluster."""
+    missing = why_unavailable()
     reason = (
-        "needs a cluster: run `make e2e-local` (a real API server here with processes as pods; it says how to get "
-        "its programs), or `make e2e` (the cluster of KUBECONFIG, or one that it makes with kind)"
+        "needs a cluster: run `make e2e-local`, which makes one of processes"
+        f"{f' ({missing})' if missing else ''}, or `make e2e`, for the cluster of KUBECONFIG or one made by kind"
     )
     for item in items:
         if Path(item.path).is_relative_to(Path(__file__).parent):
