@@ -1,6 +1,7 @@
 """The operator killed at every write of a job's life: the job ends the same, no pod twice, none orphaned."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,12 +74,12 @@ class Killer:
 
 @dataclass(frozen=True)
 class Life:
-    """How a job's life went. Pods made by attempt and name; events with how often each was told."""
+    """How a job's life went. Pods made, by attempt and name; events, with how often each was told."""
 
     status: dict[str, Any]
     writes: int
     pods_made: list[tuple[str, str]]
-    events: set[tuple[str, str, int]]
+    events: Counter[tuple[str, str]]
     left_behind: list[str]
     killed: bool
 
@@ -95,7 +96,9 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
             await course(stage)
             done = await stage.until(lambda j: state(j) in ("Succeeded", "Failed"))
             await c.until_quiet()
-            events = await c.api.select(EVENTS, ns)
+            events: Counter[tuple[str, str]] = Counter()
+            for event in await c.api.select(EVENTS, ns):
+                events[event["reason"], event["message"]] += event["count"]
             await c.api.delete(JOBS, ns, stage.name)
             await stage.until_pods(0)
             await c.until_quiet()
@@ -107,7 +110,7 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
             done["status"],
             killer.writes,
             sorted((p["labels"][contract.LABEL_ATTEMPT], p["name"]) for p in pods),
-            {(e["reason"], e["message"], e["count"]) for e in events},
+            events,
             c.fake.store.owned_by(done["metadata"]["uid"]),
             killer.struck.is_set(),
         )
