@@ -9,7 +9,7 @@ from e2e.conftest import Kubectl, helm
 
 CHART = Path(__file__).parents[2] / "charts" / "ringtrain-operator"
 SYSTEM = Kubectl("ringtrain-system")
-LONG = "600"  # epochs: longer than two operators take to be replaced, some 40 s on two cores
+LONG = "300"  # epochs: longer than two operators take to be replaced, some 60 s on two cores
 
 
 def upgrade(*values: str) -> None:
