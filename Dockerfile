@@ -1,27 +1,30 @@
-# Two images from one file:
+# Images from one file, `make images` builds them all:
 #   docker build --target worker   -t ghcr.io/ringtrain/worker:0.1.0 .
 #   docker build --target operator -t ghcr.io/ringtrain/operator:0.1.0 .
-# Both run as user 65532 with a read-only root file system; neither has a compiler, pip or an ssh server.
+# worker-torch and worker-tensorflow are the worker and a framework. All run as user 65532 (or any other) with a
+# read-only root file system; none has a compiler, pip, an ssh server or a file that gives rights away. docs/images.md.
 ARG BASE=debian:trixie-slim
 
 FROM ${BASE} AS python
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 \
-    && rm -rf /var/lib/apt/lists/* \
+    && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* \
     && groupadd --gid 65532 ringtrain \
-    && useradd --uid 65532 --gid 65532 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin ringtrain
+    && useradd --uid 65532 --gid 65532 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin ringtrain \
+    && find / -xdev -type f -perm /6000 -exec chmod ug-s {} +
 
-# Wheels are built and installed here, so that pip and build tools stay out of the images.
+# Packages are built and installed from here: pip stays in an environment of its own, outside of what goes on.
 FROM python AS build
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3-venv ca-certificates \
     && rm -rf /var/lib/apt/lists/*
-RUN python3 -m venv /opt/venv
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/venv
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PYTHON=/opt/venv/bin/python
 
 FROM build AS operator-build
 COPY operator /src/operator
-RUN /opt/venv/bin/pip install --no-cache-dir /src/operator && /opt/venv/bin/pip uninstall --yes --quiet pip
+RUN /opt/pip/bin/pip install /src/operator
 
 FROM build AS worker-build
 # The compiler stays here: only what it built goes on.
@@ -29,24 +32,61 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev libopenmpi-dev openmpi-bin \
     && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
-RUN /opt/venv/bin/pip install --no-cache-dir '/src/worker_image[examples,mpi]' && /opt/venv/bin/pip uninstall --yes --quiet pip
-COPY examples/mpi/pi.c /src/pi.c
-RUN mpicc -O2 -o /opt/pi /src/pi.c -lm
+RUN /opt/pip/bin/pip install '/src/worker_image[examples,mpi]' \
+    && ls /opt/venv/lib/python3*/site-packages/ringtrain/kernels/_native*.so
+COPY examples /opt/ringtrain/examples
+RUN mpicc -O2 -o /opt/ringtrain/examples/mpi/pi /opt/ringtrain/examples/mpi/pi.c -lm \
+    && python3 -m compileall -q /opt/ringtrain/examples
 
 FROM python AS operator
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="ringtrain-operator" \
+      org.opencontainers.image.description="Runs DistributedTrainingJobs on Kubernetes" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=operator-build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp
 USER 65532:65532
 ENTRYPOINT ["ringtrain-operator"]
 
 FROM python AS worker
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="ringtrain-worker" \
+      org.opencontainers.image.description="Ringtrain's training runtime, worker agent and launcher, with Open MPI and examples" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
 # mpirun and its library. An ssh client comes with the package, which nothing here uses; a server does not.
-RUN apt-get update && apt-get install -y --no-install-recommends openmpi-bin && rm -rf /var/lib/apt/lists/*
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends openmpi-bin \
+    && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* \
+    && find / -xdev -type f -perm /6000 -exec chmod ug-s {} + \
+    && install -d -o 65532 -g 65532 /var/log/ringtrain /checkpoints
 COPY --from=worker-build /opt/venv /opt/venv
-COPY examples /opt/ringtrain/examples
-COPY --from=worker-build /opt/pi /opt/ringtrain/examples/mpi/pi
-RUN install -d -o 65532 -g 65532 /var/log/ringtrain /checkpoints
+COPY --from=worker-build /opt/ringtrain /opt/ringtrain
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp
 WORKDIR /opt/ringtrain
 USER 65532:65532
 CMD ["ringtrain", "--help"]
+
+# The frameworks are one layer each on the worker; pip and the certificates it needs are there only while it runs.
+# Which build of one is installed is the builder's choice: a requirement, and pip's own options (--index-url,
+# --find-links) for where it is.
+FROM worker AS worker-torch
+ARG TORCH="torch==2.13.0"
+ARG TORCH_PIP_OPTIONS=""
+LABEL org.opencontainers.image.title="ringtrain-worker-torch"
+USER root
+RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
+    --mount=type=bind,from=build,source=/etc/ssl/certs,target=/etc/ssl/certs \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${TORCH_PIP_OPTIONS} "${TORCH}"
+USER 65532:65532
+
+FROM worker AS worker-tensorflow
+ARG TENSORFLOW="tensorflow-cpu>=2.20"
+ARG TENSORFLOW_PIP_OPTIONS=""
+LABEL org.opencontainers.image.title="ringtrain-worker-tensorflow"
+USER root
+RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
+    --mount=type=bind,from=build,source=/etc/ssl/certs,target=/etc/ssl/certs \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${TENSORFLOW_PIP_OPTIONS} "${TENSORFLOW}" "keras>=3.11"
+USER 65532:65532

@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e e2e-local lint bench bench-operator generate verify clean
+.PHONY: help venv demo test e2e e2e-local images images-check lint bench bench-operator generate verify clean
 
 help:  ## list the commands
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.installed: requirements-dev.txt operator/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +58,22 @@ e2e: $(VENV)/.installed  ## black-box tests on the cluster of KUBECONFIG, or on 
 
 e2e-local: $(VENV)/.installed  ## the same tests on a real API server here, with processes as pods (KUBEBUILDER_ASSETS)
 	$(BIN)/python tests/e2e/local.py tests/e2e/run.sh
+
+# The engine that answers; `make images ENGINE=podman` picks one. BUILD_FLAGS go to its build command, for example
+# --build-arg (docs/images.md) or --volume for an own certificate.
+ENGINE = $(shell for e in docker podman; do $$e images -q >/dev/null 2>&1 && echo $$e && break; done)
+IMAGES := operator worker worker-torch worker-tensorflow
+VERSION = $(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' charts/ringtrain-operator/Chart.yaml)
+
+images:  ## build the images; IMAGES, ENGINE and BUILD_FLAGS are yours to set
+	@test -n "$(ENGINE)" || { echo "make images needs docker or podman, and neither answers" >&2; exit 2; }
+	for image in $(IMAGES); do \
+		$(ENGINE) build $(BUILD_FLAGS) --build-arg VERSION=$(VERSION) --target $$image --tag ghcr.io/ringtrain/$$image:$(VERSION) . || exit 1; \
+	done
+
+images-check: $(VENV)/.installed  ## what the images hold, and the samples run in them; as root with a control plane
+	@test -n "$(ENGINE)" || { echo "make images-check needs docker or podman, and neither answers" >&2; exit 2; }
+	RINGTRAIN_IMAGES="$(IMAGES)" IMAGE_ENGINE=$(ENGINE) $(BIN)/pytest -v tests/images
 
 lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
 	$(BIN)/ruff check .

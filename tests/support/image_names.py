@@ -1,0 +1,28 @@
+"""Which images there are, and what they are called."""
+
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def targets() -> list[str]:
+    """The images that the Dockerfile makes, or those of them that RINGTRAIN_IMAGES lists."""
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    made = [stage for stage in stages if stage.startswith(("worker", "operator")) and not stage.endswith("-build")]
+    wanted = os.environ.get("RINGTRAIN_IMAGES", "all")
+    return made if wanted == "all" else [stage for stage in made if stage in wanted.split()]
+
+
+def version() -> str:
+    """The version that chart, samples and images share."""
+    chart = (ROOT / "charts/ringtrain-operator/Chart.yaml").read_text()
+    found = re.search(r'^appVersion: "(.+)"$', chart, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def name_of(target: str) -> str:
+    """The image of a target, as the samples and the chart name it."""
+    return f"ghcr.io/ringtrain/{target}:{version()}"

@@ -1,0 +1,89 @@
+"""Pods in containers of their own images, as the strictest settings run them."""
+
+import asyncio
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.images import USER, Engine
+from support.kubelet.environment import Sandbox
+from support.kubelet.runtimes import Exit, ProcessRuntime
+
+
+class ImageRuntime:
+    """Runs a pod's first container from its image, on the host's network, with a root that nobody can write to.
+
+    Writable are /tmp, a /dev/shm of its own, and the pod's volumes, which belong to the user as `fsGroup` has it.
+    """
+
+    needs_sandbox = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def start(self, sandbox: Sandbox) -> "ImageContainer":
+        env = dict(sandbox.env)
+        if env.get("RINGTRAIN_ROLE") == "worker":
+            env.update(dict.fromkeys(ProcessRuntime.FREE_PORTS, "0"))
+        _give_to_user(sandbox.folder)
+        pod = sandbox.pod
+        name = f"{pod['metadata']['name']}-{secrets.token_hex(4)}"
+        command = self._engine.command(
+            pod["spec"]["containers"][0]["image"],
+            f"--name={name}",
+            f"--hostname={pod['metadata']['name']}",
+            "--tmpfs=/tmp:rw,mode=1777",
+            "--shm-size=512m",
+            f"--volume={sandbox.folder}:{sandbox.folder}",
+            *(f"--volume={path}:{path}" for path in _claims(sandbox)),
+            argv=sandbox.command,
+            env=env,
+        )
+        with sandbox.log.open("ab") as out:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        return ImageContainer(process, sandbox, self._engine, name)
+
+
+@dataclass(frozen=True)
+class ImageContainer:
+    """The engine's process, which passes signals on and ends as its container ends."""
+
+    process: asyncio.subprocess.Process
+    sandbox: Sandbox
+    engine: Engine
+    name: str
+
+    async def wait(self) -> Exit:
+        code = await self.process.wait()
+        message = ""
+        if self.sandbox.termination_message.exists():
+            message = self.sandbox.termination_message.read_text(errors="replace")[:4096]
+        return Exit(code if code >= 0 else 128 - code, message)
+
+    def ask_to_stop(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+
+    def kill(self) -> None:
+        if self.process.returncode is None:
+            self.engine.kill(self.name)
+
+
+def _claims(sandbox: Sandbox) -> list[Path]:
+    """Folders of claims lie beside the pod's own."""
+    volumes = sandbox.pod["spec"].get("volumes") or []
+    names = [(v.get("persistentVolumeClaim") or {}).get("claimName") for v in volumes]
+    paths = [sandbox.folder.parent / "claims" / name for name in names if name]
+    for path in paths:
+        _give_to_user(path)
+    return paths
+
+
+def _give_to_user(folder: Path) -> None:
+    uid, gid = (int(part) for part in USER.split(":"))
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, uid, gid)
