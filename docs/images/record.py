@@ -1,11 +1,15 @@
 """`python docs/images/record.py OUT.svg COMMAND…`: run a command in a terminal and draw what it showed.
 
-The picture is the screen half-way through, as soon as `--at` (a regular expression) is on it, and below it the screen at
-the end. Nothing is drawn that was not on the terminal. Needs pyte, a terminal emulator, from requirements-dev.txt.
+The picture is the screen as soon as `--at` (a regular expression) is on it, and below it what was new on the screen
+at the end. Nothing is drawn that was not on the terminal. Needs pyte, a terminal emulator, from requirements-dev.txt.
+
+    .venv/bin/python docs/images/record.py --at ' [5-6][0-9]%' docs/images/demo.svg make demo
 """
 
 import argparse
 import fcntl
+import io
+import itertools
 import os
 import pty
 import re
@@ -14,6 +18,7 @@ import termios
 from pathlib import Path
 
 import pyte
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -26,9 +31,9 @@ def styled(screen: pyte.Screen) -> list[Text]:
     lines = []
     for y in range(screen.lines):
         line = Text()
-        for x in range(screen.columns):
-            cell = screen.buffer[y][x]
-            line.append(cell.data, Style(color=colour(cell.fg), bold=cell.bold))
+        cells = [screen.buffer[y][x] for x in range(screen.columns)]
+        for (name, bold), run in itertools.groupby(cells, key=lambda cell: (cell.fg, cell.bold)):
+            line.append("".join(cell.data for cell in run), Style(color=colour(name), bold=bold))
         line.rstrip()
         lines.append(line)
     while lines and not lines[-1].plain:
@@ -81,10 +86,13 @@ def main() -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     middle, end = watch(options.command, options.at)
-    console = Console(width=COLUMNS, record=True, file=open(os.devnull, "w"), color_system="truecolor")
-    for line in (*middle, Text(), Text("…"), Text(), *end):
+    console = Console(width=COLUMNS, record=True, file=io.StringIO(), color_system="truecolor")
+    end = [line for line in end if line.plain not in {seen.plain for seen in middle}]
+    for line in (*middle, Text("…"), *end):
         console.print(line, no_wrap=True, overflow="crop")
-    options.out.write_text(console.export_svg(title=options.title))
+    # The reader's own fixed-width font: a picture fetches nothing.
+    template = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    options.out.write_text(console.export_svg(title=options.title, code_format=template, unique_id="demo"))
 
 
 if __name__ == "__main__":

@@ -98,9 +98,10 @@ async def operator_container(engine: Engine, plane: ControlPlane, folder: Path) 
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         code = await asyncio.wait_for(process.wait(), 60)
-    assert code == 0, log.read_text()[-3000:]
+        assert code == 0, f"the operator ended with {code}:\n{log.read_text()[-3000:]}"
 
 
 async def until_answer(url: str) -> str:
