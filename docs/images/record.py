@@ -1,7 +1,7 @@
 """`python docs/images/record.py OUT.svg COMMAND…`: run a command in a terminal and draw what it showed.
 
-The picture is the screen as soon as `--at` (a regular expression) is on it, and below it what was new on the screen
-at the end. Nothing is drawn that was not on the terminal. Needs pyte, a terminal emulator, from requirements-dev.txt.
+The picture is the screen as soon as `--at` (a regular expression) is on it, and below it what was new on it at the
+end. Nothing is drawn that was not on the terminal. Needs pyte, a terminal emulator, from requirements-dev.txt.
 
     .venv/bin/python docs/images/record.py --at ' [5-6][0-9]%' docs/images/demo.svg make demo
 """
@@ -32,7 +32,8 @@ def styled(screen: pyte.Screen) -> list[Text]:
     for y in range(screen.lines):
         line = Text()
         cells = [screen.buffer[y][x] for x in range(screen.columns)]
-        for (name, bold), run in itertools.groupby(cells, key=lambda cell: (cell.fg, cell.bold)):
+        # Blanks are runs of their own, so that every word is drawn in its column whatever the reader's font is.
+        for (name, bold, _), run in itertools.groupby(cells, key=lambda c: (c.fg, c.bold, c.data == " ")):
             line.append("".join(cell.data for cell in run), Style(color=colour(name), bold=bold))
         line.rstrip()
         lines.append(line)
