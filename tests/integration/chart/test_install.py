@@ -57,7 +57,7 @@ class Admin:
 
 @pytest.fixture(scope="module")
 def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    """A control plane without our CRD, and with the rights of manifests/operator.yaml as kubectl would apply them."""
+    """A control plane without our CRD, with the rights of manifests/operator.yaml as kubectl applies them."""
     if reason := why_unavailable():
         pytest.skip(reason)
     plane = ControlPlane.start(tmp_path_factory.mktemp("control-plane"))
@@ -86,7 +86,7 @@ def policy_of(crd: Json) -> Json:
 
 
 def test_a_release_from_its_first_day_to_its_last(admin: Admin, older_chart: Path) -> None:
-    """An upgrade brings the new CRD and keeps the jobs; uninstalling keeps both; the next install takes them over."""
+    """An upgrade brings the new CRD and keeps the jobs; uninstalling keeps both; the next install has them."""
     where = ("other", "--namespace=other")
     admin.helm("install", *where, str(older_chart), "--create-namespace")
     admin.kubectl("wait", f"crd/{CRD}", "--for=condition=Established", "--timeout=60s")
