@@ -51,6 +51,8 @@ def build_launcher_pod(job: Job, attempt: int) -> Pod:
     main = spec["containers"][0]
     command = [*main.get("command", []), *main.pop("args", [])] or _mpi_command(job)
     main["command"] = ["ringtrain", "launcher", *(["--", *command] if command else [])]
+    if not command:  # nothing but our launcher runs there, and that writes to volumes only
+        main.setdefault("securityContext", {}).setdefault("readOnlyRootFilesystem", True)
     main["env"] = environment.launcher_environment(job, attempt) + list(main.get("env") or ())
     main.setdefault("ports", []).extend(
         [

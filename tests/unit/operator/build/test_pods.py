@@ -126,7 +126,9 @@ def test_no_checkpoint_no_variable() -> None:
 def test_restricted_by_default() -> None:
     """Every container meets the restricted Pod Security Standard unless the template says otherwise."""
     side = {"initContainers": [{"name": "init", "image": "i"}]}
-    for pod in (build_worker_pod(parsed(pod=side), 1, 0), build_launcher_pod(parsed(), 1)):
+    launcher = build_launcher_pod(parsed(), 1)
+    assert main(launcher)["securityContext"].pop("readOnlyRootFilesystem")  # more than the standard asks for
+    for pod in (build_worker_pod(parsed(pod=side), 1, 0), launcher):
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
         assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in pod["spec"]["containers"] + pod["spec"].get("initContainers", []):
@@ -134,6 +136,21 @@ def test_restricted_by_default() -> None:
                 "allowPrivilegeEscalation": False,
                 "capabilities": {"drop": ["ALL"]},
             }
+
+
+def test_only_our_own_program_has_a_read_only_root() -> None:
+    """The launcher writes to volumes only; a worker, or a launcher with a user's command, may write elsewhere."""
+    command = {"template": {"spec": {"containers": [{"command": ["mpirun", "train"]}]}}}
+    writable = {"template": {"spec": {"containers": [{"securityContext": {"readOnlyRootFilesystem": False}}]}}}
+
+    def read_only(pod: Json) -> bool | None:
+        found: bool | None = main(pod)["securityContext"].get("readOnlyRootFilesystem")
+        return found
+
+    assert read_only(build_launcher_pod(parsed(), 1)) is True
+    assert read_only(build_worker_pod(parsed(), 1, 0)) is None
+    assert read_only(build_launcher_pod(parsed(backend="mpi", launcher=command), 1)) is None
+    assert read_only(build_launcher_pod(parsed(launcher=writable), 1)) is False
 
 
 def test_a_templates_own_security_is_kept() -> None:
@@ -154,10 +171,10 @@ def test_the_launcher_takes_after_the_worker() -> None:
 
 
 def test_the_launcher_of_an_mpi_job_runs_the_program() -> None:
-    """Under mpi the launcher starts the worker's command, or its own."""
+    """Under mpi the launcher starts mpirun with the worker's command, or its own command as it is."""
     worker = {"command": ["./pi"], "args": ["100"]}
     assert main(build_launcher_pod(parsed(worker, backend="mpi"), 1))["command"] == [
-        *("ringtrain", "launcher", "--", "./pi", "100")
+        *("ringtrain", "launcher", "--", "mpirun", "./pi", "100")
     ]
     own = {"template": {"spec": {"containers": [{"command": ["mpirun", "./pi"]}]}}}
     launcher = build_launcher_pod(parsed(worker, backend="mpi", launcher=own), 1)
