@@ -1,5 +1,6 @@
 """The barrier: who may join, and what is known of those that did."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -122,16 +123,37 @@ def test_exits_are_dated_when_they_are_first_seen() -> None:
     assert [state.phase.value for state in view.ranks] == ["Waiting", "Failed", "Waiting", "Waiting"]
 
 
+class News(threading.Event):
+    """Tells that somebody waits for it, and counts how often it was set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited = threading.Event()
+        self.times = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.awaited.set()
+        return super().wait(timeout)
+
+    def set(self) -> None:
+        self.times += 1
+        super().set()
+
+
 def test_orders_reach_those_who_wait() -> None:
-    """An order wakes every stream; a stream that ends waits no longer, and nothing else wakes one."""
-    gang, streams = Gang(CONFIG, Clock()), [OrderStream(), OrderStream()]
+    """An order wakes every stream, its end wakes one, and nothing else does."""
+    gang, streams, news = Gang(CONFIG, Clock()), [OrderStream(), OrderStream()], [News(), News()]
+    for stream, its_news in zip(streams, news, strict=True):
+        stream.news = its_news
     with ThreadPoolExecutor(2) as pool:
         ended, ordered = (pool.submit(gang.wait_order, None, stream) for stream in streams)
-        assert gang.register(worker(0)) is None
-        assert not any(stream.news.is_set() for stream in streams)
+        assert all(its_news.awaited.wait(10) for its_news in news)
+        for index in range(2):
+            assert gang.register(worker(index)) is None
         streams[0].end()
         assert ended.result(10) is None
+        assert [its_news.times for its_news in news] == [1, 0]
         gang.give(Start(WORLD))
         assert ordered.result(10) == Start(WORLD)
     assert gang.wait_order(None, OrderStream()) == Start(WORLD)
-    assert gang.wait_order(gang.wait_order(None, OrderStream()), streams[0]) is None
+    assert gang.wait_order(Start(WORLD), streams[0]) is None
