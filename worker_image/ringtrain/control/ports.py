@@ -44,7 +44,7 @@ class HeldPorts:
     def _take_any(self) -> int:
         for _ in range(_TRIES):
             port = random.randrange(_LOWEST, self._ceiling)
-            if self._hold(port):
+            if self._bind(port, reuse=False):
                 return port
         raise PortTaken(f"no free port found in {_LOWEST}..{self._ceiling - 1} in {_TRIES} tries")
 
