@@ -42,7 +42,8 @@ def test_all_ranks_write_one_file(tmp_path: Path, transport: str) -> None:
         assert counted["backward"] == 3
         assert counted["submit"] == 6
         assert counted["update"] >= 3
-        assert counted["collective" if transport == "grpc" else "shared memory"] >= 6
+        # Shared memory reduces, updates and shares new weights in one meeting.
+        assert counted["collective"] >= 6 if transport == "grpc" else counted["shared memory"] >= 3
         assert transport == "shm" or counted["ring step"] >= 6
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ringtrain.errors import PeerLost
 from ringtrain.group import Flat, Pending
+from ringtrain.kernels.update import ChunkUpdate
 
 DEADLINE_S = 60.0
 T = TypeVar("T")
@@ -77,6 +78,12 @@ class MemoryGroup:
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return self._meet("all_gather", buffer, tuple(bounds), None)
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return False
+
+    def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
+        raise AssertionError("can_update said no")
 
     def broadcast(self, buffer: Flat) -> None:
         self._meet("broadcast", buffer, None, None).wait()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from ringtrain.collectives import api, flat, objects, ops, session
+from ringtrain.kernels.update import ChunkUpdate
 
 Flat = NDArray[Any]
 
@@ -41,6 +42,16 @@ class Group(Protocol):
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
 
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks."""
+
+    def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
+        """Reduce rank r's chunk of `gradients` on rank r, apply `change` to it, and write the weights to all.
+
+        The weights of all ranks are new when the next update, or this one if it is the last, returns; `gradients`
+        must not be written before that. The same bits as `reduce_scatter`, the update, `all_gather`.
+        """
+
     def broadcast(self, buffer: Flat) -> None:
         """Overwrite `buffer` (1-d) with rank 0's on every rank."""
 
@@ -66,6 +77,12 @@ class RingGroup:
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return flat.all_gather_async(buffer, bounds)
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return flat.can_update(gradients, weights)
+
+    def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
+        flat.update(gradients, bounds, ops.Average if average else ops.Sum, change)
 
     def broadcast(self, buffer: Flat) -> None:
         api.broadcast_(buffer, 0)

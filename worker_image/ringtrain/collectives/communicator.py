@@ -1,7 +1,7 @@
 """The seam beneath the public collectives: what a way of exchanging tensors has to offer."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds
 from ringtrain.collectives.ops import Op
+from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.wire.signature import Signature
 
 
@@ -58,3 +59,18 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Give back what the communicator holds; no collective may be under way on this rank."""
+
+
+@runtime_checkable
+class Updater(Protocol):
+    """A `Communicator` whose ranks can write each other's weights: it reduces and updates in one pass."""
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks."""
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
+        """Fold this rank's chunk of `gradients`, apply `change` to it, and write the weights to every rank.
+
+        They are new on return of the next collective, or of this one if it is the last. `gradients` must not be
+        written before that.
+        """

@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.communicator import Communicator, Updater
 from ringtrain.collectives.engine import Handle
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds
 from ringtrain.collectives.ops import Op, Sum, check_op
-from ringtrain.collectives.process_sets import ProcessSet
+from ringtrain.collectives.process_sets import ProcessSet, communicator_of
+from ringtrain.collectives.session import current
 from ringtrain.collectives.submit import Work, call, submit
 from ringtrain.collectives.tensors import check_writable, tensor_of
 from ringtrain.errors import ConfigurationError
+from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.signature import Signature
 
@@ -58,6 +60,27 @@ def all_gather_async(
 ) -> Handle[None]:
     """Begin `all_gather`."""
     return submit(_all_gather(buffer, bounds, name), process_set)
+
+
+def can_update(gradients: Flat, weights: Flat, process_set: Set = None) -> bool:
+    """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks."""
+    ring = communicator_of(current(), process_set)
+    return isinstance(ring, Updater) and ring.can_update(gradients, weights)
+
+
+def update(gradients: Flat, bounds: Sequence[int], op: Op, change: ChunkUpdate, process_set: Set = None) -> None:
+    """Reduce this rank's chunk of `gradients`, apply `change` to it, and write the new weights to all ranks.
+
+    They are new everywhere when the next collective, or this one if it is the last update, returns; `gradients`
+    must not be written before that.
+    """
+    what = _signature("update", gradients, None, op)
+
+    def work(communicator: Communicator) -> None:
+        assert isinstance(communicator, Updater), "ask can_update first"
+        communicator.update(what, gradients, _checked(bounds, gradients, len(communicator.ranks)), op, change)
+
+    call(work, process_set)
 
 
 def allocate(length: int, dtype: Any, process_set: Set = None) -> Flat:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.communicator import Communicator, Updater
 from ringtrain.collectives.ops import Op
 from ringtrain.group import Flat, Pending
+from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.world import new_communicator
 from ringtrain.wire.signature import Signature
@@ -51,6 +52,16 @@ class HostGroup:
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return self._begin(lambda ring: ring.all_gather(Signature("all_gather"), buffer, tuple(bounds)))
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        ring = self._communicator
+        return isinstance(ring, Updater) and ring.can_update(gradients, weights)
+
+    def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
+        ring, op = self._communicator, Op.Average if average else Op.Sum
+        assert isinstance(ring, Updater), "ask can_update first"
+        what = Signature("update", op=op.value)
+        self._begin(lambda _: ring.update(what, gradients, tuple(bounds), op, change)).wait()
 
     def broadcast(self, buffer: Flat) -> None:
         self._begin(lambda ring: ring.broadcast(Signature("broadcast", root=0), buffer, 0)).wait()

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.kernels.library import native_library
+from ringtrain.kernels.update import NativeRule
 from ringtrain.optim.kernels import AdamTerms, Floats, Kernels, NumpyKernels, Part, SgdTerms
 
 _MEAN: Final = "mean"
@@ -48,7 +49,7 @@ class NativeKernels:
         self._numpy = NumpyKernels()
 
     def sgd(self, part: Part, terms: SgdTerms) -> None:
-        given = _SgdTerms(terms.scale, terms.rate, terms.momentum, terms.decay, int(terms.nesterov))
+        given = _sgd_terms(terms)
         velocity = _pointer(part.state["momentum"]) if terms.momentum else None
         self._library.ringtrain_sgd(
             _code(part.weights), _pointer(part.weights), _pointer(part.gradients), velocity,
@@ -56,7 +57,7 @@ class NativeKernels:
         )  # fmt: skip
 
     def adam(self, part: Part, terms: AdamTerms) -> None:
-        given = _adam_terms(terms, step=terms.rate / terms.correction1)
+        given = _adam_terms(terms, terms.rate / terms.correction1)
         self._library.ringtrain_adam(*_adam_arrays(part), ctypes.byref(given))
 
     def lamb_direction(self, part: Part, terms: AdamTerms) -> None:
@@ -71,6 +72,17 @@ class NativeKernels:
 
     def square_sums(self, values: Floats, starts: NDArray[np.intp]) -> NDArray[np.float64]:
         return self._numpy.square_sums(values, starts)  # numpy's order of summation is numpy's own
+
+
+def native_rule(terms: SgdTerms | AdamTerms) -> NativeRule:
+    """Return the rule that `NativeKernels.sgd` or `.adam` applies with `terms`."""
+    if isinstance(terms, SgdTerms):
+        return NativeRule(1, _sgd_terms(terms))
+    return NativeRule(2, _adam_terms(terms, terms.rate / terms.correction1))
+
+
+def _sgd_terms(terms: SgdTerms) -> _SgdTerms:
+    return _SgdTerms(terms.scale, terms.rate, terms.momentum, terms.decay, int(terms.nesterov))
 
 
 def _adam_terms(terms: AdamTerms, step: float) -> _AdamTerms:

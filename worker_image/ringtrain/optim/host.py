@@ -3,19 +3,20 @@
 import contextvars
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.group import Flat, Group, world_group
 from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.arguments import Params, as_arrays, check_arguments, described
 from ringtrain.optim.compiled import best_kernels
+from ringtrain.optim.fused import FusedUpdate, can_fuse
 from ringtrain.optim.inbox import Inbox, InboxRules
 from ringtrain.optim.layout import ParamSpec, plan_layout
 from ringtrain.optim.pipeline import Abandoned, Machine, Update, UpdateOrder
@@ -24,9 +25,6 @@ from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import check_same_model, gather_state, restore_state
 from ringtrain.optim.wire import HalfWire
 
-Params = Mapping[str, Flat] | Iterable[tuple[str, Flat]]
-
-SUPPORTED = ("float16", "bfloat16", "float32", "float64")
 # 16 MiB: from 8 to 32 MiB a step on 25 M parameters takes the same, at 4 MiB a third longer on four ranks, because
 # every collective has a fixed cost; see docs/decisions/0004-host-optimizer.md.
 BUCKET_BYTES = 16 * 1024 * 1024
@@ -86,8 +84,8 @@ class HostOptimizer:
         compression: str | None = None,
         group: Group | None = None,
     ) -> None:
-        arrays = _as_arrays(params)
-        _check_arguments(arrays, local, bucket_bytes, accumulate, clip_norm)
+        arrays = as_arrays(params)
+        check_arguments(arrays, local, bucket_bytes, accumulate, clip_norm)
         group = group or world_group()
         specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
         layout = plan_layout(specs, bucket_bytes, group.size)
@@ -99,10 +97,11 @@ class HostOptimizer:
         wire = HalfWire(group, layout, arenas, compression) if compression is not None else None
         self._machine = Machine(group, layout, arenas, rule, best_kernels(), sharded, wire)
         self._settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
+        self._fused = can_fuse(self._machine, clip_norm)
         self._inbox = Inbox(layout, arenas, InboxRules(group.rank, accumulate, check_finite))
         self._updates = 0
         self._norm: float | None = None
-        self._update: Update | None = None
+        self._update: Update | FusedUpdate | None = None
         self._thread: threading.Thread | None = None
         self._ending = False
         self._error: BaseException | None = None
@@ -115,7 +114,7 @@ class HostOptimizer:
             "compression": compression,
         }
         settings |= {"clip_norm": clip_norm, "schedule": self._settings.schedule}
-        check_same_model(self._machine, {name: _described(value) for name, value in settings.items()})
+        check_same_model(self._machine, {name: described(value) for name, value in settings.items()})
         self._backward_began_ns = time.perf_counter_ns()
         self._views = self._make_views()
         for name, array in arrays.items():
@@ -194,7 +193,7 @@ class HostOptimizer:
         if name is None:
             self._end_update()
         elif self._ending and self._update is not None:
-            self._update.wait_new(self._machine.layout.places[name][0])
+            self._update.arrivals.wait(self._machine.layout.places[name][0])
             self._raise_if_broken()
 
     def close(self) -> None:
@@ -227,7 +226,7 @@ class HostOptimizer:
         order = UpdateOrder(
             self._updates + 1, self.rate, settings.accumulate, settings.clip_norm, settings.check_finite
         )
-        self._update = Update(self._machine, self._inbox, order)
+        self._update = (FusedUpdate if self._fused else Update)(self._machine, self._inbox, order)
         # A thread per update: it costs 0.1 ms and leaves nothing to close. Daemon, because a backward pass that
         # raises would leave it waiting for gradients for ever.
         # In the caller's context, where a process that holds several ranks keeps which one this is.
@@ -250,7 +249,7 @@ class HostOptimizer:
         self._ending = False
         self._inbox.begin_update()
 
-    def _run(self, update: Update) -> None:
+    def _run(self, update: Update | FusedUpdate) -> None:
         try:
             update.run()
         except Abandoned:
@@ -258,7 +257,7 @@ class HostOptimizer:
         except BaseException as error:
             self._error = error
         finally:
-            update.release()
+            update.arrivals.release()
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:
@@ -274,44 +273,3 @@ class HostOptimizer:
             bucket, place = self._machine.layout.places[spec.name]
             views[spec.name] = self._machine.arenas.weights(bucket)[place.start : place.stop].reshape(spec.shape)
         return views
-
-
-def _as_arrays(params: Params) -> dict[str, Flat]:
-    pairs = list(params.items() if isinstance(params, Mapping) else params)
-    arrays = {name: np.asarray(array) for name, array in pairs}
-    if len(arrays) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ConfigurationError(f"parameters are registered twice: {twice}; give each its own name")
-    return arrays
-
-
-def _check_arguments(
-    arrays: Mapping[str, Flat],
-    local: Collection[str],
-    bucket_bytes: int,
-    accumulate: int,
-    clip_norm: float | None,
-) -> None:
-    if not arrays:
-        raise ConfigurationError("HostOptimizer was given no parameters; pass the model's arrays by name")
-    for name, array in arrays.items():
-        if array.dtype.name not in SUPPORTED:
-            raise ConfigurationError(
-                f'parameter "{name}" is {array.dtype}; expected one of {", ".join(SUPPORTED)}: convert it, '
-                f"or leave it out of the optimizer"
-            )
-    unknown = sorted(set(local) - set(arrays))
-    if unknown:
-        raise ConfigurationError(f"local names {unknown} are not parameters; registered are {sorted(arrays)}")
-    if bucket_bytes < 1:
-        raise ConfigurationError(f"bucket_bytes is {bucket_bytes}; expected at least 1")
-    if accumulate < 1:
-        raise ConfigurationError(f"accumulate is {accumulate}; expected at least 1")
-    if clip_norm is not None and not clip_norm > 0:
-        raise ConfigurationError(f"clip_norm is {clip_norm}; expected a number above 0, or None for no clipping")
-
-
-def _described(value: Any) -> str:
-    """What ranks compare: the repr, or the name of a function (its repr has an address in it)."""
-    return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)

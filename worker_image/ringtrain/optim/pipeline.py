@@ -12,6 +12,7 @@ them.
 import math
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringtrain import timeline
@@ -53,8 +54,34 @@ class UpdateOrder:
     check_finite: bool
 
 
+def mean_scale(bucket: Bucket, order: UpdateOrder, size: int) -> float:
+    """What turns the sum over `size` ranks and all micro-steps into the mean."""
+    if bucket.half:
+        return 1.0  # averaged by the inbox and by the ring
+    return 1.0 / (order.micro_steps * (1 if bucket.local else size))
+
+
 class Abandoned(Exception):
     """The update was given up before all gradients were there."""
+
+
+class Arrivals:
+    """Which buckets' weights are new."""
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._new = [threading.Event() for _ in buckets]
+
+    def arrived(self, bucket: Bucket) -> None:
+        self._new[bucket.index].set()
+
+    def wait(self, bucket: Bucket) -> None:
+        """Return when the weights of `bucket` are new, or the update has ended without."""
+        self._new[bucket.index].wait()
+
+    def release(self) -> None:
+        """The update has ended, however it did: nobody may wait for it any more."""
+        for new in self._new:
+            new.set()
 
 
 class Update:
@@ -65,7 +92,7 @@ class Update:
         self._inbox = inbox
         self._order = order
         self._reductions: list[list[Pending]] = []
-        self._new = [threading.Event() for _ in machine.layout.buckets]
+        self.arrivals = Arrivals(machine.layout.buckets)
         self.norm: float | None = None
 
     def run(self) -> None:
@@ -97,16 +124,7 @@ class Update:
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
                 gather.wait()
-            self._new[bucket.index].set()
-
-    def wait_new(self, bucket: Bucket) -> None:
-        """Return when the weights of `bucket` are new, or the update has ended without."""
-        self._new[bucket.index].wait()
-
-    def release(self) -> None:
-        """The update has ended, however it did: nobody may wait for it any more."""
-        for new in self._new:
-            new.set()
+            self.arrivals.arrived(bucket)
 
     def _reduce_through(self, index: int) -> None:
         """Begin the reductions of all buckets up to `index`, waiting for their gradients."""
@@ -157,11 +175,9 @@ class Update:
 
     def _scale(self, bucket: Bucket) -> float:
         """What turns the bucket's sum into the mean over ranks and micro-steps."""
-        if bucket.half:
-            return 1.0  # averaged by the inbox and by the ring
         if self._is_compressed(bucket):
             return 1.0 / self._order.micro_steps
-        return 1.0 / (self._order.micro_steps * (1 if bucket.local else self._m.group.size))
+        return mean_scale(bucket, self._order, self._m.group.size)
 
     def _clip_factor(self, clip_norm: float) -> float:
         """min(1, clip_norm / norm), the norm being that of all synchronised gradients after averaging."""

@@ -53,6 +53,14 @@ class LayerRule(Protocol):
 Rule = ElementRule | LayerRule
 
 
+@runtime_checkable
+class FusableRule(ElementRule, Protocol):
+    """A rule whose `update` is `kernels.sgd` or `kernels.adam` with these terms, no more: compiled code can
+    apply it while it reduces. Its states are those of `state_names`, in the kernels' order."""
+
+    def terms(self, step: StepValues) -> SgdTerms | AdamTerms: ...
+
+
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent: `v = momentum * v + g`, `w -= lr * v`, or `w -= lr * (g + momentum * v)` with
@@ -77,8 +85,11 @@ class SGD:
     def state_names(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
 
+    def terms(self, step: StepValues) -> SgdTerms:
+        return SgdTerms(step.rate, step.scale, self.momentum, self.nesterov, self.weight_decay)
+
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
-        kernels.sgd(part, SgdTerms(step.rate, step.scale, self.momentum, self.nesterov, self.weight_decay))
+        kernels.sgd(part, self.terms(step))
 
 
 @dataclass(frozen=True)
@@ -102,8 +113,11 @@ class Adam:
     def state_names(self) -> tuple[str, ...]:
         return ("mean", "square")
 
+    def terms(self, step: StepValues) -> AdamTerms:
+        return _terms(self, step, coupled_decay=self.weight_decay)
+
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
-        kernels.adam(part, _terms(self, step, coupled_decay=self.weight_decay))
+        kernels.adam(part, self.terms(step))
 
 
 @dataclass(frozen=True)
@@ -126,8 +140,11 @@ class AdamW:
     def state_names(self) -> tuple[str, ...]:
         return ("mean", "square")
 
+    def terms(self, step: StepValues) -> AdamTerms:
+        return _terms(self, step, decoupled_decay=self.weight_decay)
+
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
-        kernels.adam(part, _terms(self, step, decoupled_decay=self.weight_decay))
+        kernels.adam(part, self.terms(step))
 
 
 @dataclass(frozen=True)

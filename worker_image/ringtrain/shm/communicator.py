@@ -11,6 +11,7 @@ from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds, even_bounds
 from ringtrain.collectives.ops import Op
+from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.shm.join import Hosts, allocate
 from ringtrain.shm.native import Work, chunks_of
 from ringtrain.wire.signature import Signature
@@ -53,6 +54,13 @@ class SharedMemoryCommunicator:
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
         work = Work(chunks_of(bounds), source, op, own=target, average_over=self._size)
         self._group.run(replace(what, layout=bounds), work)
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self._group.can_update(gradients, weights)
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
+        work = Work(chunks_of(bounds), gradients, op, average_over=self._size)
+        self._group.update(replace(what, layout=bounds), work, change)
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
         self._group.run(replace(what, layout=bounds), Work(chunks_of(bounds), buffer, gathered=buffer))

@@ -1,7 +1,8 @@
 """The ranks that map one segment: what they run together, and how they fail together."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 from ringtrain import timeline
 from ringtrain.collectives.fold import Flat
 from ringtrain.errors import RingtrainError
-from ringtrain.shm.native import NativeChannel, Outcome, Work
+from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.shm.native import Addresses, NativeChannel, Outcome, Work
 from ringtrain.shm.segment import Segment
 from ringtrain.wire.failure import Failure
 from ringtrain.wire.signature import Signature, decode_signature, describe_mismatch
@@ -38,6 +40,14 @@ class Arena:
         """Where `buffer` begins in the own part; None if it is elsewhere."""
         offset = int(buffer.ctypes.data) - self._start
         return offset if offset >= 0 and offset + buffer.nbytes <= len(self.own) else None
+
+
+@dataclass(frozen=True)
+class _ArenaPlace:
+    """Of a buffer. `said`: what all ranks must agree on. `lies`: where each rank's begins."""
+
+    said: bytes
+    lies: Addresses
 
 
 class SharedGroup:
@@ -68,19 +78,24 @@ class SharedGroup:
 
     def run(self, what: Signature, work: Work) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
-        self._member.verdict.check()
-        self._sequence += 1
-        self._member.board.begin((self._process_set, self._sequence))
-        started = time.monotonic()
-        try:
-            encoded, peers = self._located(what, work)
-            with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
-                outcome = self._channel.run(encoded, work, self._member.place.pull_timeout_s, peers)
-        except BaseException as error:  # a signal's handler raised
-            self._give_up(self._doing(what), error)
-            raise
-        if outcome is not Outcome.DONE:
-            self._fail(outcome, what, time.monotonic() - started)
+        gathers_elsewhere = work.gathered is not None and work.gathered.ctypes.data != work.source.ctypes.data
+        place = None if gathers_elsewhere else self._place_of(work.source)
+        encoded, lies = (what.encode(), None) if place is None else (what.encode() + place.said, place.lies)
+        timeout_s = self._member.place.pull_timeout_s
+        self._meet(what, work, lambda: self._channel.run(encoded, work, timeout_s, lies))
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
+        return self._place_of(gradients) is not None and self._place_of(weights) is not None
+
+    def update(self, what: Signature, work: Work, change: ChunkUpdate) -> None:
+        """Reduce `work.source` and update every rank's weights. Raises what `run` raises."""
+        gradients, weights = self._place_of(work.source), self._place_of(change.weights)
+        assert gradients is not None, "ask can_update first"
+        assert weights is not None, "ask can_update first"
+        encoded, lies = what.encode() + gradients.said + weights.said, (gradients.lies, weights.lies)
+        timeout_s = self._member.place.pull_timeout_s
+        self._meet(what, work, lambda: self._channel.update(encoded, work, change, timeout_s, lies))
 
     def adopt(self, segment: Segment) -> NDArray[np.uint8]:
         """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
@@ -98,16 +113,28 @@ class SharedGroup:
         self._channel.close()
         self._segment.close()
 
-    def _located(self, what: Signature, work: Work) -> tuple[bytes, Sequence[int] | None]:
-        """The signature, and where every rank's buffer lies if that is in an arena, on which all must agree."""
-        encoded = what.encode()
-        if work.gathered is not None and work.gathered.ctypes.data != work.source.ctypes.data:
-            return encoded, None
+    def _meet(self, what: Signature, work: Work, meet: Callable[[], Outcome]) -> None:
+        self._member.verdict.check()
+        self._sequence += 1
+        self._member.board.begin((self._process_set, self._sequence))
+        started = time.monotonic()
+        try:
+            with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
+                outcome = meet()
+        except BaseException as error:  # a signal's handler raised
+            self._give_up(self._doing(what), error)
+            raise
+        if outcome is not Outcome.DONE:
+            self._fail(outcome, what, time.monotonic() - started)
+
+    def _place_of(self, buffer: Flat) -> _ArenaPlace | None:
+        """Where `buffer` lies in an arena; None if it is elsewhere."""
         for number, arena in enumerate(self._arenas):
-            offset = arena.offset_of(work.source)
+            offset = arena.offset_of(buffer)
             if offset is not None:
-                return encoded + f"{_ARENA}{number} {offset}".encode(), [base + offset for base in arena.bases]
-        return encoded, None
+                lies = [base + offset for base in arena.bases]
+                return _ArenaPlace(f"{_ARENA}{number} {offset}".encode(), lies)
+        return None
 
     def _fail(self, outcome: Outcome, what: Signature, waited_s: float) -> NoReturn:
         """Report what happened, and raise what the world decides."""

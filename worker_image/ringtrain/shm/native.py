@@ -15,6 +15,7 @@ import numpy as np
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds
 from ringtrain.collectives.ops import Op
+from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.wire.dtypes import CODES, dtype_name
 
 PARITIES: Final = 2
@@ -23,6 +24,7 @@ _OPS: Final = {Op.Sum: 0, Op.Average: 0, Op.Min: 1, Op.Max: 2, Op.Product: 3}
 
 
 Chunks = tuple[tuple[int, int], ...]
+Addresses = Sequence[int]  # one for each rank
 
 
 def chunks_of(bounds: Bounds) -> Chunks:
@@ -75,6 +77,17 @@ class _Job(ctypes.Structure):
     ]
 
 
+class _Update(ctypes.Structure):
+    _fields_ = [
+        ("rule", ctypes.c_int32),
+        ("last", ctypes.c_int32),
+        ("terms", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("master", ctypes.c_void_p),
+        ("states", ctypes.c_void_p * 2),
+    ]
+
+
 @dataclass(frozen=True)
 class Work:
     """One collective. Fields that it does not need are None.
@@ -103,7 +116,6 @@ class NativeChannel:
 
     def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, size: int, chunk_bytes: int) -> None:
         self._library = library
-        self._run = library.ringtrain_shm_run
         self._stop = ctypes.c_uint32(0)
         self._memory = memory
         self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
@@ -115,7 +127,7 @@ class NativeChannel:
         )  # fmt: skip
         self.blamed = -1
 
-    def run(self, what: bytes, work: Work, timeout_s: float, peers: Sequence[int] | None = None) -> Outcome:
+    def run(self, what: bytes, work: Work, timeout_s: float, peers: Addresses | None = None) -> Outcome:
         """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
 
         `what` is compared between ranks: MISMATCH where it differs. `peers`: where each rank's `work.source` lies,
@@ -124,15 +136,42 @@ class NativeChannel:
         `timeout_s`: without any progress of the rank that is waited for; `blamed` then says which that is.
         """
         job = self._job(what, work, timeout_s)
-        addresses = (ctypes.c_void_p * self._size)(*peers) if peers is not None else None
+        addresses = None if peers is None else self._addresses(peers)
         job.peers = None if addresses is None else ctypes.addressof(addresses)
         small = work.whole and work.source.nbytes <= self._small_bytes
+        return self._repeat(self._library.ringtrain_shm_run, job, small)
+
+    def update(
+        self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, lies: tuple[Addresses, Addresses]
+    ) -> Outcome:
+        """Reduce `work.source` and update this rank's chunk of the weights, which all ranks then have.
+
+        `lies`: where `work.source` and `change.weights` of each rank begin. Otherwise as `run`; what is left of
+        `work.source` is not defined, and it must not be written before the next meeting.
+        """
+        job = self._job(what, work, timeout_s)
+        gradients, weights = map(self._addresses, lies)
+        job.peers = ctypes.addressof(gradients)
+        update = _Update(
+            rule=change.rule.code,
+            last=change.last,
+            terms=ctypes.addressof(change.rule.terms),
+            weights=ctypes.addressof(weights),
+            master=_address(change.master),
+            states=(ctypes.c_void_p * 2)(*map(_address, change.states)),
+        )
+        return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
+
+    def _repeat(self, function: Any, job: _Job, argument: Any) -> Outcome:
+        """AGAIN comes after a signal: the interpreter runs its handler here."""
         channel, reference = ctypes.byref(self._channel), ctypes.byref(job)
-        # AGAIN comes after a signal: the interpreter runs its handler here.
-        while (outcome := self._run(channel, reference, small)) == Outcome.AGAIN:
+        while (outcome := function(channel, reference, argument)) == Outcome.AGAIN:
             pass
         self.blamed = job.blamed
         return Outcome(outcome)
+
+    def _addresses(self, of_ranks: Addresses) -> Any:
+        return (ctypes.c_void_p * self._size)(*of_ranks)
 
     def stop(self) -> None:
         """Make `run` return STOPPED, from any thread, if it waits or as soon as it would."""

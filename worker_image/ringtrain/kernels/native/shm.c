@@ -1,14 +1,7 @@
-#define _GNU_SOURCE
 #include "shm.h"
 
-#include <errno.h>
-#include <linux/futex.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "fold.h"
 
@@ -22,8 +15,6 @@
    waiting. Slots and results have two sides, used by even and odd rounds. Buffers that all ranks map need neither:
    each rank reads what it owns, and what others have done, where it lies. */
 
-static rank_head *head(const channel *c, int rank) { return (rank_head *)c->base + rank; }
-
 EXPORT uint64_t ringtrain_shm_bytes(int size, uint64_t chunk_bytes) {
     return (uint64_t)size * (sizeof(rank_head) + PARITIES * (uint64_t)(size + 1) * chunk_bytes);
 }
@@ -34,101 +25,9 @@ static char *slot(const channel *c, int from, int to, uint32_t round) {
     return c->base + sizeof(rank_head) * c->size + index * c->chunk_bytes;
 }
 
-static bool reached(progress *p, uint32_t target) {
-    return (int32_t)(atomic_load_explicit(&p->value, memory_order_acquire) - target) >= 0;
-}
-
-static void advance(progress *p, uint32_t value) {
-    atomic_store_explicit(&p->value, value, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&p->sleepers, memory_order_relaxed))
-        syscall(SYS_futex, &p->value, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec * 1e-9;
-}
-
-static void pause_briefly(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-/* Sleep at most 20 ms, so that a stop is noticed. Whether a signal came: Python must see to it. */
-static bool sleep_until_changed(progress *p, uint32_t target) {
-    static const struct timespec slice = {0, 20000000};
-    atomic_fetch_add(&p->sleepers, 1);
-    uint32_t seen = atomic_load(&p->value);
-    bool signalled = false;
-    if ((int32_t)(seen - target) < 0)
-        signalled = syscall(SYS_futex, &p->value, FUTEX_WAIT, seen, &slice, NULL, 0) < 0 && errno == EINTR;
-    atomic_fetch_sub(&p->sleepers, 1);
-    return signalled;
-}
-
-static int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target) {
-    if (reached(p, target)) return DONE;
-    for (int i = 0; i < c->spins; i++) {
-        pause_briefly();
-        if (reached(p, target)) return DONE;
-    }
-    /* More ranks than cores: the one that is waited for may need this one's. */
-    for (int i = 0; i < 4; i++) {
-        sched_yield();
-        if (reached(p, target)) return DONE;
-    }
-    j->blamed = rank;
-    double since = now();
-    uint32_t seen = atomic_load(&p->value);
-    while (!reached(p, target)) {
-        if (*c->stop) return STOPPED;
-        bool signalled = sleep_until_changed(p, target);
-        uint32_t value = atomic_load(&p->value);
-        if (value != seen) {
-            seen = value;
-            since = now();
-        }
-        bool left = reached(&head(c, rank)->left, 1); /* before a last look at what it did before it left */
-        if (reached(p, target)) return DONE;
-        if (left) return LEFT;
-        if (now() - since > j->timeout_s) return TIMEOUT;
-        if (signalled) return AGAIN;
-    }
-    return DONE;
-}
-
-#define TRY(call)                          \
-    do {                                   \
-        int outcome_ = (call);             \
-        if (outcome_ != DONE) return outcome_; \
-    } while (0)
-
-static void show_signature(const channel *c, const job *j) {
-    signature *mine = &head(c, c->rank)->what[c->collective % PARITIES];
-    mine->length = (uint32_t)j->what_bytes;
-    uint64_t kept = j->what_bytes < sizeof mine->bytes ? j->what_bytes : sizeof mine->bytes;
-    memcpy(mine->bytes, j->what, kept);
-}
-
-static int compare_signatures(const channel *c, job *j) {
-    const signature *mine = &head(c, c->rank)->what[c->collective % PARITIES];
-    uint64_t kept = mine->length < sizeof mine->bytes ? mine->length : sizeof mine->bytes;
-    for (int r = 0; r < c->size; r++) {
-        const signature *other = &head(c, r)->what[c->collective % PARITIES];
-        if (other->length == mine->length && !memcmp(other->bytes, mine->bytes, kept)) continue;
-        j->blamed = r;
-        return MISMATCH;
-    }
-    return DONE;
-}
-
 static uint64_t step_of(const channel *c, const job *j) {
-    /* A partial has no result to show: only slots bound it. */
+    /* Rounds are for slots, and for results that are read while they are in the cache. */
+    if (j->peers && !(j->reduces && j->gathered)) return (uint64_t)1 << 48;
     return c->chunk_bytes / element_bytes(j->dtype);
 }
 
@@ -160,12 +59,6 @@ static int stage(const channel *c, job *j, uint32_t index) {
         memcpy(slot(c, c->rank, r, round), j->source + begin * bytes, count * bytes);
     }
     advance(&head(c, c->rank)->staged, round + 1);
-    return DONE;
-}
-
-static int all_staged(const channel *c, job *j, uint32_t round) {
-    for (int r = 0; r < c->size; r++)
-        if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->staged, round + 1));
     return DONE;
 }
 
@@ -285,14 +178,6 @@ static int run_rounds(channel *c, job *j) {
         if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->collected, j->started + rounds));
     c->round = j->started + rounds;
     return DONE;
-}
-
-/* Nobody need wait for this rank any more. */
-EXPORT void ringtrain_shm_leave(const channel *c) {
-    rank_head *mine = head(c, c->rank);
-    progress *all[] = {&mine->staged, &mine->reduced, &mine->collected};
-    advance(&mine->left, 1);
-    for (int i = 0; i < 3; i++) syscall(SYS_futex, &all[i]->value, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
 /* Run `j`, or go on with it after AGAIN. After any other outcome than DONE the channel must not be used any more. */

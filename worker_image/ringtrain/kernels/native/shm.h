@@ -1,4 +1,4 @@
-/* Collectives of ranks that map one segment of memory. The layout is mirrored in shm/engine.py. */
+/* Collectives of ranks that map one segment of memory. The layout is mirrored in shm/native.py. */
 #ifndef RINGTRAIN_SHM_H
 #define RINGTRAIN_SHM_H
 
@@ -58,6 +58,33 @@ typedef struct {
     int32_t blamed; /* out: the rank that was waited for, or whose signature differs */
 } job;
 
+/* What becomes of the own chunk once it is reduced: new weights, in every rank's memory. */
+typedef struct {
+    int32_t rule; /* enum rule */
+    int32_t last; /* whether to wait until all ranks have done theirs */
+    const void *terms;
+    char *const *weights; /* the whole buffer of every rank; the own one holds the weights before the update */
+    char *master;         /* own chunk in float32, for half types; else NULL */
+    char *states[2];      /* own chunk, in the accumulator's type; NULL where the rule has less */
+} update;
+
+enum rule { RULE_SGD = 1, RULE_ADAM };
+
 enum outcome { DONE = 0, AGAIN, TIMEOUT, STOPPED, MISMATCH, LEFT };
+
+#define TRY(call)                          \
+    do {                                   \
+        int outcome_ = (call);             \
+        if (outcome_ != DONE) return outcome_; \
+    } while (0)
+
+static inline rank_head *head(const channel *c, int rank) { return (rank_head *)c->base + rank; }
+
+/* meet.c */
+void advance(progress *p, uint32_t value);
+int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target);
+int all_staged(const channel *c, job *j, uint32_t round);
+void show_signature(const channel *c, const job *j);
+int compare_signatures(const channel *c, job *j);
 
 #endif

@@ -1,0 +1,126 @@
+"""Ranks that map each other's memory reduce and update in one pass; nothing but the time it takes may tell."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.ranks import run_ranks
+
+import ringtrain as rt
+from ringtrain.group import Flat, RingGroup
+from ringtrain.kernels.library import native_library
+from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, Rule
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="ringtrain was installed without a C compiler")
+
+RULES: dict[str, Rule] = {
+    "sgd": SGD(0.1, weight_decay=1e-3),
+    "momentum": SGD(0.05, momentum=0.9),
+    "nesterov": SGD(0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": Adam(0.01, weight_decay=1e-3),
+    "adamw": AdamW(0.01),
+}
+DTYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+# Several buckets of 64 KiB; lengths that nothing divides, one element, none, and one shorter than a segment.
+SHAPES = {"a": (131, 257), "b": (), "c": (0, 3), "d": (20_011,), "e": (77,), "own": (3, 5)}
+
+
+class CountingGroup(RingGroup):
+    """The world, with a count of the updates that were made in one pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates = 0
+
+    def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
+        self.updates += 1
+        super().update(gradients, bounds, average, change)
+
+
+def _steps(opt: HostOptimizer, steps: int, seed: Any) -> None:
+    for step in range(steps):
+        for name, weights in opt.weights.items():
+            values = np.random.default_rng([rt.rank(), step, len(name), *seed]).standard_normal(weights.shape)
+            opt.submit(name, np.asarray(values, weights.dtype))
+        opt.step()
+
+
+def _trained(runs: Sequence[tuple[Rule, Any]], options: dict[str, Any]) -> list[tuple[int, dict[str, bytes]]]:
+    """Of every run: how many updates were made in one pass, and the bits of weights and state."""
+    rt.init()
+    trained = []
+    for rule, dtype in runs:
+        start = np.random.default_rng(rt.rank())  # only rank 0's counts
+        params = {name: start.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+        group = CountingGroup()
+        opt = HostOptimizer(params, rule, bucket_bytes=1 << 16, local=["own"], group=group, **options)
+        _steps(opt, 3, [1])
+        state = opt.state_dict()["arrays"]
+        bits = {f"{slot} {name}": array.tobytes() for slot, of in state.items() for name, array in of.items()}
+        trained.append((group.updates, bits))
+    rt.shutdown()
+    return trained
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_bits_are_those_of_reduction_update_and_gathering(size: int) -> None:
+    """For every rule that has one and every type: weights and state of all ranks, against the same over gRPC."""
+    runs = [(rule, dtype) for rule in RULES.values() for dtype in DTYPES]
+    fused = run_ranks(_trained, size, runs, {}, env={"RINGTRAIN_TRANSPORT": "auto"})
+    apart = run_ranks(_trained, size, runs, {}, env={"RINGTRAIN_TRANSPORT": "grpc"})
+    for index, run in enumerate(runs):
+        updates, bits = fused[0][index]
+        assert (updates > 0) == (size > 1), run
+        assert apart[0][index] == (0, bits), run
+        assert all(fused[rank][index] == (updates, bits) for rank in range(size)), run
+
+
+def test_what_needs_more_than_one_pass_takes_it() -> None:
+    """A norm over all gradients, a layer's norm, and state that every rank has whole."""
+    several = [(SGD(0.1), {"clip_norm": 1.0}), (SGD(0.1), {"sharded": False}), (LAMB(), {})]
+    for rule, options in several:
+        ((updates, _),) = run_ranks(_trained, 2, [(rule, DTYPES[0])], options)[0]
+        assert updates == 0
+
+
+def _accumulated_and_loaded() -> tuple[int, list[bytes]]:
+    rt.init()
+    group = CountingGroup()
+    opt = HostOptimizer({"w": np.zeros(5001, np.float32)}, AdamW(0.1), accumulate=2, group=group)
+    _steps(opt, 4, [2])
+    opt.load_state_dict(opt.state_dict())
+    _steps(opt, 2, [3])
+    rt.shutdown()
+    return group.updates, [opt.weights["w"].tobytes()]
+
+
+def test_accumulating_and_loading_go_on_as_over_the_network() -> None:
+    fused = run_ranks(_accumulated_and_loaded, 3)
+    apart = run_ranks(_accumulated_and_loaded, 3, env={"RINGTRAIN_TRANSPORT": "grpc"})
+    assert [updates for updates, _ in fused] == [3] * 3
+    assert [bits for _, bits in fused] == [bits for _, bits in apart]
+
+
+def _weights_on_their_way() -> list[bool]:
+    rt.init()
+    opt = HostOptimizer({f"p{i}": np.zeros(3000, np.float32) for i in range(5)}, SGD(1.0), bucket_bytes=1)
+    seen = []
+    for _ in range(20):
+        before = {name: weights.copy() for name, weights in opt.weights.items()}
+        for name in reversed(before):
+            opt.submit(name, np.full(3000, rt.rank() + 1, np.float32))
+        opt.step(wait=False)
+        for name, old in before.items():
+            opt.wait_for(name)
+            seen.append(bool((opt.weights[name] == old - 1.5).all()))
+    opt.wait_for()
+    rt.shutdown()
+    return seen
+
+
+def test_a_weight_that_was_waited_for_is_new_everywhere() -> None:
+    """Also the shard that another rank wrote, while later buckets are still under way."""
+    assert run_ranks(_weights_on_their_way, 2) == [[True] * 100] * 2

@@ -1,0 +1,100 @@
+/* Reduce and update in one pass: every rank folds its own chunk of gradients that all ranks map, applies the update
+   rule to each block while it is in the cache, and writes the new weights into every rank's memory. */
+#include "shm.h"
+
+#include <stdbool.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "fold.h"
+
+void ringtrain_sgd(int dtype, void *w, const void *g, void *velocity, size_t n, const void *terms);
+void ringtrain_adam(int dtype, void *w, void *g, void *m, void *s, size_t n, const void *terms);
+
+/* Copy past the caches: another rank reads it, and later. */
+static void copy_away(char *into, const char *from, uint64_t bytes) {
+#if defined(__SSE2__)
+    uint64_t head = -(uintptr_t)into % 16;
+    if (head > bytes) head = bytes;
+    memcpy(into, from, head);
+    uint64_t whole = (bytes - head) / 64 * 64;
+    for (uint64_t at = head; at < head + whole; at += 64)
+        for (int i = 0; i < 64; i += 16)
+            _mm_stream_si128((__m128i *)(into + at + i), _mm_loadu_si128((const __m128i *)(from + at + i)));
+    memcpy(into + head + whole, from + head + whole, bytes - head - whole);
+#else
+    memcpy(into, from, bytes);
+#endif
+}
+
+/* The gradient of `count` elements from `at` on: folded over ranks, in the accumulator's type. */
+static void fold_block(const channel *c, const job *j, uint64_t at, uint64_t count, char *running, char *wide) {
+    int kind = accumulator(j->dtype);
+    uint64_t bytes = element_bytes(j->dtype);
+    const void *sum = NULL;
+    for (int r = 0; r < c->size; r++) {
+        const void *next = j->peers[r] + at * bytes;
+        if (kind != j->dtype) {
+            widen(j->dtype, sum ? wide : running, next, count);
+            next = sum ? wide : running;
+        }
+        if (sum) combine(kind, j->op, running, sum, next, count);
+        sum = sum || kind != j->dtype ? running : next;
+    }
+    if (kind == j->dtype) return;
+    narrow(j->dtype, wide, running, count, j->divisor); /* as a reduction leaves it, to the bit */
+    widen(j->dtype, running, wide, count);
+}
+
+static void apply(const update *u, int kind, char *w, char *gradient, uint64_t first, uint64_t count) {
+    uint64_t offset = first * element_bytes(kind);
+    char *one = u->states[0] ? u->states[0] + offset : NULL, *two = u->states[1] ? u->states[1] + offset : NULL;
+    if (u->rule == RULE_SGD)
+        ringtrain_sgd(kind, w, gradient, one, count, u->terms);
+    else
+        ringtrain_adam(kind, w, gradient, one, two, count, u->terms);
+}
+
+static void update_chunk(const channel *c, const job *j, const update *u) {
+    _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
+    int kind = accumulator(j->dtype);
+    uint64_t bytes = element_bytes(j->dtype), step = BLOCK_BYTES / bytes;
+    uint64_t begin = j->chunks[c->rank], end = j->chunks[c->size + c->rank];
+    for (uint64_t at = begin; at < end; at += step) {
+        uint64_t count = end - at < step ? end - at : step, first = at - begin;
+        fold_block(c, j, at, count, running, wide);
+        char *own = u->weights[c->rank] + at * bytes;
+        apply(u, kind, u->master ? u->master + first * element_bytes(kind) : own, running, first, count);
+        if (u->master) narrow(j->dtype, own, u->master + first * element_bytes(kind), count, 0);
+        for (int r = 0; r < c->size; r++)
+            if (r != c->rank) copy_away(u->weights[r] + at * bytes, own, count * bytes);
+    }
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+/* Like ringtrain_shm_run. Gradients belong to the caller again after the next meeting, or on return of the last. */
+EXPORT int ringtrain_shm_update(channel *c, job *j, const update *u) {
+    if (j->phase == 0) {
+        j->started = c->round;
+        show_signature(c, j);
+        advance(&head(c, c->rank)->staged, j->started + 1);
+        j->phase = 1;
+    }
+    if (j->phase == 1) {
+        TRY(all_staged(c, j, j->started));
+        TRY(compare_signatures(c, j));
+        update_chunk(c, j, u);
+        advance(&head(c, c->rank)->reduced, j->started + 1);
+        advance(&head(c, c->rank)->collected, j->started + 1);
+        j->phase = 2;
+    }
+    for (int r = 0; u->last && r < c->size; r++)
+        if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->collected, j->started + 1));
+    c->round = j->started + 1;
+    c->collective++;
+    return DONE;
+}

@@ -1,0 +1,54 @@
+"""What a trainer may pass to `HostOptimizer`."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.group import Flat
+
+Params = Mapping[str, Flat] | Iterable[tuple[str, Flat]]
+
+SUPPORTED = ("float16", "bfloat16", "float32", "float64")
+
+
+def as_arrays(params: Params) -> dict[str, Flat]:
+    pairs = list(params.items() if isinstance(params, Mapping) else params)
+    arrays = {name: np.asarray(array) for name, array in pairs}
+    if len(arrays) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ConfigurationError(f"parameters are registered twice: {twice}; give each its own name")
+    return arrays
+
+
+def check_arguments(
+    arrays: Mapping[str, Flat],
+    local: Collection[str],
+    bucket_bytes: int,
+    accumulate: int,
+    clip_norm: float | None,
+) -> None:
+    if not arrays:
+        raise ConfigurationError("HostOptimizer was given no parameters; pass the model's arrays by name")
+    for name, array in arrays.items():
+        if array.dtype.name not in SUPPORTED:
+            raise ConfigurationError(
+                f'parameter "{name}" is {array.dtype}; expected one of {", ".join(SUPPORTED)}: convert it, '
+                f"or leave it out of the optimizer"
+            )
+    unknown = sorted(set(local) - set(arrays))
+    if unknown:
+        raise ConfigurationError(f"local names {unknown} are not parameters; registered are {sorted(arrays)}")
+    if bucket_bytes < 1:
+        raise ConfigurationError(f"bucket_bytes is {bucket_bytes}; expected at least 1")
+    if accumulate < 1:
+        raise ConfigurationError(f"accumulate is {accumulate}; expected at least 1")
+    if clip_norm is not None and not clip_norm > 0:
+        raise ConfigurationError(f"clip_norm is {clip_norm}; expected a number above 0, or None for no clipping")
+
+
+def described(value: Any) -> str:
+    """What ranks compare: the repr, or the name of a function (its repr has an address in it)."""
+    return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)

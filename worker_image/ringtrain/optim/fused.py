@@ -1,0 +1,89 @@
+"""One update among ranks that map each other's memory: each bucket is reduced and updated in one pass.
+
+Every rank reads its shard of all ranks' gradients, and writes new weights where each rank has them. Ranks meet
+once a bucket, when all have its gradients, and once more after the last. The bits are those of `pipeline`.
+See docs/decisions/0009-reduce-and-update-in-one-pass.md.
+"""
+
+import time
+
+from ringtrain import timeline
+from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.optim.arenas import MASTER
+from ringtrain.optim.compiled import native_rule
+from ringtrain.optim.inbox import Inbox
+from ringtrain.optim.layout import Bucket
+from ringtrain.optim.pipeline import Abandoned, Arrivals, Machine, UpdateOrder, mean_scale
+from ringtrain.optim.rules import FusableRule, StepValues
+
+
+def can_fuse(machine: Machine, clip_norm: float | None) -> bool:
+    """Whether `FusedUpdate` does what `Update` does. The same on all ranks.
+
+    A norm must be known before the first weight changes, a compressed bucket is not reduced where it lies, and
+    unsharded state is updated whole by every rank.
+    """
+    if clip_norm is not None or machine.wire is not None or not machine.sharded or machine.group.size == 1:
+        return False
+    arenas = [(machine.arenas.gradients(bucket), machine.arenas.weights(bucket)) for bucket in _shared(machine)]
+    updates = all(machine.group.can_update(*arena) for arena in arenas)
+    return updates and bool(arenas) and isinstance(machine.rule, FusableRule)
+
+
+class FusedUpdate:
+    """The run of one update."""
+
+    norm: float | None = None
+
+    def __init__(self, machine: Machine, inbox: Inbox, order: UpdateOrder) -> None:
+        assert isinstance(machine.rule, FusableRule), "ask can_fuse first"
+        self._rule = machine.rule
+        self._m = machine
+        self._inbox = inbox
+        self._order = order
+        self._last = _shared(machine)[-1]
+        self.arrivals = Arrivals(machine.layout.buckets)
+
+    def run(self) -> None:
+        """Return when every weight is new on this rank. Raises what the meeting raised."""
+        before: Bucket | None = None
+        for bucket in self._m.layout.buckets:
+            if not self._inbox.wait_complete(bucket.index):
+                raise Abandoned
+            if bucket.local or not bucket.size:
+                self._update_alone(bucket)
+                continue
+            self._update(bucket)
+            if before is not None:
+                self.arrivals.arrived(before)
+            before = bucket
+        self.arrivals.release()
+
+    def _update(self, bucket: Bucket) -> None:
+        arenas, rule = self._m.arenas, self._rule
+        state = arenas.state[bucket.index]
+        change = ChunkUpdate(
+            native_rule(rule.terms(self._step(bucket))),
+            arenas.weights(bucket),
+            tuple(state[name] for name in rule.state_names),
+            state.get(MASTER),
+            last=bucket is self._last,
+        )
+        with timeline.span(f"reduce and update bucket {bucket.index}", "update"):
+            self._m.group.update(arenas.gradients(bucket), bucket.bounds, bucket.half, change)
+
+    def _update_alone(self, bucket: Bucket) -> None:
+        began_ns = time.perf_counter_ns()
+        part = self._m.arenas.part(bucket)
+        self._rule.update(part, self._step(bucket), self._m.kernels)
+        self._m.arenas.store(bucket, part)
+        timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
+        self.arrivals.arrived(bucket)
+
+    def _step(self, bucket: Bucket) -> StepValues:
+        scale = mean_scale(bucket, self._order, self._m.group.size)
+        return StepValues(self._order.number, self._order.rate, scale)
+
+
+def _shared(machine: Machine) -> list[Bucket]:
+    return [bucket for bucket in machine.layout.buckets if bucket.size and not bucket.local]
