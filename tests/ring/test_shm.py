@@ -62,6 +62,29 @@ def test_every_length_is_the_fold_in_rank_order(size: int) -> None:
                 assert_same_bits(got, expected)
 
 
+PIECES = {
+    "none-but-empty": [0, 0],
+    "short": [1, 0, 3, 1000],
+    "across-blocks-and-rounds": [5, 300_001, 0, 1, 1, 4096, 700_000, 12_289, 2],
+    "hundreds": [1 + number % 7 * 600 for number in range(300)],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+@pytest.mark.parametrize("lengths", PIECES.values(), ids=list(PIECES))
+def test_tensors_that_lie_anywhere_are_one_meeting(lengths: list[int], dtype: str) -> None:
+    """Each gets the bits that it would get alone, and lies in memory of its own."""
+    size = 3
+    parts = [[made((n,), dtype, rank, seed=i) for i, n in enumerate(lengths)] for rank in range(size)]
+    with world_of(size, "shm") as world:
+        before = [parts[rank][-1].copy() for rank in range(size)]
+        for results in world.run(lambda rank: rt.grouped_allreduce(parts[rank], rt.Sum)):
+            for i, got in enumerate(results):
+                assert_same_bits(got, folded([parts[rank][i] for rank in range(size)], rt.Sum))
+        for rank in range(size):
+            assert_same_bits(parts[rank][-1], before[rank])
+
+
 def test_a_broadcast_of_many_rounds_arrives() -> None:
     value = made((1_500_000,), "float32", 0)
     with world_of(3, "shm") as world:

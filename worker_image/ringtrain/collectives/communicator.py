@@ -62,6 +62,14 @@ class Communicator(Protocol):
 
 
 @runtime_checkable
+class PieceReducer(Protocol):
+    """A `Communicator` to which it is all the same whether a buffer lies in one place."""
+
+    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+        """Fold what `sources` are one after the other into `target`, which is other memory."""
+
+
+@runtime_checkable
 class Updater(Protocol):
     """A `Communicator` whose ranks can write each other's weights: it reduces and updates in one pass."""
 

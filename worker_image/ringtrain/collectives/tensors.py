@@ -1,6 +1,7 @@
 """From arrays of any shape and layout to the flat buffers that communicators take, and back."""
 
-from typing import Any
+import functools
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,9 +13,14 @@ from ringtrain.wire.signature import ANY_ROWS, Tensor
 
 Array = NDArray[Any]
 
+# In native byte order: an array in another one has an unequal dtype.
+_USUAL: Final = frozenset(np.dtype(kind) for kind in ("f4", "f8", "f2", "i4", "i8", "u1", "?"))
+
 
 def as_array(x: ArrayLike) -> Array:
     """Return `x` as a contiguous array in native byte order, copying only if it is not one already."""
+    if type(x) is np.ndarray and x.dtype in _USUAL and x.flags.c_contiguous:
+        return x  # a model's gradients are hundreds of these
     array = np.asarray(x)
     dtype_name(array.dtype)  # raises for a type that can't travel
     return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
@@ -37,7 +43,12 @@ def to_bytes(array: Array) -> NDArray[np.uint8]:
 
 
 def tensor_of(array: Array, name: str | None) -> Tensor:
-    return Tensor(name, dtype_name(array.dtype), array.shape)
+    return _tensor(name, dtype_name(array.dtype), array.shape)
+
+
+@functools.lru_cache(maxsize=4096)  # they come back every step; making one takes 1 us
+def _tensor(name: str | None, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    return Tensor(name, dtype, shape)
 
 
 def rows_of(array: Array, name: str | None) -> Tensor:

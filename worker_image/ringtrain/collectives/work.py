@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.communicator import Communicator, PieceReducer
 from ringtrain.collectives.layout import even_bounds, offsets
 from ringtrain.collectives.ops import Op, check_op
 from ringtrain.collectives.submit import Work
@@ -24,6 +24,7 @@ from ringtrain.collectives.tensors import (
     to_bytes,
 )
 from ringtrain.errors import ConfigurationError
+from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.signature import Signature
 
 _COUNT_BYTES = 8  # of a number of rows, as int64
@@ -60,13 +61,18 @@ def grouped_allreduce(xs: Sequence[ArrayLike], op: Op, name: str | None) -> Work
 
     def work(communicator: Communicator) -> list[Array]:
         results: list[Array] = [np.empty(0)] * len(sources)
+        anywhere = communicator if isinstance(communicator, PieceReducer) else None
         for indices in _by_dtype(sources):
-            for fused in _fused(indices, sources, communicator.fusion_bytes):
+            runs = [indices] if anywhere else _fused(indices, sources, communicator.fusion_bytes)
+            for fused in runs:
                 members = [flat(sources[i]) for i in fused]
-                buffer = np.empty(sum(map(len, members)), members[0].dtype)
-                source = members[0] if len(members) == 1 else np.concatenate(members, out=buffer)
-                communicator.all_reduce(_part(what, fused), source, buffer, op)
-                bounds = offsets([sources[i].size for i in fused])
+                bounds = offsets([len(member) for member in members])
+                buffer = np.empty(bounds[-1], members[0].dtype)
+                if anywhere:
+                    anywhere.all_reduce_pieces(_part(what, fused), members, buffer, op)
+                else:
+                    source = members[0] if len(members) == 1 else np.concatenate(members, out=buffer)
+                    communicator.all_reduce(_part(what, fused), source, buffer, op)
                 for place, i in enumerate(fused):
                     results[i] = buffer[bounds[place] : bounds[place + 1]].reshape(sources[i].shape)
         return results
@@ -161,8 +167,8 @@ def barrier() -> Work[None]:
 
 def _reduction(kind: str, arrays: Sequence[Array], op: Op, name: str | None) -> Signature:
     tensors = tuple(tensor_of(array, _named(name, i, len(arrays))) for i, array in enumerate(arrays))
-    for tensor in tensors:
-        check_op(op, tensor.dtype)
+    for dtype in {tensor.dtype for tensor in tensors}:
+        check_op(op, dtype)
     return Signature(kind, tensors, op.value)
 
 
@@ -174,7 +180,7 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
     """Indices of arrays that can share a buffer, in the order of their first."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, array in enumerate(arrays):
-        groups[array.dtype.name].append(index)
+        groups[dtype_name(array.dtype)].append(index)
     return list(groups.values())
 
 

@@ -51,6 +51,16 @@ class SharedMemoryCommunicator:
         work = Work(chunks, source, op, own=own, gathered=target, average_over=self._size, whole=True)
         self._group.run(what, work)
 
+    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+        chunks = chunks_of(even_bounds(len(target), self._size))
+        own = target[slice(*chunks[self.position])]
+        pieces = [source for source in sources if len(source)]
+        work = Work(
+            chunks, target, op, own=own, gathered=target, average_over=self._size, whole=True,
+            pieces=pieces or [target],
+        )  # fmt: skip
+        self._group.run(what, work)
+
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
         work = Work(chunks_of(bounds), source, op, own=target, average_over=self._size)
         self._group.run(replace(what, layout=bounds), work)

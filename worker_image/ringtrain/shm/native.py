@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds
@@ -64,6 +65,7 @@ class _Job(ctypes.Structure):
         ("reduces", ctypes.c_int32),
         ("chunks", ctypes.c_void_p),
         ("peers", ctypes.c_void_p),
+        ("pieces", ctypes.c_void_p),
         ("source", ctypes.c_void_p),
         ("before", ctypes.c_void_p),
         ("partial", ctypes.c_void_p),
@@ -73,6 +75,7 @@ class _Job(ctypes.Structure):
         ("started", ctypes.c_uint32),
         ("next", ctypes.c_uint32),
         ("phase", ctypes.c_uint32),
+        ("piece", ctypes.c_uint32),
         ("blamed", ctypes.c_int32),
     ]
 
@@ -98,6 +101,7 @@ class Work:
     0's contribution. `partial`: gets the fold of this rank's chunk as it is, in the type it is folded in, instead
     of `own`. `average_over`: how many contributions an average has in all. `whole`: the chunks are all of the
     buffer, `op`, `own` and `gathered` are there and nothing else: what a short buffer has a shortcut for.
+    `pieces`: what `source` consists of, if it does not lie in one place; of `source`, only length and dtype count.
     """
 
     chunks: Chunks
@@ -109,6 +113,7 @@ class Work:
     partial: Flat | None = None
     average_over: int = 0
     whole: bool = False
+    pieces: Sequence[Flat] | None = None
 
 
 class NativeChannel:
@@ -197,7 +202,8 @@ class NativeChannel:
         return min(self._chunk_bytes, _SMALL_BYTES // self._size)
 
     def _job(self, what: bytes, work: Work, timeout_s: float) -> _Job:
-        return _Job(
+        pieces = None if work.pieces is None else _pieces(work.pieces)
+        job = _Job(
             what=what,
             what_bytes=len(what),
             dtype=CODES[dtype_name(work.source.dtype)],
@@ -212,6 +218,10 @@ class NativeChannel:
             partial=_address(work.partial),
             timeout_s=timeout_s,
         )
+        if pieces is not None:
+            job.pieces = pieces.ctypes.data
+            job.keeps = pieces  # alive as long as the job
+        return job
 
 
 _SMALL_BYTES: Final = 64 << 10
@@ -230,6 +240,14 @@ def _chunks_array(chunks: Chunks) -> Any:
 
 def _address(buffer: Flat | None) -> int | None:
     return None if buffer is None else buffer.ctypes.data
+
+
+def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
+    """Where each piece begins in the buffer and where it lies; the row after the last one ends the buffer."""
+    table = np.zeros((len(pieces) + 1, 2), np.int64)
+    np.cumsum([len(piece) for piece in pieces], out=table[1:, 0])
+    table[:-1, 1] = [piece.__array_interface__["data"][0] for piece in pieces]  # .ctypes takes thrice as long
+    return table
 
 
 def _spins(size: int) -> int:

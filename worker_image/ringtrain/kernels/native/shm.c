@@ -48,28 +48,56 @@ static uint64_t part(const channel *c, const job *j, int rank, uint32_t index, u
     return end - *begin < step ? end - *begin : step;
 }
 
+/* Elements of the own contribution: where they lie, or, if that is in several pieces, a copy in `into`. */
+static const char *own_elements(job *j, uint64_t begin, uint64_t count, char *into) {
+    uint64_t bytes = element_bytes(j->dtype);
+    if (!j->pieces) return j->source + begin * bytes;
+    if (!count) return into;
+    const piece *p = j->pieces + j->piece;
+    while (p->begin > (int64_t)begin) p--;
+    while (p[1].begin <= (int64_t)begin) p++;
+    j->piece = (uint32_t)(p - j->pieces); /* the next elements are not far from here */
+    uint64_t some = (uint64_t)p[1].begin - begin;
+    if (some >= count) return p->data + (begin - p->begin) * bytes;
+    for (uint64_t done = 0; done < count; done += some, p++) {
+        const char *from = p->data + (begin + done - p->begin) * bytes;
+        some = (uint64_t)p[1].begin - begin - done < count - done ? (uint64_t)p[1].begin - begin - done : count - done;
+        memcpy(into + done * bytes, from, some * bytes);
+    }
+    return into;
+}
+
+static void copy_own(job *j, uint64_t begin, uint64_t count, char *into) {
+    const char *from = own_elements(j, begin, count, into);
+    if (from != into) memcpy(into, from, count * element_bytes(j->dtype));
+}
+
 static int stage(const channel *c, job *j, uint32_t index) {
     uint32_t round = j->started + index;
-    uint64_t begin, bytes = element_bytes(j->dtype);
+    uint64_t begin;
     for (int r = 0; j->reduces && !j->peers && r < c->size; r++) {
         if (r == c->rank) continue;
         uint64_t count = part(c, j, r, index, &begin);
         if (!count) continue;
         TRY(wait_for(c, j, r, &head(c, r)->reduced, round - 1));
-        memcpy(slot(c, c->rank, r, round), j->source + begin * bytes, count * bytes);
+        copy_own(j, begin, count, slot(c, c->rank, r, round));
     }
     advance(&head(c, c->rank)->staged, round + 1);
     return DONE;
 }
 
-static const char *contribution(const channel *c, const job *j, int rank, uint32_t round, uint64_t begin) {
-    if (j->peers) return j->peers[rank] + begin * element_bytes(j->dtype);
-    return rank == c->rank ? j->source + begin * element_bytes(j->dtype) : slot(c, rank, c->rank, round);
+/* `count` elements of `rank` for the chunk of this one, of which `begin` is the first of the round. */
+static const char *contribution(
+    const channel *c, job *j, int rank, uint32_t round, uint64_t begin, uint64_t at, uint64_t count, char *into
+) {
+    uint64_t bytes = element_bytes(j->dtype);
+    if (j->peers) return j->peers[rank] + (begin + at) * bytes;
+    return rank == c->rank ? own_elements(j, begin + at, count, into) : slot(c, rank, c->rank, round) + at * bytes;
 }
 
 /* Fold `count` elements of all ranks block by block, and show each block while it is in the cache. */
-static void fold_part(const channel *c, const job *j, uint32_t round, uint64_t begin, uint64_t count) {
-    _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
+static void fold_part(const channel *c, job *j, uint32_t round, uint64_t begin, uint64_t count) {
+    _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES], own[BLOCK_BYTES];
     int kind = accumulator(j->dtype);
     uint64_t bytes = element_bytes(j->dtype), kind_bytes = element_bytes(kind), step = BLOCK_BYTES / bytes;
     uint64_t first = begin - j->chunks[c->rank];
@@ -77,7 +105,7 @@ static void fold_part(const channel *c, const job *j, uint32_t round, uint64_t b
         uint64_t some = count - at < step ? count - at : step;
         const void *sum = j->before ? j->before + (first + at) * kind_bytes : NULL;
         for (int r = 0; r < c->size; r++) {
-            const void *next = contribution(c, j, r, round, begin) + at * bytes;
+            const void *next = contribution(c, j, r, round, begin, at, some, own);
             if (kind != j->dtype) {
                 widen(j->dtype, sum ? wide : running, next, some);
                 next = sum ? wide : running;
@@ -130,11 +158,10 @@ static int collect(const channel *c, job *j, uint32_t index) {
 /* Everything in one slot: every rank folds all by itself, which saves a meeting. */
 static int all_reduce_small(channel *c, job *j, uint64_t count) {
     uint32_t round = j->started;
-    uint64_t bytes = element_bytes(j->dtype) * count;
     if (j->phase == 0) {
         for (int r = 0; r < c->size; r++)
             if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->reduced, round - 1));
-        memcpy(slot(c, c->rank, c->rank, round), j->source, bytes);
+        copy_own(j, 0, count, slot(c, c->rank, c->rank, round));
         advance(&head(c, c->rank)->staged, round + 1);
         j->phase = 1;
     }

@@ -41,6 +41,12 @@ typedef struct {
     const _Atomic uint32_t *stop; /* set by this process when it no longer wants to wait */
 } channel;
 
+/* A part of a buffer: where in the buffer it begins, in elements, and where it lies. */
+typedef struct {
+    int64_t begin;
+    const char *data;
+} piece;
+
 /* One collective. Buffers that it does not need are NULL. */
 typedef struct {
     const uint8_t *what;
@@ -48,13 +54,14 @@ typedef struct {
     int32_t dtype, op, divisor, reduces;
     const int64_t *chunks; /* where each rank's chunk begins in the whole buffer, then where each ends */
     const char *const *peers; /* the whole buffer of every rank, where all can read all; else NULL */
+    const piece *pieces;   /* the whole buffer in parts that lie anywhere, and one more that ends it; else NULL */
     const char *source;    /* whole buffer: this rank's contribution, or (not reducing) its chunk in place */
     const char *before;    /* accumulator's type, own chunk: folded before rank 0 */
     char *partial;         /* accumulator's type, own chunk: gets the fold, neither divided nor rounded */
     char *own;             /* own chunk: gets the result */
     char *gathered;        /* whole buffer: gets everybody's chunk */
     double timeout_s;      /* without any progress of the rank that is waited for */
-    uint32_t started, next, phase;
+    uint32_t started, next, phase, piece;
     int32_t blamed; /* out: the rank that was waited for, or whose signature differs */
 } job;
 
