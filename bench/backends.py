@@ -56,8 +56,13 @@ class Ringtrain:
         tensors = [np.ones(s, np.float32) for s in shapes]
         return lambda: _ignore(rt.grouped_allreduce(tensors, rt.Max))
 
-    def _step(self, backward_s: float = 0.0, compression: str | None = None) -> Work:
-        return steps.ringtrain_step(backward_s, compression)
+    def _step(self, backward_s: float = 0.0, compression: str | None = None, overlap: bool = True) -> Work:
+        return steps.ringtrain_step(backward_s, compression, overlap)
+
+    def ask(self, kind: str) -> Any:
+        """What is not a matter of time: `state`, the bytes of optimizer state of this rank and of the whole."""
+        assert kind == "state", kind
+        return steps.state_bytes()
 
     def barrier(self) -> None:
         self._rt.barrier()

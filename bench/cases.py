@@ -1,8 +1,8 @@
-"""What is measured: who takes part, where, what they do, and how often."""
+"""What is measured: who takes part, where, what they do, and for how long."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.contest import Rounds
@@ -20,12 +20,30 @@ What = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """`contenders`: with what each has in its environment. `work`: one after the other."""
+    """`contenders`: with what each has in its environment. `work`: one after the other. `questions`: to ours, of
+    what is not a matter of time."""
 
     name: str
+    ranks: int
     hosts: Callable[[], AbstractContextManager[Hosts]]
     contenders: dict[str, dict[str, str]]
     work: list[tuple[What, Rounds]]
+    questions: list[What] = field(default_factory=list)
+
+    def only(self, word: str) -> "Case":
+        """The part of the case that has `word` in its title, with the contenders that it needs."""
+        work = [(what, rounds) for what, rounds in self.work if word in self.title(what)]
+        questions = [what for what in self.questions if word in self.title(what)]
+        needed = [what for what, _ in work] + questions
+        contenders = {
+            name: env
+            for name, env in self.contenders.items()
+            if any(self.takes_part(name, what) for what in needed)
+        }
+        return replace(self, work=work, questions=questions, contenders=contenders)
+
+    def title(self, what: What) -> str:
+        return title_of(self.name, self.ranks, what)
 
     def takes_part(self, contender: str, what: What) -> bool:
         """Not everyone can do everything."""
@@ -36,10 +54,20 @@ class Case:
         return contender in ("ringtrain-grpc", "ringtrain-shm", "ringtrain")
 
 
+def title_of(case: str, ranks: int, what: What) -> str:
+    """`one machine, 2 ranks: allreduce 64 MiB`."""
+    shown = {key: value for key, value in what.items() if key not in ("kind", "nbytes")}
+    nbytes = what.get("nbytes")
+    size = [] if nbytes is None else [f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"]
+    words = [what["kind"], *size, *(f"{key}={value}" for key, value in shown.items())]
+    return f"{case}, {ranks} ranks: {' '.join(words)}"
+
+
 def _rounds(nbytes: int) -> Rounds:
+    """Seconds are for all contenders together."""
     if nbytes <= MIB:
-        return Rounds(turns=5, repetitions=40, warm_up=20)
-    return Rounds(turns=5, repetitions=4, warm_up=2) if nbytes <= 64 * MIB else Rounds(3, 2, 1)
+        return Rounds(5, repetitions=40, warm_up=20)
+    return Rounds(12, repetitions=4, warm_up=2) if nbytes <= 64 * MIB else Rounds(20, 2, 1)
 
 
 def _allreduces(sizes: list[int]) -> list[tuple[What, Rounds]]:
@@ -50,31 +78,34 @@ def _loopback(ranks: int) -> Case:
     contenders = {"ringtrain-shm": {}, "ringtrain-grpc": GRPC, "ringtrain-neighbour": GRPC}
     contenders |= {"gloo": {}, "mpi-shm": {}, "mpi-tcp": {}, "copy": {}}
     work = _allreduces(SIZES)
-    work += [({"kind": "allreduce_many", "fused": fused}, Rounds(5, 3)) for fused in (True, False)]
-    work += [({"kind": "step"}, Rounds(6, 3, 3))]
-    return Case("one machine", lambda: nullcontext(Loopback(ranks)), contenders, work)
+    work += [({"kind": "allreduce_many", "fused": fused}, Rounds(6, 3)) for fused in (True, False)]
+    work += [({"kind": "step"}, Rounds(15, 3, 3))]
+    where = lambda: nullcontext(Loopback(ranks))  # noqa: E731
+    return Case("one machine", ranks, where, contenders, work, [{"kind": "state"}])
 
 
 def _gigabit(hosts: int) -> Case:
     contenders = {"ringtrain-grpc": GRPC, "ringtrain-neighbour": GRPC, "gloo": {}, "mpi-tcp": {}}
     nbytes = 64 * MIB
     work: list[tuple[What, Rounds]] = [
-        ({"kind": "allreduce", "nbytes": size}, Rounds(3, 2, 1)) for size in (16 * MIB, nbytes)
+        ({"kind": "allreduce", "nbytes": 16 * MIB}, Rounds(15, 2, 1)),
+        ({"kind": "allreduce", "nbytes": nbytes}, Rounds(25, 2, 1)),
+        ({"kind": "compressed", "nbytes": nbytes, "compression": "bf16"}, Rounds(8, 2, 1)),
     ]
-    work += [({"kind": "compressed", "nbytes": nbytes, "compression": "bf16"}, Rounds(3, 2, 1))]
     if hosts == 2:
         backward_s = STEP_BYTES / LINE_BYTES_PER_S
-        work += [({"kind": "step", "backward_s": backward_s}, Rounds(3, 2, 1))]
-        work += [({"kind": "step", "backward_s": 0.0}, Rounds(3, 1, 1))]
-        work += [({"kind": "step", "backward_s": 0.0, "compression": "bf16"}, Rounds(3, 1, 1))]
-    return Case("1 Gbit/s between hosts", lambda: namespaces(hosts, "1gbit"), contenders, work)
+        work += [({"kind": "step", "backward_s": backward_s}, Rounds(20, 2, 1))]
+        work += [({"kind": "step", "backward_s": 0.0}, Rounds(15, 1, 1))]
+        work += [({"kind": "step", "backward_s": 0.0, "compression": "bf16"}, Rounds(8, 1, 1))]
+    return Case("1 Gbit/s between hosts", hosts, lambda: namespaces(hosts, "1gbit"), contenders, work)
 
 
 def _pods() -> Case:
     contenders = {"ringtrain": {}, "ringtrain-grpc": GRPC, "gloo": {}, "mpi-tcp": {}}
-    work: list[tuple[What, Rounds]] = [({"kind": "allreduce", "nbytes": 64 * MIB}, Rounds(3, 1, 1))]
-    work += [({"kind": "step"}, Rounds(3, 1, 1))]
-    return Case("1 Gbit/s between pods of 2", lambda: namespaces(2, "1gbit", ranks_each=2), contenders, work)
+    work: list[tuple[What, Rounds]] = [({"kind": "allreduce", "nbytes": 64 * MIB}, Rounds(15, 1, 1))]
+    work += [({"kind": "step"}, Rounds(15, 1, 1))]
+    where = lambda: namespaces(2, "1gbit", ranks_each=2)  # noqa: E731
+    return Case("1 Gbit/s between pods of 2", 4, where, contenders, work)
 
 
 CASES = [_loopback(2), _loopback(4), _gigabit(2), _gigabit(4), _pods()]

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from bench.hosts import Hosts
 
+_LEAST_TURNS = 2
 REPOSITORY = Path(__file__).parents[1]
 
 
@@ -82,14 +84,25 @@ class Gang:
         for stream in self._streams:
             stream.write(json.dumps(command) + "\n")
             stream.flush()
-        answers = [json.loads(stream.readline() or "null") for stream in self._streams]
-        if None in answers:
-            self._log.seek(0)
-            raise RuntimeError(f"{self.contender} failed in {what}: {self._log.read()[-3000:]}")
+        answers = [self._answer(stream, what) for stream in self._streams]
         into.times += [max(times) for times in zip(*(a["times"] for a in answers), strict=True)]
         into.cpu_s += sum(a["cpu_s"] for a in answers)
         # The warm-up is on the wire too.
         into.wire_bytes += (self._hosts.sent_bytes() - before) * repetitions // (repetitions + warm_up)
+
+    def ask(self, what: dict[str, Any]) -> list[Any]:
+        """Return what each rank says, by rank."""
+        for stream in self._streams:
+            stream.write(json.dumps({"do": "ask", "what": what}) + "\n")
+            stream.flush()
+        return [self._answer(stream, what) for stream in self._streams]
+
+    def _answer(self, stream: Any, what: dict[str, Any]) -> Any:
+        line = stream.readline()
+        if not line:
+            self._log.seek(0)
+            raise RuntimeError(f"{self.contender} failed in {what}: {self._log.read()[-3000:]}")
+        return json.loads(line)
 
     def close(self) -> None:
         for stream in getattr(self, "_streams", []):
@@ -125,17 +138,25 @@ def gangs(contenders: dict[str, dict[str, str]], hosts: Hosts) -> Iterator[list[
 
 @dataclass(frozen=True)
 class Rounds:
-    """How often contenders take turns, and how often one repeats the work in a turn and before it counts."""
+    """How often one contender repeats the work in a turn, and before it counts; turns go on for `seconds` in all.
 
-    turns: int
+    There are two turns at least, however long they take, and `turns` at most.
+    """
+
+    seconds: float
     repetitions: int
     warm_up: int = 2
+    turns: int = 12
 
 
 def contest(running: list[Gang], rounds: Rounds, what: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Let all take turns; return their summaries by name."""
     samples = {gang.contender: Samples() for gang in running}
+    started = time.monotonic()
     for turn in range(rounds.turns):
+        spent = time.monotonic() - started
+        if turn >= _LEAST_TURNS and spent + spent / turn > rounds.seconds:
+            break
         for gang in running if turn % 2 == 0 else reversed(running):
             gang.run(rounds.repetitions, rounds.warm_up, what, samples[gang.contender])
     return {name: found.summary() for name, found in samples.items()}

@@ -7,6 +7,8 @@ import matplotlib
 from rich.console import Console
 from rich.table import Table
 
+from bench.cases import title_of
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
@@ -23,21 +25,45 @@ COLOURS = {
 }
 
 
-def print_tables(results: Results) -> None:
+STYLES = {"aim reached": "bold green", "pass": "green", "not measured": "dim"}
+
+
+def print_tables(results: Results, points: list[dict[str, Any]]) -> None:
+    """A table for each of `points`, and what is promised."""
     console = Console(width=130)
-    for point in results["points"]:
-        console.print(_point_table(point))
-    table = Table("case", "figure", "asked", title="What is promised")
+    for point in points:
+        if "contenders" in point:
+            console.print(_point_table(point))
+    table = Table("case", "asked", "aim", "found", "", title="What is promised")
     for row in results["verdicts"]:
-        sign = "≥" if row["higher"] else "≤"
-        style = "green" if row["reached"] else "red"
-        table.add_row(row["name"], f"[{style}]{row['figure']:.2f}[/]", f"{sign} {row['asked']:g}")
+        table.add_row(*_cells(row), style=STYLES.get(row["verdict"], "red"))
     console.print(table)
 
 
+def markdown(results: Results) -> str:
+    """What is promised and what was found, with the machine."""
+    about = results["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    lines = [
+        f"{about['processor']}, {about['cores']} cores, Linux {about['kernel']}, Python {about['python']}, "
+        f"{versions}; load {about['load_before']} before and {about['load_after']} after; {about['time']}, commit "
+        f"{about['commit']}; {about['seconds']} s.",
+        "",
+        "| case | asked | aim | found | |",
+        "| --- | --- | --- | --- | --- |",
+        *(f"| {' | '.join(_cells(row))} |" for row in results["verdicts"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    sign = "≥" if row["higher"] else "≤"
+    bounds = ["" if bound is None else f"{sign} {bound:g}" for bound in (row["asked"], row["aim"])]
+    return [row["name"], *bounds, "" if row["figure"] is None else f"{row['figure']:.2f}", row["verdict"]]
+
+
 def _point_table(point: dict[str, Any]) -> Table:
-    what = ", ".join(f"{key} {value}" for key, value in point["what"].items() if key != "kind")
-    title = f"{point['case']}, {point['ranks']} ranks: {point['what']['kind']} {what}"
+    title = f"{title_of(point['case'], point['ranks'], point['what'])}; load {point['load']}"
     table = Table("contender", "median ms", "quartiles ms", "CPU s/GB", "sent / tensor / rank", title=title)
     nbytes = point["what"].get("nbytes", 25_557_032 * 4)
     for name, found in point["contenders"].items():
@@ -58,6 +84,7 @@ def plot(results: Results, directory: Path) -> None:
             p for p in results["points"]
             if p["case"] == "one machine" and p["ranks"] == ranks and p["what"]["kind"] == "allreduce"
         ]  # fmt: skip
+        points.sort(key=lambda p: p["what"]["nbytes"])
         if points:
             _plot_sizes(points, ranks, directory / f"allreduce-{ranks}-ranks.png")
     steps = [p for p in results["points"] if p["what"] == {"kind": "step"} and p["case"] == "one machine"]

@@ -28,9 +28,9 @@ def _gradients() -> list[Any]:
     return [random.standard_normal(shape, dtype=np.float32) for shape in resnet50_shapes()]
 
 
-def ringtrain_step(backward_s: float, compression: str | None) -> Work:
+def ringtrain_step(backward_s: float, compression: str | None, overlap: bool = True) -> Work:
     """A step of HostOptimizer. The backward pass takes `backward_s` and no processor, as on a device, and hands
-    out gradients layer by layer."""
+    out gradients layer by layer; without `overlap` all at its end."""
     from ringtrain.optim import AdamW, HostOptimizer
 
     gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
@@ -42,20 +42,20 @@ def ringtrain_step(backward_s: float, compression: str | None) -> Work:
         begin, done = time.perf_counter(), 0
         for name in reversed(gradients):
             done += gradients[name].size
-            _sleep_until(begin + backward_s * done / total)
+            _sleep_until(begin + backward_s * (done / total if overlap else 1.0))
             optimizer.submit(name, gradients[name])
         optimizer.step()
 
     return work
 
 
-def state_share(group_size: int) -> float:
-    """Optimizer state of this rank over the whole, times the number of ranks: 1 where it is shared out evenly."""
+def state_bytes() -> dict[str, int]:
+    """Bytes of AdamW's state for ResNet-50: what this rank holds, and the whole of two float32 a parameter."""
     from ringtrain.optim import AdamW, HostOptimizer
 
     initial = {f"p{i}": np.ones(shape, np.float32) for i, shape in enumerate(resnet50_shapes())}
     whole = 2 * sum(array.nbytes for array in initial.values())
-    return HostOptimizer(initial, AdamW(lr=1e-3)).state_bytes / whole * group_size
+    return {"held": HostOptimizer(initial, AdamW(lr=1e-3)).state_bytes, "whole": whole}
 
 
 def _sleep_until(when: float) -> None:

@@ -28,7 +28,10 @@ def main() -> None:
             command = json.loads(line)
             if command["do"] == "stop":
                 break
-            _say(stream, _measured(made, command))
+            if command["do"] == "ask":
+                _say(stream, made.ask(**command["what"]))
+            else:
+                _say(stream, _measured(made, command))
     made.close()
     os._exit(0)  # peers' libraries take their time to tear down
 

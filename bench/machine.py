@@ -1,0 +1,47 @@
+"""What the figures were taken on, and with which versions."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.contest import REPOSITORY
+
+PACKAGES = ("numpy", "grpcio", "torch", "mpi4py")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, kernel, versions, commit, load and time."""
+    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    mpirun = shutil.which("mpirun")
+    if mpirun is not None:
+        versions["mpirun"] = _output([mpirun, "--version"]).partition("\n")[0]
+    changed = _output(["git", "status", "--porcelain", "--untracked-files=no", "--", ":!bench/results"])
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": model[0].partition(": ")[2] if model else platform.processor(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": _output(["git", "rev-parse", "HEAD"]) + (" and changes" if changed else ""),
+        "load_before": load(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def load() -> float:
+    """Processes that ran or waited for a processor, over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def _output(command: list[str]) -> str:
+    """What it prints; nothing where it can't run."""
+    try:
+        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
