@@ -25,9 +25,9 @@ from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import check_same_model, gather_state, restore_state
 from ringtrain.optim.wire import HalfWire
 
-# 16 MiB: from 8 to 32 MiB a step on 25 M parameters takes the same, at 4 MiB a third longer on four ranks, because
-# every collective has a fixed cost; see docs/decisions/0004-host-optimizer.md.
-BUCKET_BYTES = 16 * 1024 * 1024
+# 4 MiB: without a backward pass 2 to 16 MiB take the same; with one as long as the wire, the longest bucket is
+# what is left to do at its end; see docs/decisions/0004-host-optimizer.md.
+BUCKET_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 Every rank issues the same collectives in the same order, whatever its timing:
 
-    reduce 0, reduce 1, gather 0, reduce 2, gather 1, …, gather last
+    reduce 0, gather 0, reduce 1, gather 1, …, gather last
 
-so the ring reduces bucket b + 1 while the host updates bucket b, and after the backward pass has ended only the
-last reduction, two gathers and one update are left. With clipping all reductions come first, since the norm needs
-them.
+so the wire has work from the first complete bucket on, and after the backward pass has ended only the last bucket
+is left. With clipping all reductions come first, since the norm needs them.
 """
 
 import math
@@ -102,9 +101,7 @@ class Update:
         gathers: list[list[Pending]] = []
         for bucket in buckets:
             self._reduce_through(bucket.index)
-            self._reduce_next_if_complete(bucket.index)
             self._wait_reduced(bucket)
-            self._reduce_next_if_complete(bucket.index)
             began_ns = time.perf_counter_ns()
             if self._is_compressed(bucket):
                 self._wire.remember(bucket)
@@ -113,11 +110,9 @@ class Update:
             values = StepValues(self._order.number, self._order.rate, scale)
             if isinstance(self._m.rule, LayerRule):
                 self._m.rule.direction(part, values, self._m.kernels)
-                self._reduce_through(bucket.index + 1)  # before the norms' exchange, on every rank
                 self._descend_by_layer(self._m.rule, bucket, part)
             else:
                 self._m.rule.update(part, values, self._m.kernels)
-                self._reduce_through(bucket.index + 1)
             self._m.arenas.store(bucket, part)
             timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
             gathers.append(self._gather(bucket))
