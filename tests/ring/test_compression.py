@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from support.memory_group import run_threads
+from support.ranks import run_ranks
 
 import ringtrain as rt
 from ring.reference import assert_same_bits, made
@@ -73,7 +74,7 @@ def test_arguments_are_checked() -> None:
         Compressor("bf16").allreduce_(np.ones(3), name="w")
     with pytest.raises(ConfigurationError, match="Sum and Average only"):
         Compressor("bf16").allreduce_(np.ones(3, np.float32), rt.Max, name="w")
-    with pytest.raises(ConfigurationError, match='compression is "int7"'):
+    with pytest.raises(ConfigurationError, match='compression is "int7"; expected one of bf16, fp16, int8'):
         run_threads(lambda group: HostOptimizer({"w": np.ones(3)}, SGD(0.1), compression="int7", group=group), 1)
     with pytest.raises(ConfigurationError, match="sharded=False"):
         run_threads(
@@ -130,7 +131,7 @@ def trained(group: Group, compression: str | None) -> tuple[float, Array]:
     return float((values.argmax(axis=1) == labels[1500:]).mean()), optimizer.weights["kernel"].copy()
 
 
-@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8"])
 def test_training_gets_as_far(compression: str) -> None:
     """Digits: within one point of the accuracy in float32, and the same bits on all ranks."""
     plain = run_threads(lambda group: trained(group, None), 2)
@@ -139,6 +140,41 @@ def test_training_gets_as_far(compression: str) -> None:
     assert not np.array_equal(squeezed[0][1], plain[0][1])
     assert plain[0][0] > 0.86
     assert abs(squeezed[0][0] - plain[0][0]) <= 0.01
+
+
+def compressed_steps(compression: str) -> bytes:
+    rt.init()
+    start = {"w": np.zeros(1300, np.float32), "b": np.zeros((), np.float32), "none": np.zeros(0, np.float32)}
+    optimizer = HostOptimizer(start, SGD(0.1), compression=compression, bucket_bytes=1)
+    for step in range(4):
+        for name, weights in start.items():
+            optimizer.submit(name, made(weights.shape, "float32", rt.rank(), seed=step))
+        optimizer.step()
+    rt.shutdown()
+    return b"".join(weights.tobytes() for weights in optimizer.weights.values())
+
+
+@pytest.mark.parametrize("transport", ["grpc", "auto"])
+@pytest.mark.parametrize("compression", ["bf16", "int8"])
+def test_ranks_that_compress_hold_the_same_weights(compression: str, transport: str) -> None:
+    """Also where shards have no elements, or fewer than a block."""
+    bits = run_ranks(compressed_steps, 3, compression, env={"RINGTRAIN_TRANSPORT": transport})
+    assert bits[1:] == bits[:1] * 2
+    assert any(bits[0])
+
+
+def test_a_gradient_that_is_not_finite_shows() -> None:
+    """On all ranks alike, and what it lost does not stay."""
+
+    def train(group: Group) -> list[bool]:
+        optimizer = HostOptimizer({"w": np.zeros(1500, np.float32)}, SGD(1.0), compression="int8", group=group)
+        gradient = np.ones(1500, np.float32)
+        gradient[1000] = np.inf if group.rank == 1 else 1
+        optimizer.submit("w", gradient)
+        optimizer.step()
+        return [bool(np.isfinite(optimizer.weights["w"][at]).all()) for at in (slice(0, 200), 1000)]
+
+    assert run_threads(train, 2) == [[True, False]] * 2
 
 
 def test_training_with_int8_gets_as_far() -> None:

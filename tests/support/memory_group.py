@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringtrain.errors import PeerLost
-from ringtrain.group import Flat, Pending
+from ringtrain.group import Flat, Pending, Received
 from ringtrain.kernels.update import ChunkUpdate
 
 DEADLINE_S = 60.0
@@ -79,6 +79,10 @@ class MemoryGroup:
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return self._meet("all_gather", buffer, tuple(bounds), None)
 
+    def all_to_all(self, parts: Sequence[Flat]) -> Received:
+        meeting = self._meet("object", list(parts), None, None)
+        return _Column(meeting, self.rank)
+
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return False
 
@@ -109,6 +113,15 @@ class MemoryGroup:
                     meeting.error = error
                 meeting.done.set()
         return meeting
+
+
+@dataclass
+class _Column:
+    meeting: Meeting
+    rank: int
+
+    def wait(self) -> list[Flat]:
+        return [parts[self.rank] for parts in self.meeting.wait()]
 
 
 class OneOfTwo(MemoryGroup):

@@ -21,6 +21,13 @@ class Pending(Protocol):
         """Return when the collective is done on this rank; raise what made it fail."""
 
 
+class Received(Protocol):
+    """An exchange under way."""
+
+    def wait(self) -> list[Flat]:
+        """Return what came, by rank; raise what made it fail."""
+
+
 class Group(Protocol):
     """The ranks that train one model. Every rank calls the same collectives in the same order."""
 
@@ -41,6 +48,9 @@ class Group(Protocol):
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
+
+    def all_to_all(self, parts: Sequence[Flat]) -> Received:
+        """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank."""
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks."""
@@ -77,6 +87,9 @@ class RingGroup:
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return flat.all_gather_async(buffer, bounds)
+
+    def all_to_all(self, parts: Sequence[Flat]) -> Received:
+        return flat.all_to_all_async(parts)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return flat.can_update(gradients, weights)

@@ -62,6 +62,11 @@ def all_gather_async(
     return submit(_all_gather(buffer, bounds, name), process_set)
 
 
+def all_to_all_async(parts: Sequence[Flat], process_set: Set = None) -> Handle[list[Flat]]:
+    """Begin to send `parts[p]` (1-d, contiguous) to position p; the result is what each position sent here."""
+    return submit(lambda communicator: communicator.all_to_all(Signature("all_to_all"), parts), process_set)
+
+
 def can_update(gradients: Flat, weights: Flat, process_set: Set = None) -> bool:
     """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks."""
     ring = communicator_of(current(), process_set)

@@ -17,7 +17,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.wire.signature import Signature
 
 Flat = NDArray[Any]
-_INT8: Final = "int8"
+INT8: Final = "int8"
 
 
 class Compressor:
@@ -32,9 +32,9 @@ class Compressor:
 
     def __init__(self, compression: str) -> None:
         """Raises ConfigurationError for an unknown `compression`."""
-        if compression != _INT8:
+        if compression != INT8:
             if compression not in HALVES:
-                allowed = ", ".join([*HALVES, _INT8])
+                allowed = ", ".join([*HALVES, INT8])
                 raise ConfigurationError(f'compression is "{compression}"; expected one of {allowed}')
             half_dtype(compression)
         self.compression = compression
@@ -55,7 +55,7 @@ class Compressor:
             raise ConfigurationError(f"op is {op}; compression knows Sum and Average only")
         values = x.reshape(-1)
         what = Signature(f"allreduce as {self.compression}", (tensor_of(x, name),), op.value)
-        reduce = self._as_int8 if self.compression == _INT8 else self._as_half
+        reduce = self._as_int8 if self.compression == INT8 else self._as_half
         call(lambda communicator: reduce(communicator, what, values, op), process_set)
         return x
 

@@ -11,17 +11,27 @@ BLOCK: Final = 512
 
 
 def encode(values: Flat, lost: Flat) -> Flat:
-    """Return `values + lost` as bytes, and leave in `lost` what they do not hold. Values must be finite."""
+    """Return `values + lost` as bytes, and leave in `lost` what they do not hold.
+
+    A block with a value that is not finite arrives as values that are not, and its loss is forgotten.
+    """
     blocks = -(-len(values) // BLOCK)
     padded = np.zeros((blocks, BLOCK), np.float32)
     flat = padded.reshape(-1)[: len(values)]
-    np.add(values, lost, out=flat)
-    scales = np.abs(padded).max(axis=1) / np.float32(127)
-    divisors = np.where(scales > 0, scales, np.float32(1))
-    levels = np.rint(padded / divisors[:, None]).astype(np.int8)
-    sent = levels * scales[:, None]
-    np.subtract(flat, sent.reshape(-1)[: len(values)], out=lost)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add(values, lost, out=flat)
+        scales = np.abs(padded).max(axis=1, initial=0) / np.float32(127)
+        divisors = np.where(scales > 0, scales, np.float32(1))
+        levels = np.nan_to_num(np.rint(padded / divisors[:, None])).astype(np.int8)
+        sent = levels * scales[:, None]
+        np.subtract(flat, sent.reshape(-1)[: len(values)], out=lost)
+        lost[~np.isfinite(lost)] = 0
     return np.concatenate([scales.view(np.uint8), levels.reshape(-1)[: len(values)].view(np.uint8)])
+
+
+def encoded_length(length: int) -> int:
+    """Bytes of a message with `length` values."""
+    return length + 4 * -(-length // BLOCK)
 
 
 def decode(message: Flat, length: int) -> Flat:
@@ -29,4 +39,5 @@ def decode(message: Flat, length: int) -> Flat:
     blocks = -(-length // BLOCK)
     scales = message[: 4 * blocks].view(np.float32)
     levels = message[4 * blocks :].view(np.int8)
-    return levels * np.repeat(scales, BLOCK)[:length]
+    with np.errstate(invalid="ignore"):
+        return levels * np.repeat(scales, BLOCK)[:length]

@@ -7,25 +7,27 @@ the meantime. A communicator and a thread of its own keep the two from mixing th
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from ringtrain.collectives.communicator import Communicator, Updater
 from ringtrain.collectives.ops import Op
-from ringtrain.group import Flat, Pending
+from ringtrain.group import Flat, Pending, Received
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.world import new_communicator
 from ringtrain.wire.signature import Signature
 from ringtrain.wire.values import decode_value, encode_value
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class _Pending:
-    future: "Future[None]"
+class _Pending(Generic[T]):
+    future: "Future[T]"
 
-    def wait(self) -> object:
+    def wait(self) -> T:
         return self.future.result()
 
 
@@ -53,6 +55,9 @@ class HostGroup:
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return self._begin(lambda ring: ring.all_gather(Signature("all_gather"), buffer, tuple(bounds)))
 
+    def all_to_all(self, parts: Sequence[Flat]) -> Received:
+        return self._begin(lambda ring: ring.all_to_all(Signature("all_to_all"), parts))
+
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         ring = self._communicator
         return isinstance(ring, Updater) and ring.can_update(gradients, weights)
@@ -79,7 +84,7 @@ class HostGroup:
         """Take no more work."""
         self._thread.shutdown(wait=False)
 
-    def _begin(self, work: Callable[[Communicator], None]) -> _Pending:
+    def _begin(self, work: Callable[[Communicator], T]) -> _Pending[T]:
         return _Pending(self._thread.submit(work, self._communicator))
 
 

@@ -11,19 +11,21 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from ringtrain import timeline
+from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.group import Flat, Group, world_group
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import Params, as_arrays, check_arguments, described
+from ringtrain.optim.byte_wire import ByteWire
 from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import FusedUpdate, can_fuse
 from ringtrain.optim.inbox import Inbox, InboxRules
-from ringtrain.optim.layout import ParamSpec, plan_layout
+from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.pipeline import Abandoned, Machine, Update, UpdateOrder
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import check_same_model, gather_state, restore_state
-from ringtrain.optim.wire import HalfWire
+from ringtrain.optim.wire import HalfWire, Wire
 
 # 4 MiB: without a backward pass 2 to 16 MiB take the same; with one as long as the wire, the longest bucket is
 # what is left to do at its end; see docs/decisions/0004-host-optimizer.md.
@@ -60,8 +62,8 @@ class HostOptimizer:
     `schedule`: factor on `rule.lr` by number of updates done. `local`: names that are never synchronised: their
     weights and state are each rank's own, neither averaged, broadcast nor clipped.
     `check_finite`: refuse gradients with NaN or infinity, at the price of one pass.
-    `compression`: "bf16" or "fp16": float32 gradients and changes of weights travel in half of the bytes, and what
-    rounding takes away is added the next time. Needs `sharded`.
+    `compression`: "bf16", "fp16" or "int8": float32 gradients and changes of weights travel in half or a quarter
+    of the bytes, and what rounding takes away is added the next time. Needs `sharded`.
 
     Collective: all ranks construct it with the same arguments, else MismatchError. After an error in a step the
     weights may be half new; the optimizer refuses further use, and the job starts again from its checkpoint.
@@ -94,7 +96,7 @@ class HostOptimizer:
             raise ConfigurationError(
                 f'compression is "{compression}" with sharded=False; compression needs shards'
             )
-        wire = HalfWire(group, layout, arenas, compression) if compression is not None else None
+        wire = None if compression is None else _wire(group, layout, arenas, compression)
         self._machine = Machine(group, layout, arenas, rule, best_kernels(), sharded, wire)
         self._settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
         self._fused = can_fuse(self._machine, clip_norm)
@@ -273,3 +275,13 @@ class HostOptimizer:
             bucket, place = self._machine.layout.places[spec.name]
             views[spec.name] = self._machine.arenas.weights(bucket)[place.start : place.stop].reshape(spec.shape)
         return views
+
+
+def _wire(group: Group, layout: Layout, arenas: Arenas, compression: str) -> Wire:
+    """Raises ConfigurationError for an unknown `compression`."""
+    if compression == INT8:
+        return ByteWire(group, layout, arenas)
+    if compression not in HALVES:
+        allowed = ", ".join([*HALVES, INT8])
+        raise ConfigurationError(f'compression is "{compression}"; expected one of {allowed}')
+    return HalfWire(group, layout, arenas, compression)

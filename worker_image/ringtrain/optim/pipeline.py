@@ -23,7 +23,7 @@ from ringtrain.optim.kernels import Floats, Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.norms import Sums, exchange, squares_by_place
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
-from ringtrain.optim.wire import HalfWire
+from ringtrain.optim.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Machine:
     rule: Rule
     kernels: Kernels
     sharded: bool
-    wire: HalfWire | None = None
+    wire: Wire | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Update:
         return self._m.wire is not None and self._m.wire.carries(bucket) and not self._stays_here(bucket)
 
     @property
-    def _wire(self) -> HalfWire:
+    def _wire(self) -> Wire:
         assert self._m.wire is not None
         return self._m.wire
 

@@ -1,7 +1,8 @@
-"""Buckets on the wire in a half type: gradients as they are, weights as what changed, both with error feedback."""
+"""Buckets on the wire in fewer bytes: gradients as they are, weights as what changed, both with error feedback."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -9,6 +10,25 @@ from ringtrain.compression.halves import Flat, half_dtype, squeeze, stretch
 from ringtrain.group import Group, Pending
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
+
+
+class Wire(Protocol):
+    """Carries float32 buckets of a sharded optimizer in fewer bytes.
+
+    All ranks, the owner of a shard included, apply the rounded change to the weights they had, so that all hold
+    the same bits; what the rounding took away is part of the owner's next change.
+    """
+
+    def carries(self, bucket: Bucket) -> bool: ...
+
+    def reduce_scatter(self, bucket: Bucket) -> Pending:
+        """Average the gradients of `bucket` over ranks; the own shard is in the gradient arena after `wait`."""
+
+    def remember(self, bucket: Bucket) -> None:
+        """Note the weights of the own shard; called before they are updated."""
+
+    def all_gather(self, bucket: Bucket) -> Pending:
+        """Send what changed in the own shard; all weights are new, and the same on all ranks, after `wait`."""
 
 
 @dataclass
@@ -23,11 +43,7 @@ class _Memory:
 
 
 class HalfWire:
-    """Carries float32 buckets of a sharded optimizer in half of the bytes.
-
-    All ranks, the owner of a shard included, apply the rounded change to the weights they had, so that all hold
-    the same bits; what the rounding took away is part of the owner's next change.
-    """
+    """`Wire` of "bf16" and "fp16": half of the bytes."""
 
     def __init__(self, group: Group, layout: Layout, arenas: Arenas, compression: str) -> None:
         """Raises ConfigurationError for an unknown `compression`."""
@@ -40,15 +56,13 @@ class HalfWire:
                 np.zeros(bucket.size, np.float32),
                 np.zeros(self._shard(bucket).stop - self._shard(bucket).start, np.float32),
             )
-            for bucket in layout.buckets
-            if bucket.dtype == np.float32 and not bucket.local and bucket.size
+            for bucket in compressible(layout)
         }
 
     def carries(self, bucket: Bucket) -> bool:
         return bucket.index in self._memories
 
     def reduce_scatter(self, bucket: Bucket) -> Pending:
-        """Average the gradients of `bucket` over ranks; the own shard is in the gradient arena after `wait`."""
         memory, gradients, shard = (
             self._memories[bucket.index],
             self._arenas.gradients(bucket),
@@ -56,20 +70,18 @@ class HalfWire:
         )
         squeeze(gradients, memory.lost, memory.half)
         pending = self._group.reduce_scatter(memory.half, bucket.bounds, average=True)
-        return _Then(pending, lambda: stretch(memory.half[shard], gradients[shard]))
+        return Then(pending, lambda _: stretch(memory.half[shard], gradients[shard]))
 
     def remember(self, bucket: Bucket) -> None:
-        """Note the weights of the own shard; called before they are updated."""
         self._memories[bucket.index].before = self._arenas.weights(bucket)[self._shard(bucket)].copy()
 
     def all_gather(self, bucket: Bucket) -> Pending:
-        """Send what changed in the own shard; all weights are new, and the same on all ranks, after `wait`."""
         memory, weights, shard = self._memories[bucket.index], self._arenas.weights(bucket), self._shard(bucket)
         np.subtract(weights[shard], memory.before, out=weights[shard])
         squeeze(weights[shard], memory.lost_change, memory.half[shard])
         weights[shard] = memory.before
         pending = self._group.all_gather(memory.half, bucket.bounds)
-        return _Then(pending, lambda: self._apply(weights, memory.half))
+        return Then(pending, lambda _: self._apply(weights, memory.half))
 
     def _apply(self, weights: Flat, changes: Flat) -> None:
         wide = np.empty(len(changes), np.float32)
@@ -80,13 +92,16 @@ class HalfWire:
         return slice(bucket.bounds[self._group.rank], bucket.bounds[self._group.rank + 1])
 
 
+def compressible(layout: Layout) -> list[Bucket]:
+    return [b for b in layout.buckets if b.dtype == np.float32 and not b.local and b.size]
+
+
 @dataclass(frozen=True)
-class _Then:
+class Then:
     """A collective and what follows it on this rank. Waited for once."""
 
     pending: Pending
-    action: Callable[[], None]
+    action: Callable[[Any], None]
 
     def wait(self) -> None:
-        self.pending.wait()
-        self.action()
+        self.action(self.pending.wait())
