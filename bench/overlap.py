@@ -19,13 +19,14 @@ import matplotlib
 from bench.cases import GRPC, LINE_BYTES_PER_S, STEP_BYTES
 from bench.contest import Gang, Samples
 from bench.hosts import namespaces
+from bench.steps import PACED
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 # A lane for each kind of span, from the top.
-LANES = {"backward": "backward", "reduce": "reduce-scatter", "update": "update", "gather": "all-gather"}
-COLOURS = {"backward": "#999999", "reduce": "#e4572e", "update": "#29335c", "gather": "#08a045"}
+LANES = {PACED: "backward", "reduce": "reduce-scatter", "update": "update", "gather": "all-gather"}
+COLOURS = {PACED: "#999999", "reduce": "#e4572e", "update": "#29335c", "gather": "#08a045"}
 STEPS = 3  # the last one is drawn
 
 Event = dict[str, Any]
@@ -60,8 +61,7 @@ def record(overlap: bool) -> list[Event]:
 
 def last_step(events: list[Event]) -> list[Event]:
     """The spans of the last step, in ms from the beginning of its backward pass."""
-    backward = max((e for e in events if e["cat"] == "backward"), key=lambda e: e["ts"])
-    began = backward["ts"]
+    began = max(event["ts"] for event in events if event["cat"] == PACED)
     return [
         {"lane": lane, "at": (e["ts"] - began) / 1e3, "for": e["dur"] / 1e3}
         for e in events
@@ -70,7 +70,7 @@ def last_step(events: list[Event]) -> list[Event]:
 
 
 def _lane(event: Event) -> str | None:
-    if event["cat"] in ("backward", "update"):
+    if event["cat"] in (PACED, "update"):
         return str(event["cat"])
     if event["cat"] != "collective":
         return None

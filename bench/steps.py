@@ -8,6 +8,9 @@ import numpy as np
 
 Work = Callable[[], None]
 
+# The category of a paced backward pass in a timeline: the optimizer's own begins with the first gradient.
+PACED = "paced"
+
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
     """The 161 parameters of ResNet-50, 25.6 million elements, in the order of the forward pass."""
@@ -31,6 +34,7 @@ def _gradients() -> list[Any]:
 def ringtrain_step(backward_s: float, compression: str | None, overlap: bool = True) -> Work:
     """A step of HostOptimizer. The backward pass takes `backward_s` and no processor, as on a device, and hands
     out gradients layer by layer; without `overlap` all at its end."""
+    from ringtrain import timeline
     from ringtrain.optim import AdamW, HostOptimizer
 
     gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
@@ -40,10 +44,12 @@ def ringtrain_step(backward_s: float, compression: str | None, overlap: bool = T
 
     def work() -> None:
         begin, done = time.perf_counter(), 0
+        began_ns = time.perf_counter_ns()
         for name in reversed(gradients):
             done += gradients[name].size
             _sleep_until(begin + backward_s * (done / total if overlap else 1.0))
             optimizer.submit(name, gradients[name])
+        timeline.record_since(began_ns, "backward pass", PACED)
         optimizer.step()
 
     return work
