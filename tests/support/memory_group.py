@@ -79,6 +79,9 @@ class MemoryGroup:
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return self._meet("all_gather", buffer, tuple(bounds), None)
 
+    def beside(self) -> None:
+        return None
+
     def all_to_all(self, parts: Sequence[Flat]) -> Received:
         meeting = self._meet("object", list(parts), None, None)
         return _Column(meeting, self.rank)

@@ -9,7 +9,10 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from ringtrain.collectives import api, flat, objects, ops, session
+from ringtrain.collectives.communicator import Communicator
+from ringtrain.collectives.engine import Engine
 from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.wire.signature import Signature
 
 Flat = NDArray[Any]
 
@@ -26,6 +29,19 @@ class Received(Protocol):
 
     def wait(self) -> list[Flat]:
         """Return what came, by rank; raise what made it fail."""
+
+
+class Gatherer(Protocol):
+    """All-gathers among the ranks of a group that run beside the group's other collectives."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+        """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
 
 
 class Group(Protocol):
@@ -48,6 +64,12 @@ class Group(Protocol):
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
+
+    def beside(self) -> Gatherer | None:
+        """Return a second lane, in which what is begun need not wait for what was begun here. Collective.
+
+        None where that does not pay.
+        """
 
     def all_to_all(self, parts: Sequence[Flat]) -> Received:
         """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank."""
@@ -88,6 +110,10 @@ class RingGroup:
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return flat.all_gather_async(buffer, bounds)
 
+    def beside(self) -> Gatherer | None:
+        lane = session.current().add_lane()
+        return None if lane is None else _Lane(*lane)
+
     def all_to_all(self, parts: Sequence[Flat]) -> Received:
         return flat.all_to_all_async(parts)
 
@@ -105,6 +131,19 @@ class RingGroup:
 
     def allgather_object(self, value: Any) -> list[Any]:
         return objects.allgather_object(value)
+
+
+class _Lane:
+    """An engine and a communicator of their own."""
+
+    def __init__(self, engine: Engine, communicator: Communicator) -> None:
+        self._engine, self._communicator = engine, communicator
+        self.rank = communicator.position
+        self.size = len(communicator.ranks)
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+        ring, what = self._communicator, Signature("all_gather")
+        return self._engine.submit(lambda: ring.all_gather(what, buffer, tuple(bounds)))
 
 
 def world_group() -> Group:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 
 from ringtrain import timeline
-from ringtrain.collectives.choose import choose_communicator
+from ringtrain.collectives.choose import choose_communicator, is_networked
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.engine import Engine
 from ringtrain.collectives.exchange import SEGMENT_BYTES, ExchangeCommunicator
@@ -22,6 +22,7 @@ from ringtrain.world.place import Place
 WORLD = 0  # the process set of all ranks
 # Ids from here on are chosen by those who use them; shared memory has its own half of the 32 bits.
 PRIVATE_SETS = 1 << 20
+_LANES = 1 << 29
 
 
 class Session:
@@ -39,6 +40,7 @@ class Session:
         self._member = Membership.join(place, transport or _transport(place, config.data_path))
         self._communicators: dict[int, Communicator] = {}
         self._next_process_set = WORLD
+        self._lanes: list[Engine] = []
         try:
             self.add_process_set(tuple(range(config.size)))
             if config.check_in_file is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
@@ -68,6 +70,17 @@ class Session:
             self._communicators[number] = choose_communicator(self._member, number, network, self.config)
         return number
 
+    def add_lane(self) -> tuple[Engine, Communicator] | None:
+        """Return an engine of its own with a communicator of all ranks: what runs there, runs beside all else.
+
+        All ranks add the same lanes in the same order. None where collectives had better wait for each other.
+        """
+        if not is_networked(self.communicator()):
+            return None
+        number = self.add_process_set(tuple(range(self.config.size)), _LANES + len(self._lanes))
+        self._lanes.append(Engine())
+        return self._lanes[-1], self.communicator(number)
+
     def remove_process_set(self, number: int) -> None:
         removed = self._communicators.pop(number, None)
         if removed is not None:
@@ -83,9 +96,12 @@ class Session:
             _entered.reset(token)
 
     def close(self) -> None:
-        self.engine.stop()
+        engines = [self.engine, *self._lanes]
+        for engine in engines:
+            engine.stop()
         self._member.leave()
-        self.engine.join()
+        for engine in engines:
+            engine.join()
         for communicator in self._communicators.values():
             communicator.close()
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from ringtrain.collectives.choose import is_networked
 from ringtrain.collectives.communicator import Communicator, Updater
 from ringtrain.collectives.ops import Op
 from ringtrain.group import Flat, Pending, Received
@@ -34,8 +35,10 @@ class _Pending(Generic[T]):
 class HostGroup:
     """A process set, as `ringtrain.optim` needs it. Rank and root count within the set."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, lane: "HostGroup | None" = None) -> None:
+        """`lane`: what `beside` returns."""
         self._communicator = communicator
+        self._lane = lane
         self.rank = communicator.position
         self.size = len(communicator.ranks)
         self._thread = ThreadPoolExecutor(1, "ringtrain-host-optimizer")
@@ -54,6 +57,9 @@ class HostGroup:
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return self._begin(lambda ring: ring.all_gather(Signature("all_gather"), buffer, tuple(bounds)))
+
+    def beside(self) -> "HostGroup | None":
+        return self._lane
 
     def all_to_all(self, parts: Sequence[Flat]) -> Received:
         return self._begin(lambda ring: ring.all_to_all(Signature("all_to_all"), parts))
@@ -83,6 +89,8 @@ class HostGroup:
     def close(self) -> None:
         """Take no more work."""
         self._thread.shutdown(wait=False)
+        if self._lane is not None:
+            self._lane.close()
 
     def _begin(self, work: Callable[[Communicator], T]) -> _Pending[T]:
         return _Pending(self._thread.submit(work, self._communicator))
@@ -90,4 +98,6 @@ class HostGroup:
 
 def host_group(process_set: ProcessSet) -> HostGroup:
     """Make the group of a host optimizer. Every rank of the set makes the same ones in the same order."""
-    return HostGroup(new_communicator(process_set))
+    communicator = new_communicator(process_set)
+    lane = HostGroup(new_communicator(process_set)) if is_networked(communicator) else None
+    return HostGroup(communicator, lane)

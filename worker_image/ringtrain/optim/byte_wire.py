@@ -6,7 +6,7 @@ import numpy as np
 
 from ringtrain.collectives.layout import offsets
 from ringtrain.compression import int8
-from ringtrain.group import Flat, Group, Pending
+from ringtrain.group import Flat, Gatherer, Group, Pending
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.wire import Then, compressible
@@ -29,8 +29,9 @@ class ByteWire:
     folded there in float32, in rank order.
     """
 
-    def __init__(self, group: Group, layout: Layout, arenas: Arenas) -> None:
+    def __init__(self, group: Group, gatherer: Gatherer, layout: Layout, arenas: Arenas) -> None:
         self._group = group
+        self._gatherer = gatherer
         self._arenas = arenas
         self._memories = {bucket.index: self._memory(bucket) for bucket in compressible(layout)}
 
@@ -70,7 +71,7 @@ class ByteWire:
                 message = encoded[bounds[rank] : bounds[rank + 1]]
                 np.add(weights[shard], int8.decode(message, shard.stop - shard.start), out=weights[shard])
 
-        return Then(self._group.all_gather(encoded, bounds), apply)
+        return Then(self._gatherer.all_gather(encoded, bounds), apply)
 
     def _own_weights(self, bucket: Bucket) -> Flat:
         return self._arenas.weights(bucket)[bucket.shard(self._group.rank)]

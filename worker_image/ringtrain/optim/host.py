@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from ringtrain import timeline
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.group import Flat, Group, world_group
+from ringtrain.group import Flat, Gatherer, Group, world_group
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import Params, as_arrays, check_arguments, described
 from ringtrain.optim.byte_wire import ByteWire
@@ -96,8 +96,9 @@ class HostOptimizer:
             raise ConfigurationError(
                 f'compression is "{compression}" with sharded=False; compression needs shards'
             )
-        wire = None if compression is None else _wire(group, layout, arenas, compression)
-        self._machine = Machine(group, layout, arenas, rule, best_kernels(), sharded, wire)
+        lane = group.beside() if group.size > 1 else None
+        wire = None if compression is None else _wire((group, lane or group), layout, arenas, compression)
+        self._machine = Machine(group, layout, arenas, rule, best_kernels(), sharded, wire, lane)
         self._settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
         self._fused = can_fuse(self._machine, clip_norm)
         self._inbox = Inbox(layout, arenas, InboxRules(group.rank, accumulate, check_finite))
@@ -277,11 +278,11 @@ class HostOptimizer:
         return views
 
 
-def _wire(group: Group, layout: Layout, arenas: Arenas, compression: str) -> Wire:
+def _wire(groups: tuple[Group, Gatherer], layout: Layout, arenas: Arenas, compression: str) -> Wire:
     """Raises ConfigurationError for an unknown `compression`."""
     if compression == INT8:
-        return ByteWire(group, layout, arenas)
+        return ByteWire(*groups, layout, arenas)
     if compression not in HALVES:
         allowed = ", ".join([*HALVES, INT8])
         raise ConfigurationError(f'compression is "{compression}"; expected one of {allowed}')
-    return HalfWire(group, layout, arenas, compression)
+    return HalfWire(*groups, layout, arenas, compression)

@@ -5,7 +5,8 @@ Every rank issues the same collectives in the same order, whatever its timing:
     reduce 0, gather 0, reduce 1, gather 1, …, gather last
 
 so the wire has work from the first complete bucket on, and after the backward pass has ended only the last bucket
-is left. With clipping all reductions come first, since the norm needs them.
+is left. Over a network, gathers have a lane of their own, so that each fills the other's pauses. With clipping all
+reductions come first, since the norm needs them.
 """
 
 import math
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
-from ringtrain.group import Group, Pending
+from ringtrain.group import Gatherer, Group, Pending
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.kernels import Floats, Kernels, Part
@@ -30,7 +31,7 @@ from ringtrain.optim.wire import Wire
 class Machine:
     """What stays the same from update to update. `sharded`: each rank updates its own shard only.
 
-    `wire`: sends the buckets that it carries in fewer bytes.
+    `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
     """
 
     group: Group
@@ -40,6 +41,7 @@ class Machine:
     kernels: Kernels
     sharded: bool
     wire: Wire | None = None
+    lane: Gatherer | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Update:
         for bucket in buckets:
             self._reduce_through(bucket.index)
             self._wait_reduced(bucket)
+            if self._m.lane is not None:
+                self._reduce_next_if_complete(bucket.index)
             began_ns = time.perf_counter_ns()
             if self._is_compressed(bucket):
                 self._wire.remember(bucket)
@@ -155,7 +159,7 @@ class Update:
             return []
         if self._is_compressed(bucket):
             return [self._wire.all_gather(bucket)]
-        return [self._m.group.all_gather(self._m.arenas.weights(bucket), bucket.bounds)]
+        return [(self._m.lane or self._m.group).all_gather(self._m.arenas.weights(bucket), bucket.bounds)]
 
     def _is_compressed(self, bucket: Bucket) -> bool:
         return self._m.wire is not None and self._m.wire.carries(bucket) and not self._stays_here(bucket)
@@ -217,4 +221,4 @@ class Update:
 
     def _exchanged(self, own: list[Sums], buckets: list[Bucket]) -> list[Sums]:
         alone = not self._m.sharded or all(self._stays_here(bucket) for bucket in buckets)
-        return own if alone else exchange(self._m.group, own, buckets)
+        return own if alone else exchange(self._m.lane or self._m.group, own, buckets)

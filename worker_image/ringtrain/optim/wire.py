@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringtrain.compression.halves import Flat, half_dtype, squeeze, stretch
-from ringtrain.group import Group, Pending
+from ringtrain.group import Gatherer, Group, Pending
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
 
@@ -45,10 +45,11 @@ class _Memory:
 class HalfWire:
     """`Wire` of "bf16" and "fp16": half of the bytes."""
 
-    def __init__(self, group: Group, layout: Layout, arenas: Arenas, compression: str) -> None:
+    def __init__(self, group: Group, gatherer: Gatherer, layout: Layout, arenas: Arenas, compression: str) -> None:
         """Raises ConfigurationError for an unknown `compression`."""
         dtype = half_dtype(compression)
         self._group = group
+        self._gatherer = gatherer
         self._arenas = arenas
         self._memories = {
             bucket.index: _Memory(
@@ -80,7 +81,7 @@ class HalfWire:
         np.subtract(weights[shard], memory.before, out=weights[shard])
         squeeze(weights[shard], memory.lost_change, memory.half[shard])
         weights[shard] = memory.before
-        pending = self._group.all_gather(memory.half, bucket.bounds)
+        pending = self._gatherer.all_gather(memory.half, bucket.bounds)
         return Then(pending, lambda _: self._apply(weights, memory.half))
 
     def _apply(self, weights: Flat, changes: Flat) -> None:
