@@ -83,14 +83,18 @@ def draw(traces: dict[str, list[Event]], path: Path) -> None:
     for axes, (title, spans) in zip(panels, traces.items(), strict=True):
         for span in spans:
             height = len(order) - 1 - order.index(span["lane"])
-            axes.barh(height, span["for"], left=span["at"], height=0.72, color=COLOURS[span["lane"]], linewidth=0)
+            line = 1 if span["lane"] == "update" else 0  # updates take less than a millisecond
+            axes.barh(
+                height, span["for"], left=span["at"], height=0.72, color=COLOURS[span["lane"]], linewidth=line
+            )
         end = max(span["at"] + span["for"] for span in spans)
         axes.axvline(end, color="black", linewidth=0.8, linestyle=":")
         axes.annotate(f"{end:.0f} ms", (end, len(order) - 0.6), ha="right", va="bottom", xytext=(-4, 0),
                       textcoords="offset points")  # fmt: skip
         axes.set_yticks(range(len(order)), [LANES[lane] for lane in reversed(order)])
-        axes.set(title=title, xlim=(0, None), ylim=(-0.6, len(order) - 0.1))
+        axes.set(title=title, ylim=(-0.6, len(order) - 0.1))
         axes.grid(axis="x", alpha=0.3)
+    panels[-1].set_xlim(0, None)
     panels[-1].set_xlabel("ms from the beginning of the backward pass")
     wire_ms = STEP_BYTES / LINE_BYTES_PER_S * 1e3
     figure.suptitle(
