@@ -1,10 +1,12 @@
 """How a flat buffer is cut: into one chunk a rank, and each chunk into segments."""
 
+import functools
 from collections.abc import Sequence
 
 Bounds = tuple[int, ...]  # chunk of position p: bounds[p] to bounds[p + 1]
 
 
+@functools.lru_cache(maxsize=4096)  # 2 us of a small collective's 25
 def even_bounds(length: int, parts: int) -> Bounds:
     """Cut `length` into `parts` as even as can be; the first ones get one more."""
     base, more = divmod(length, parts)

@@ -78,8 +78,7 @@ class SharedGroup:
 
     def run(self, what: Signature, work: Work) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
-        gathers_elsewhere = work.gathered is not None and work.gathered.ctypes.data != work.source.ctypes.data
-        place = None if gathers_elsewhere else self._place_of(work.source)
+        place = self._place_of(work.source) if self._arenas and not _gathers_elsewhere(work) else None
         encoded, lies = (what.encode(), None) if place is None else (what.encode() + place.said, place.lies)
         timeout_s = self._member.place.pull_timeout_s
         self._meet(what, work, lambda: self._channel.run(encoded, work, timeout_s, lies))
@@ -174,3 +173,7 @@ class SharedGroup:
     def _doing(self, what: Signature) -> Doing:
         names = what.label.removeprefix(what.kind)
         return Doing(f"{what.kind} #{self._sequence}{names}", self._process_set, self._sequence)
+
+
+def _gathers_elsewhere(work: Work) -> bool:
+    return work.gathered is not None and work.gathered.ctypes.data != work.source.ctypes.data

@@ -28,6 +28,7 @@ Chunks = tuple[tuple[int, int], ...]
 Addresses = Sequence[int]  # one for each rank
 
 
+@functools.lru_cache(maxsize=4096)
 def chunks_of(bounds: Bounds) -> Chunks:
     """The chunks that follow each other at `bounds`."""
     return tuple(itertools.pairwise(bounds))
@@ -211,7 +212,7 @@ class NativeChannel:
             divisor=work.average_over if work.op is Op.Average else 0,
             reduces=work.op is not None,
             chunks=ctypes.addressof(_chunks_array(work.chunks)),
-            source=work.source.ctypes.data,
+            source=_address(work.source),
             own=_address(work.own),
             gathered=_address(work.gathered),
             before=_address(work.before),
@@ -239,14 +240,18 @@ def _chunks_array(chunks: Chunks) -> Any:
 
 
 def _address(buffer: Flat | None) -> int | None:
-    return None if buffer is None else buffer.ctypes.data
+    return None if buffer is None else _lies_at(buffer)
+
+
+def _lies_at(buffer: Flat) -> int:
+    return int(buffer.__array_interface__["data"][0])  # .ctypes takes thrice as long
 
 
 def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
     """Where each piece begins in the buffer and where it lies; the row after the last one ends the buffer."""
     table = np.zeros((len(pieces) + 1, 2), np.int64)
     np.cumsum([len(piece) for piece in pieces], out=table[1:, 0])
-    table[:-1, 1] = [piece.__array_interface__["data"][0] for piece in pieces]  # .ctypes takes thrice as long
+    table[:-1, 1] = [_lies_at(piece) for piece in pieces]
     return table
 
 
