@@ -19,7 +19,7 @@ SEGMENT = 128
 
 HALF_TYPES = ("float16", "bfloat16")
 
-# The smallest bucket is this part of the largest: of 4 MiB 256 KiB, 2 ms at 1 Gbit/s.
+# The smallest bucket is this part of the largest: of 8 MiB 512 KiB, 4 ms at 1 Gbit/s.
 _TAPER = 16
 
 
