@@ -258,8 +258,8 @@ def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
 def _spins(size: int) -> int:
     """How often to look before sleeping: not at all if another rank needs this core to get on.
 
-    500 times are 30 us, what sleeping and waking cost. With 4000, two ranks that shared a core because other work had
-    the rest took 230 us for 4 KiB instead of 70; where each has its own it made no difference.
+    500 times are 30 us, what sleeping and waking cost. With 4000, two ranks that shared a core because other work
+    had the rest took 230 us for 4 KiB instead of 70; where each has its own it made no difference.
     """
     return 500 if size <= len(os.sched_getaffinity(0)) else 0
 
