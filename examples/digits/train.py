@@ -2,6 +2,7 @@
 
     python examples/digits/train.py                                              # one process
     ringtrain run -np 2 -H localhost:2 python examples/digits/train.py           # two ranks on this machine
+    mpirun -np 2 -H localhost:2 python examples/digits/train.py                  # the same, started by MPI
     dtj local manifests/samples/digits-ring.yaml                                 # what a cluster would run
 
 The data is scikit-learn's copy of the UCI digits (1797 images of 8 x 8), or with `--data-dir` MNIST's IDX files.
