@@ -251,16 +251,6 @@ def check_broadcast_variables():
         hvd.broadcast_global_variables(0)
 
 
-def check_hook_of_v1_sessions():
-    with tf.Graph().as_default():
-        variable = tf.compat.v1.get_variable("v", initializer=float(RANK))
-        gathered = hvd.allgather(tf.constant([float(RANK)]))
-        hook = hvd.BroadcastGlobalVariablesHook(SIZE - 1)
-        with tf.compat.v1.train.SingularMonitoredSession(hooks=[hook]) as session:
-            assert session.run(variable) == SIZE - 1
-            assert session.run(gathered).tolist() == [float(rank) for rank in RANKS]
-
-
 def check_objects():
     state = {"step": RANK, "weights": np.full(2, float(RANK)), "names": ["a", ("b", None)]}
     received = hvd.broadcast_object(state, SIZE - 1)

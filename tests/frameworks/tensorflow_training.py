@@ -172,21 +172,6 @@ def check_local_layers():
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["dense"])
 
 
-def check_v1_optimizer():
-    with tf.Graph().as_default():
-        weight = tf.compat.v1.get_variable("w", initializer=1.0)
-        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
-        train = optimizer.minimize(weight * float(RANK))
-        with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
-            session.run(train)
-            np.testing.assert_allclose(session.run(weight), 1.0 - (SIZE - 1) / 2)
-    with pytest.raises(ValueError, match="backward_passes_per_step is 2"):
-        hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
-    with pytest.raises(ValueError, match="optimizer is a str"):
-        hvd.DistributedOptimizer("sgd")
-
-
 def check_sync_batch_normalization():
     """Output, gradients and moving averages are those of plain batch normalisation over the pooled batch."""
     inputs = [np.random.default_rng(rank).normal(size=(rank + 2, 5, 3)).astype("float32") for rank in range(SIZE)]

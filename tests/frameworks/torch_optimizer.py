@@ -185,17 +185,21 @@ def check_sparse_gradients():
 
 
 def check_process_set_of_an_optimizer():
+    """Ranks in the set train together; a rank that is not in it trains alone, as in Horovod."""
     if SIZE < 3:
         return
     first = hvd.add_process_set([0, 1])
-    if RANK < 2:
+    for options in ({}, {"gradient_predivide_factor": 2.0}):
         net, other = model(), model()
-        train(net, distributed(net, process_set=first), batches(RANK, 5))
-        data = [
-            tuple(torch.cat(p) for p in zip(*s, strict=True))
-            for s in zip(batches(0, 5), batches(1, 5), strict=True)
-        ]
+        train(net, distributed(net, process_set=first, **options), batches(RANK, 5))
+        together = [batches(rank, 5) for rank in ([0, 1] if RANK < 2 else [RANK])]
+        steps = zip(*together, strict=True)
+        data = [tuple(torch.cat(parts) for parts in zip(*step, strict=True)) for step in steps]
         agree(net, train(other, torch.optim.SGD(other.parameters(), lr=0.1), data))
+    net, other = model(), model()
+    train(net, distributed(net, process_set=first, op=hvd.Adasum), batches(RANK, 5))
+    if RANK > 1:
+        agree(net, train(other, torch.optim.SGD(other.parameters(), lr=0.1), batches(RANK, 5)), 0)
     hvd.barrier()
     assert hvd.remove_process_set(first)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ringtrain.errors import ConfigurationError
 from ringtrain.named.ops import Adasum, Average
 from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, members
+from ringtrain.named.world import global_process_set, trains_alone
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
 from ringtrain.tensorflow.tape import groups_from, layers_of
@@ -45,7 +45,7 @@ class DistributedMixin:
         return self._sums.add(list(grads), lambda total: wrapped.apply(self._reduced(total, variables), variables))
 
     def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-        alone = members(self._reducer.options.process_set) == 1
+        alone = trains_alone(self._reducer.options.process_set)
         return grads if alone else self._reducer.reduce(grads, variables)
 
 
@@ -87,7 +87,7 @@ class AdasumMixin(DistributedMixin):
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
         wrapped: Any = super(DistributedMixin, self)
         wrapped.apply(grads, variables)
-        if members(self._reducer.options.process_set) == 1:
+        if trains_alone(self._reducer.options.process_set):
             return
         steps = [tf.convert_to_tensor(v) - start for v, start in zip(variables, before, strict=True)]
         combined = self._reducer.reduce(steps, variables)

@@ -176,6 +176,14 @@ def members(process_set: ProcessSet) -> int:
     return len(queue_of(process_set).group.ranks)
 
 
+def trains_alone(process_set: ProcessSet) -> bool:
+    """Whether this rank shares gradients with no other: it is the only member of `process_set`, or, as in Horovod,
+    none of it. Raises ConfigurationError for a set that is not in use."""
+    if process_set.process_set_id is not None and process_set.included() is False:
+        return True
+    return members(process_set) == 1
+
+
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begin to record when each collective of this rank was submitted, agreed and run; `stop_timeline` writes the
     file (Chrome trace JSON). Ranks other than 0 add their number to the file's name. `mark_cycles` is accepted and

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ringtrain.named.ops import Average
 from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, members
+from ringtrain.named.world import global_process_set, trains_alone
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
 
 HOST = "/CPU:0"
@@ -46,6 +46,6 @@ class HostStrategy:
         pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         with tf.device(HOST), self.scope():
-            if members(self._reducer.options.process_set) > 1:
+            if not trains_alone(self._reducer.options.process_set):
                 grads = self._reducer.reduce(grads, variables)
             optimizer.apply_gradients(zip(grads, variables, strict=True))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ringtrain.named.ops import Average
 from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, members
+from ringtrain.named.world import global_process_set, trains_alone
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
 
@@ -44,7 +44,8 @@ class DistributedTape(tf.GradientTape):
             self._reducer.register_local(variable)
         flat = tf.nest.flatten(sources)
         grads = super().gradient(target, flat, output_gradients)
-        return self._reducer.reduce(grads, flat) if members(self._reducer.options.process_set) > 1 else list(grads)
+        alone = trains_alone(self._reducer.options.process_set)
+        return list(grads) if alone else self._reducer.reduce(grads, flat)
 
 
 def DistributedGradientTape(

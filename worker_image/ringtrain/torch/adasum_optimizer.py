@@ -8,6 +8,7 @@ import torch
 
 from ringtrain.named.ops import Adasum
 from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import trains_alone
 from ringtrain.torch.allreduce import allreduce_async
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.gradient_sync import Param
@@ -26,10 +27,12 @@ class AdasumMixin:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""
-        params = [param for param in self._names if param.requires_grad]
-        before = [param.detach().clone() for param in params]
         wrapped: Any = super()
         local_step: Callable[..., Any] = wrapped.step
+        if trains_alone(self._process_set):
+            return local_step() if closure is None else local_step(closure)
+        params = [param for param in self._names if param.requires_grad]
+        before = [param.detach().clone() for param in params]
         loss = local_step() if closure is None else local_step(closure)
         with torch.no_grad():
             handles = []

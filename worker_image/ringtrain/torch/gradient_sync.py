@@ -10,7 +10,7 @@ import torch
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import members
+from ringtrain.named.world import trains_alone
 from ringtrain.torch.allreduce import allreduce_async_, grouped_allreduce_async_
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.handles import Handle, synchronize
@@ -63,7 +63,7 @@ class GradientSync:
 
     def watch(self) -> None:
         """Install a hook on every parameter that requires a gradient by now."""
-        if members(self.options.process_set) == 1:
+        if trains_alone(self.options.process_set):
             return
         for param in self._names:
             if param.requires_grad and param not in self._hooks:
@@ -86,7 +86,7 @@ class GradientSync:
         A parameter that the pass did not reach counts as a gradient of zeros, since another rank may have reached
         it.
         """
-        if members(self.options.process_set) == 1:
+        if trains_alone(self.options.process_set):
             return
         for param in self._names:
             if param.requires_grad and not self._submitted(param):

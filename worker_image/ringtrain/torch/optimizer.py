@@ -10,7 +10,7 @@ import torch
 from ringtrain.errors import ConfigurationError
 from ringtrain.named.ops import Adasum, Average, Sum, chosen_op
 from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, members
+from ringtrain.named.world import global_process_set, members, trains_alone
 from ringtrain.torch.adasum_optimizer import AdasumMixin
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradient_sync import GradientSync, Param, SyncOptions, grouped, named_or_numbered, warn_twice
@@ -109,7 +109,7 @@ def DistributedOptimizer(
     divides before the sum, and the average divides by the rest. `groups`: a number of groups or lists of
     parameters that are reduced together. `num_groups`: deprecated form of `groups`. `sparse_as_dense`: reduce
     sparse gradients as dense ones. `op`: Average, Sum, or Adasum, which combines the steps that ranks make instead
-    of their gradients.
+    of their gradients. `process_set`: a rank that is not in it trains alone.
     """
     chosen = chosen_op(op)
     if chosen not in (Average, Sum, Adasum):
@@ -124,12 +124,12 @@ def DistributedOptimizer(
         wrapped = _derived(optimizer, AdasumMixin)
         wrapped.begin(names, compression, process_set)
         return wrapped
-    split = gradient_predivide_factor != 1.0
+    split = gradient_predivide_factor != 1.0 and not trains_alone(process_set)
     options = SyncOptions(
         compression=compression,
         passes=backward_passes_per_step,
         op=Sum if split else chosen,
-        prescale=1.0 / gradient_predivide_factor,
+        prescale=1.0 / gradient_predivide_factor if split else 1.0,
         postscale=gradient_predivide_factor / members(process_set) if split else 1.0,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,

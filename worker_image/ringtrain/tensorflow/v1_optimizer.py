@@ -1,0 +1,181 @@
+"""Optimizers of `tf.compat.v1.train` that train on many ranks.
+
+A graph has no order but that of its data and control dependencies; each step here says what it waits for.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.named.world import trains_alone
+from ringtrain.tensorflow.gradients import GradientReducer
+
+
+class WrappedOptimizer(tf.compat.v1.train.Optimizer):
+    """Another optimizer of `tf.compat.v1.train`, whose slots and variables are shown as its own."""
+
+    def __init__(self, optimizer: Any, reducer: GradientReducer, passes: int, use_locking: bool) -> None:
+        super().__init__(name=reducer.name, use_locking=use_locking)
+        self._optimizer = optimizer
+        self._reducer = reducer
+        self._passes = passes
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of `var` out of the reduction."""
+        self._reducer.register_local(var)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return the wrapped optimizer's gradients with their variables."""
+        return list(self._optimizer.compute_gradients(*args, **kwargs))
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Apply gradients with the wrapped optimizer."""
+        return self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a slot of the wrapped optimizer."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the names of the wrapped optimizer's slots."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the variables of the wrapped optimizer."""
+        return self._optimizer.variables(*args, **kwargs)
+
+
+class DistributedV1Optimizer(WrappedOptimizer):
+    """`compute_gradients` reduces over all ranks."""
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return the wrapped optimizer's gradients, reduced, with their variables."""
+        pairs = super().compute_gradients(*args, **kwargs)
+        return _zipped(self._reduced([grad for grad, _ in pairs], _variables(pairs)), pairs)
+
+    def _reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+        alone = trains_alone(self._reducer.options.process_set)
+        return grads if alone else self._reducer.reduce(grads, variables)
+
+
+class AccumulatingV1Optimizer(DistributedV1Optimizer):
+    """Adds up the gradients of `passes` runs of the graph; the last of them reduces and applies the sum.
+
+    `average`: divide the sum by `passes`. Sparse gradients are added up as dense ones. As in Horovod `global_step`
+    counts every run.
+    """
+
+    def __init__(
+        self, optimizer: Any, reducer: GradientReducer, passes: int, use_locking: bool, average: bool
+    ) -> None:
+        if tf.executing_eagerly():
+            raise ConfigurationError(
+                f"DistributedOptimizer: backward_passes_per_step is {passes} with a tf.compat.v1 optimizer "
+                "outside of a graph; expected 1, or a Keras optimizer, or a tf.compat.v1 graph"
+            )
+        super().__init__(optimizer, reducer, passes, use_locking)
+        self._factor = 1.0 / passes if average else 1.0
+        self._last: Any = None
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return the sums so far; in every last of `passes` runs they are reduced over all ranks."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        present = [index for index, (grad, _) in enumerate(pairs) if grad is not None]
+        variables = [pairs[index][1] for index in present]
+        first, self._last = _run_of_cycle(self._passes)
+        sums = [_sum_of_cycle(first, pairs[index][0], pairs[index][1]) for index in present]
+        totals = tf.cond(
+            self._last,
+            lambda: self._reduced([total * tf.cast(self._factor, total.dtype) for total in sums], variables),
+            lambda: [tf.identity(total) for total in sums],
+        )
+        results: list[Any] = [None] * len(pairs)
+        for index, total in zip(present, totals if isinstance(totals, list | tuple) else [totals], strict=True):
+            results[index] = total
+        return _zipped(results, pairs)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """In every last of `passes` runs apply the gradients; in the others only count."""
+        if self._last is None:
+            raise ConfigurationError(
+                "apply_gradients: with backward_passes_per_step above 1 the gradients must come from this "
+                "optimizer's compute_gradients(); call that first, or minimize()"
+            )
+        pairs = list(grads_and_vars)
+
+        def apply() -> Any:
+            return _after([self._optimizer.apply_gradients(pairs, global_step=global_step)])
+
+        def count() -> Any:
+            return _after([] if global_step is None else [tf.compat.v1.assign_add(global_step, 1).op])
+
+        return tf.group(tf.cond(self._last, apply, count), name=name)
+
+
+class AdasumV1Optimizer(WrappedOptimizer):
+    """Each rank applies its own gradients; every `passes` runs the differences since are combined by Adasum."""
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Step locally; in every last of `passes` runs leave on all ranks the weights at the beginning plus the
+        combined difference."""
+        pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
+        variables = _variables(pairs)
+        if trains_alone(self._reducer.options.process_set):
+            return super().apply_gradients(pairs, global_step, name)
+        first, last = _run_of_cycle(self._passes)
+        starts = [_start_of_cycle(first, variable) for variable in variables]
+        with tf.control_dependencies(starts):
+            applied = self._optimizer.apply_gradients(pairs, global_step=global_step)
+        with tf.control_dependencies([applied]):
+            ends = [tf.identity(variable.read_value()) for variable in variables]
+
+        def combine() -> Any:
+            steps = [end - start for end, start in zip(ends, starts, strict=True)]
+            combined = self._reducer.reduce(steps, variables)
+            values = [start + step for start, step in zip(starts, combined, strict=True)]
+            return _after([v.assign(value).op for v, value in zip(variables, values, strict=True)])
+
+        return tf.group(tf.cond(last, combine, lambda: _after([applied])), name=name)
+
+
+def _run_of_cycle(passes: int) -> tuple[Any, Any]:
+    """Return whether this run of the graph is the first and whether it is the last of `passes`."""
+    count = tf.compat.v1.Variable(0, trainable=False, dtype=tf.int64, name="passes", use_resource=True)
+    before = tf.identity(count.read_value())
+    with tf.control_dependencies([before]):
+        after = tf.identity(count.assign_add(1))
+    return tf.equal(before % passes, 0), tf.equal(after % passes, 0)
+
+
+def _sum_of_cycle(first: Any, grad: Any, variable: Any) -> Any:
+    """Return the sum of the gradients of `variable` since the first run of the cycle."""
+    kept = _kept(variable, "sum")
+    added = tf.convert_to_tensor(grad)
+    return tf.identity(kept.assign(tf.where(first, added, kept.read_value() + added)))
+
+
+def _start_of_cycle(first: Any, variable: Any) -> Any:
+    """Return the value of `variable` before the first run of the cycle."""
+    kept = _kept(variable, "start")
+    return tf.identity(kept.assign(tf.where(first, variable.read_value(), kept.read_value())))
+
+
+def _kept(variable: Any, what: str) -> Any:
+    zeros = tf.zeros(variable.shape, variable.dtype.base_dtype)
+    name = f"{variable.op.name}/{what}"
+    return tf.compat.v1.Variable(zeros, trainable=False, name=name, use_resource=True)
+
+
+def _after(operations: Sequence[Any]) -> Any:
+    with tf.control_dependencies(operations):
+        return tf.constant(True)
+
+
+def _variables(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+    return [variable for _, variable in pairs]
+
+
+def _zipped(grads: Sequence[Any], pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    return list(zip(grads, _variables(pairs), strict=True))
