@@ -1,12 +1,14 @@
-"""docs/migrate-from-horovod.md knows every public name."""
+"""docs/migrate-from-horovod.md knows every public name, Horovod's and ours."""
 
 import ast
 import re
 from pathlib import Path
 
 import pytest
+from frameworks.horovod_names import NOT_HERE, horovod_names
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/migrate-from-horovod.md").read_text()
 
 
 def public_names(module: str) -> list[str]:
@@ -16,9 +18,39 @@ def public_names(module: str) -> list[str]:
     return ast.literal_eval(names)
 
 
+def names_on_the_page(text: str = PAGE) -> set[str]:
+    return set(re.findall(r"`(?:callbacks\.)?(\w+)", text))
+
+
 @pytest.mark.parametrize("module", ["torch", "tensorflow", "keras"])
 def test_every_public_name_is_on_the_page(module):
     """So that a reader finds whether it is the same."""
-    page = (ROOT / "docs/migrate-from-horovod.md").read_text()
-    known = set(re.findall(r"`(?:callbacks\.)?(\w+)", page))
-    assert set(public_names(module)) - known == set()
+    assert set(public_names(module)) - names_on_the_page() == set()
+
+
+@pytest.mark.parametrize("module", horovod_names())
+def test_every_name_of_horovod_is_on_the_page(module):
+    """Also those that are not here."""
+    assert set(horovod_names()[module]) - names_on_the_page() == set()
+
+
+def test_the_page_says_what_is_not_here():
+    """In rows of their own."""
+    rows = "\n".join(line for line in PAGE.splitlines() if "| not here |" in line)
+    assert names_on_the_page(rows) >= NOT_HERE
+
+
+def test_every_name_that_the_page_calls_the_same_exists():
+    """A row that promises a name which no module has would send a reader astray."""
+    sections = dict(re.findall(r"^## `ringtrain\.(\w+)`[^\n]*\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+    assert set(sections) == {"torch", "tensorflow", "keras"}
+    for module, text in sections.items():
+        rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+        promised = {
+            name
+            for row in rows
+            if row[2].strip() in ("same", "different", "new") and "(method)" not in row[1]
+            for name in re.findall(r"`(?:callbacks\.)?(\w+)", row[1])
+        }
+        callbacks = set(horovod_names()["keras.callbacks"]) if module == "keras" else set()
+        assert promised - set(public_names(module)) - callbacks == set(), module

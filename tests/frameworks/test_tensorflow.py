@@ -3,7 +3,10 @@
 import pytest
 from frameworks.harness import SIZES, Checks
 
-CHECKS = Checks("keras", ("tensorflow_training", "tensorflow_v1", "keras_training", "tensorflow_collectives"))
+CHECKS = Checks(
+    "keras",
+    ("tensorflow_names", "tensorflow_training", "tensorflow_v1", "keras_training", "tensorflow_collectives"),
+)
 
 
 @pytest.mark.parametrize("check", CHECKS.names())

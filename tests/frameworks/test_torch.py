@@ -11,6 +11,7 @@ CHECKS = Checks(
         "torch_reductions",
         "torch_exchanges",
         "torch_errors",
+        "torch_names",
         "torch_world",
     ),
 )

@@ -1,0 +1,82 @@
+"""Horovod's public names, and how ours differ from them."""
+
+import ast
+import functools
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+# What ours lack, and the page says so.
+NOT_HERE = {
+    "LocalGradientAggregationHelper",
+    "check_num_rank_power_of_2",
+    "elastic",
+    "handle_average_backwards_compatibility",
+    "refs_to_vars",
+    "vars_to_refs",
+}
+# Where horovod.keras and horovod.tensorflow.keras differ from each other, ours is the latter, which has more.
+OF_TENSORFLOW_KERAS = {
+    ("keras", "DistributedOptimizer"),
+    ("keras", "allreduce"),
+    ("keras.callbacks", "BestModelCheckpoint"),
+}
+
+
+@functools.cache
+def horovod_names() -> dict[str, dict[str, str]]:
+    """Name to arguments, by module; "" for what is no function."""
+    found: dict[str, dict[str, str]] = {}
+    for line in Path(__file__).with_suffix(".txt").read_text().splitlines():
+        if section := re.fullmatch(r"\[([\w.]+)\]", line):
+            names = found[section[1]] = {}
+        elif line and not line.startswith("#"):
+            name, _, arguments = line.partition("(")
+            names[name] = arguments.removesuffix(")") if arguments else ""
+    return found
+
+
+def differences(module: str, ours: Any) -> list[str]:
+    """Say what of Horovod's `module` a script would miss in `ours`: names, arguments, places, defaults."""
+    found = []
+    for name, arguments in horovod_names()[module].items():
+        if name in NOT_HERE or (module, name) in OF_TENSORFLOW_KERAS:
+            continue
+        if not hasattr(ours, name):
+            found.append(f"{name} is missing")
+        elif arguments:
+            found += _of_arguments(name, arguments, getattr(ours, name))
+    return found
+
+
+def _of_arguments(name: str, arguments: str, function: Any) -> list[str]:
+    parsed = ast.parse(f"def f({arguments}): ...").body[0]
+    assert isinstance(parsed, ast.FunctionDef)
+    theirs = [argument.arg for argument in parsed.args.args]
+    defaults = dict(zip(reversed(theirs), map(ast.unparse, reversed(parsed.args.defaults)), strict=False))
+    own = {
+        key: p for key, p in inspect.signature(function).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD
+    }
+    if list(own)[: len(theirs)] != theirs:
+        return [f"{name} takes {list(own)} and Horovod's {theirs}"]
+    found = [
+        f"{name}({key}={_shown(own[key].default)}) and Horovod's {default}"
+        for key, default in defaults.items()
+        if _shown(own[key].default) != default
+    ]
+    # What only ours has must not be asked for.
+    found += [
+        f"{name} needs {key}" for key in list(own)[len(theirs) :] if own[key].default is inspect.Parameter.empty
+    ]
+    return found
+
+
+def _shown(default: Any) -> str:
+    """A default as it is written in Horovod's source."""
+    shown = {"ringtrain.Average": "Average", "1e-05": "1e-05"}
+    if getattr(default, "__name__", "") == "NoneCompressor":
+        return "Compression.none"
+    if type(default).__name__ == "ProcessSet":
+        return "global_process_set"
+    return shown.get(repr(default), repr(default))
