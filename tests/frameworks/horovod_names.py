@@ -74,9 +74,8 @@ def _of_arguments(name: str, arguments: str, function: Any) -> list[str]:
 
 def _shown(default: Any) -> str:
     """A default as it is written in Horovod's source."""
-    shown = {"ringtrain.Average": "Average", "1e-05": "1e-05"}
     if getattr(default, "__name__", "") == "NoneCompressor":
         return "Compression.none"
     if type(default).__name__ == "ProcessSet":
         return "global_process_set"
-    return shown.get(repr(default), repr(default))
+    return repr(default).removeprefix("ringtrain.")

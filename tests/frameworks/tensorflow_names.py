@@ -1,4 +1,4 @@
-"""Checks that scripts written for horovod.tensorflow and horovod.keras find their names, arguments and defaults."""
+"""Checks that scripts for horovod.tensorflow and horovod.keras find their names, arguments and defaults."""
 
 from frameworks.horovod_names import differences
 
