@@ -22,6 +22,14 @@ def check_names_in_different_orders():
             same(hvd.synchronize(handle), np.full(3, i * SIZE + sum(RANKS), float), i)
 
 
+def check_more_names_than_one_round_has_room_for():
+    """Names that are new travel whole, and 300 of them are longer than what ranks exchange at once."""
+    names = [f"a.rather.long.name.of.a.parameter.{index}" for index in range(300)]
+    for _ in range(2):
+        handles = [hvd.allreduce_async(torch.ones(1), name=name, op=hvd.Sum) for name in names]
+        assert {hvd.synchronize(handle).item() for handle in handles} == {SIZE}
+
+
 def check_join_of_uneven_data():
     """Ranks that have joined count as zeros; all learn the last one."""
     for first in RANKS:

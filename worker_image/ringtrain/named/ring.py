@@ -5,8 +5,9 @@ optimizer use: the queue's order and theirs must not be mixed.
 """
 
 import itertools
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,6 +29,12 @@ _WIDER = {
     "bool": "int32",
 }
 
+# Room for what a rank says in a round: a thousand names that were agreed on before. Of fixed length, because ranks
+# of one pod exchange that through shared memory. More, as in the first step, takes a second exchange.
+SLOT_BYTES: Final = 4096
+_LENGTH: Final = struct.Struct("<Q")
+_AGREEMENT: Final = Signature("agreement")
+
 # Communicators that one process set can have: one for its queue, one for each host optimizer made on it.
 PER_SET = 512
 
@@ -41,8 +48,17 @@ class RingGroup:
         self.rank = communicator.ranks[communicator.position]
 
     def exchange(self, message: bytes) -> list[bytes]:
-        parts = self._communicator.all_gather_parts(Signature("agreement"), as_array(message))
-        return [part.tobytes() for part in parts]
+        size, place = len(self.ranks), self._communicator.position
+        slots = np.zeros((size, SLOT_BYTES), np.uint8)
+        fits = message[: SLOT_BYTES - _LENGTH.size]
+        slots[place, : _LENGTH.size + len(fits)] = as_array(_LENGTH.pack(len(message)) + fits)
+        bounds = tuple(SLOT_BYTES * index for index in range(size + 1))
+        self._communicator.all_gather(_AGREEMENT, slots.reshape(-1), bounds)
+        heard = [slot.tobytes() for slot in slots]
+        lengths = [_LENGTH.unpack_from(slot)[0] for slot in heard]
+        if max(lengths) > SLOT_BYTES - _LENGTH.size:  # for every rank alike
+            return [part.tobytes() for part in self._communicator.all_gather_parts(_AGREEMENT, as_array(message))]
+        return [slot[_LENGTH.size :][:length] for slot, length in zip(heard, lengths, strict=True)]
 
     def allreduce(self, arrays: Sequence[Array], op: str) -> list[Array]:
         results: list[Array] = [np.empty(0)] * len(arrays)

@@ -1,5 +1,6 @@
 """Carry out what was agreed: one collective of the group, or several reductions fused into one."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -95,5 +96,5 @@ def _fusion_key(entry: Agreed) -> tuple[Any, ...] | None:
 
 
 def _bytes(request: Request) -> int:
-    sizes = (int(np.prod(shape, dtype=np.int64)) for shape in request.shapes)
-    return sum(size * dtype_of(name).itemsize for size, name in zip(sizes, request.dtypes, strict=True))
+    pairs = zip(request.shapes, request.dtypes, strict=True)
+    return sum(math.prod(shape) * dtype_of(name).itemsize for shape, name in pairs)
