@@ -68,6 +68,8 @@ def main() -> None:
     if checkpoint and epoch_file and checkpoint.exists() and epoch_file.exists():
         model = hvd.load_model(checkpoint)
         first = int(epoch_file.read_text())
+        if hvd.rank() == 0:
+            print(f"resumed from {checkpoint} after {first}", flush=True)
     else:
         model = network(images.shape[1])
         rate = 1e-3 * hvd.size() ** 0.5
@@ -86,17 +88,19 @@ def main() -> None:
         callbacks.append(
             keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epoch_file.write_text(str(epoch + 1)))
         )
+    part = slice(hvd.rank(), None, hvd.size())
+    test = data.test_images[part, ..., None], data.test_labels[part]
     model.fit(
         images,
         labels,
         batch_size=options.batch_size,
         epochs=options.epochs,
         initial_epoch=first,
+        validation_data=test,
         callbacks=callbacks,
         verbose=2 if hvd.rank() == 0 else 0,
     )
-    part = slice(hvd.rank(), None, hvd.size())
-    _, own = model.evaluate(data.test_images[part, ..., None], data.test_labels[part], verbose=0)
+    _, own = model.evaluate(*test, verbose=0)
     score = float(hvd.allreduce(own))
     if hvd.rank() == 0:
         print(f"test accuracy: {score:.4f}", flush=True)

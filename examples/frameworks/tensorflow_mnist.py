@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from digits import load_digits
+from digits import Digits, load_digits
 
 import ringtrain as rt
 import ringtrain.tensorflow as hvd
@@ -58,16 +58,22 @@ def main() -> None:
             loss = float(step(data.train_images[batch.indices], data.train_labels[batch.indices]))
             done = epoch * len(batches) + number + 1
             rt.report(step=done, epoch=epoch, samples=batch.count, loss=loss, unit="images")
-        mean = float(hvd.allreduce(loss))
+        mean, score = float(hvd.allreduce(loss)), accuracy(model, data)
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}/{options.epochs}  loss {mean:.4f}", flush=True)
+            print(f"epoch {epoch + 1}/{options.epochs}  loss {mean:.4f}  accuracy {score:.4f}", flush=True)
             checkpoint.save(epoch + 1)
+    score = accuracy(model, data)
+    if hvd.rank() == 0:
+        print(f"test accuracy: {score:.4f}", flush=True)
+    hvd.shutdown()
+
+
+def accuracy(model: keras.Model, data: Digits) -> float:
+    """Share of test images that are recognised; every rank looks at its part of them."""
     mine = slice(hvd.rank(), None, hvd.size())
     right = np.argmax(model(data.test_images[mine]), 1) == data.test_labels[mine]
     counts = hvd.allreduce(np.array([right.sum(), right.size], np.float64), op=hvd.Sum)
-    if hvd.rank() == 0:
-        print(f"test accuracy: {float(counts[0] / counts[1]):.4f}", flush=True)
-    hvd.shutdown()
+    return float(counts[0] / counts[1])
 
 
 class Checkpoint:
@@ -95,7 +101,7 @@ class Checkpoint:
             epochs = int(saved["epochs"])
             for index, variable in enumerate(self.variables):
                 variable.assign(saved[f"v{index}"])
-            print(f"resumed from {self.path} after {epochs} epochs", flush=True)
+            print(f"resumed from {self.path} after {epochs}", flush=True)
         return int(hvd.broadcast_object(epochs, 0))
 
 

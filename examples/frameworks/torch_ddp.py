@@ -8,11 +8,23 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from digits import load_digits
+from checkpoint import Checkpoint
+from digits import Digits, load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringtrain
+
+
+def accuracy(model: nn.Module, data: Digits) -> float:
+    """Share of test images that are recognised; every rank looks at its part of them."""
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    with torch.no_grad():
+        guessed = model(torch.from_numpy(data.test_images[mine])).argmax(1)
+    right = guessed == torch.from_numpy(data.test_labels[mine])
+    counts = torch.tensor([float(right.sum()), float(right.numel())])
+    dist.all_reduce(counts)
+    return float(counts[0] / counts[1])
 
 
 def main() -> None:
@@ -31,8 +43,14 @@ def main() -> None:
     )
     sampler = torch.utils.data.DistributedSampler(dataset, size, rank)
     loader = torch.utils.data.DataLoader(dataset, options.batch_size, sampler=sampler)
-    step = 0
-    for epoch in range(options.epochs):
+    checkpoint = Checkpoint("torch-ddp.pt")
+    state = checkpoint.load()  # every rank reads what rank 0 wrote before the last attempt ended
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    first = state["done"] if state else 0
+    step = first * len(loader)
+    for epoch in range(first, options.epochs):
         sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
@@ -41,15 +59,13 @@ def main() -> None:
             optimizer.step()
             step += 1
             ringtrain.report(step=step, epoch=epoch, samples=len(images), loss=loss.item(), unit="images")
-    mine = slice(rank, None, size)
-    with torch.no_grad():
-        right = model(torch.from_numpy(data.test_images[mine])).argmax(1) == torch.from_numpy(
-            data.test_labels[mine]
-        )
-    counts = torch.tensor([float(right.sum()), float(right.numel())])
-    dist.all_reduce(counts)
+        score = accuracy(model, data)
+        if rank == 0:
+            print(f"epoch {epoch + 1}/{options.epochs}  loss {loss.item():.4f}  accuracy {score:.4f}", flush=True)
+            checkpoint.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": epoch + 1})
+    score = accuracy(model, data)
     if rank == 0:
-        print(f"test accuracy: {float(counts[0] / counts[1]):.4f} on {size} ranks", flush=True)
+        print(f"test accuracy: {score:.4f} on {size} ranks", flush=True)
     dist.barrier()  # a rank that leaves while another is still in a collective can make that one abort
     dist.destroy_process_group()
 

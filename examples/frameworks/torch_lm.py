@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain.checkpoint import Checkpoints, job_directory
 from ringtrain.optim import AdamW, Warmup
 
 TEXT = Path(__file__).with_name("sonnets.txt")
@@ -45,6 +46,24 @@ def batch_of(
     return rows[:, :-1], rows[:, 1:]
 
 
+def perplexity(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """Of the next character, averaged over the ranks' batches."""
+    with torch.no_grad():
+        own = functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+    return math.exp(float(hvd.allreduce(own)))
+
+
+def resume(checkpoints: Checkpoints | None, optimizer: hvd.HostOptimizer) -> int:
+    """Give everyone the weights and the state that rank 0 saved last; return the steps done by then."""
+    saved = checkpoints.latest() if checkpoints else None
+    if saved is None:
+        return 0
+    optimizer.load_state_dict(saved.state["optimizer"])
+    if hvd.rank() == 0:
+        print(f"resumed from {saved.path} after {saved.step}", flush=True)
+    return saved.step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
@@ -53,6 +72,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--every", type=int, default=50, help="steps between evaluations, and between checkpoints")
+    parser.add_argument("--checkpoint-dir", type=Path, help="default: the job's, if it keeps any")
     options = parser.parse_args()
     hvd.init()
     torch.manual_seed(0)
@@ -63,8 +84,12 @@ def main() -> None:
     text = text[: -len(held_out)]
     model = LanguageModel(len(alphabet), options.width, options.layers, options.context)
     optimizer = hvd.HostOptimizer(model, AdamW(lr=3e-3), clip_norm=1.0, schedule=Warmup(20, start=0.1))
-    generator = torch.Generator().manual_seed(hvd.rank())
-    for step in range(options.steps):
+    directory = options.checkpoint_dir or job_directory()
+    checkpoints = Checkpoints(directory) if directory else None
+    done = resume(checkpoints, optimizer)
+    generator = torch.Generator().manual_seed(hvd.size() * done + hvd.rank())
+    unseen = batch_of(held_out, options.context, 8, torch.Generator().manual_seed(hvd.rank()))
+    for step in range(done, options.steps):
         inputs, targets = batch_of(text, options.context, options.batch_size, generator)
         loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
@@ -72,16 +97,15 @@ def main() -> None:
         rt.report(
             step=step + 1, total_steps=options.steps, samples=len(inputs), loss=loss.item(), unit="sequences"
         )
-        if (step + 1) % 50 == 0 or step + 1 == options.steps:
-            mean = float(hvd.allreduce(loss.detach()))
+        if (step + 1) % options.every == 0 or step + 1 == options.steps:
+            mean, score = float(hvd.allreduce(loss.detach())), perplexity(model, unseen)
             if hvd.rank() == 0:
-                print(f"step {step + 1}/{options.steps}  loss {mean:.3f}  rate {optimizer.rate:.2e}", flush=True)
-    with torch.no_grad():
-        inputs, targets = batch_of(held_out, options.context, 8, generator)
-        own = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-    perplexity = math.exp(float(hvd.allreduce(own)))
+                print(f"step {step + 1}/{options.steps}  loss {mean:.3f}  perplexity {score:.2f}", flush=True)
+            if checkpoints:  # every rank gives its part of the state, and rank 0 writes
+                checkpoints.save(step + 1, {"optimizer": optimizer.state_dict(root=0)})
+    score = perplexity(model, unseen)
     if hvd.rank() == 0:
-        print(f"held-out perplexity: {perplexity:.2f} over {len(alphabet)} characters", flush=True)
+        print(f"held-out perplexity: {score:.2f} over {len(alphabet)} characters", flush=True)
     hvd.shutdown()
 
 

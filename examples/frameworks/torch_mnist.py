@@ -6,10 +6,10 @@ dtj local manifests/samples/torch-mnist.yaml
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
+from checkpoint import Checkpoint
 from digits import Digits, load_digits
 from torch import nn
 from torch.nn import functional
@@ -17,7 +17,6 @@ from torch.nn import functional
 import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.data import shard
-from ringtrain.optim import AdamW
 
 
 class Network(nn.Module):
@@ -63,26 +62,15 @@ def accuracy(model: nn.Module, data: Digits) -> float:
     return float(counts[0] / counts[1])
 
 
-def save(path: Path, state: dict) -> None:
-    """Write on rank 0 alone, so that a file of this name is always a whole one."""
-    if hvd.rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, path.with_suffix(".tmp"))
-        os.replace(path.with_suffix(".tmp"), path)
-
-
-def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def resume(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load on rank 0, if there is something, and give everyone its weights and state; return the first epoch."""
-    epoch = 0
-    if hvd.rank() == 0 and path.exists():
-        state = torch.load(path, weights_only=True)
+    state = checkpoint.load() if hvd.rank() == 0 else None
+    if state is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        epoch = state["epochs"]
-        print(f"resumed from {path} after {epoch} epochs", flush=True)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    return int(hvd.broadcast_object(epoch, root_rank=0))
+    return int(hvd.broadcast_object(state["done"] if state else 0, root_rank=0))
 
 
 def main() -> None:
@@ -90,31 +78,23 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--data-dir", type=Path, help="directory with MNIST's IDX files")
-    parser.add_argument("--checkpoint", type=Path, default=None)
-    parser.add_argument("--host-optimizer", action="store_true", help="keep the optimizer in host memory")
+    parser.add_argument("--checkpoint-dir", type=Path, help="default: the job's, if it keeps any")
     options = parser.parse_args()
     hvd.init()
     torch.manual_seed(0)
     data = load_digits(options.data_dir)
     part = shard(data.train_images, options.batch_size, seed=0)
     model = Network(data.train_images.shape[-1])
-    directory = os.environ.get("RINGTRAIN_CHECKPOINT_DIR")
-    checkpoint = options.checkpoint or (Path(directory) / "torch-mnist.pt" if directory else None)
-    first = 0
-    if options.host_optimizer:
-        optimizer = hvd.HostOptimizer(model, AdamW(lr=2e-3))
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-        first = resume(checkpoint or Path("no-checkpoint"), model, optimizer)
+    checkpoint = Checkpoint("torch-mnist.pt", options.checkpoint_dir)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    first = resume(checkpoint, model, optimizer)
     for epoch in range(first, options.epochs):
         loss = train_epoch(model, optimizer, data, list(part.epoch(epoch)), epoch)
         score = accuracy(model, data)
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}/{options.epochs}  loss {loss:.4f}  accuracy {score:.4f}", flush=True)
-        if checkpoint and not options.host_optimizer:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}
-            save(checkpoint, state)
+            checkpoint.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": epoch + 1})
     score = accuracy(model, data)
     if hvd.rank() == 0:
         print(f"test accuracy: {score:.4f}", flush=True)
