@@ -38,8 +38,10 @@ def two_ranks(script: str, *arguments: str, tmp_path: Path, **env: str) -> str:
 
 
 def as_job(sample: str, *arguments: str, tmp_path: Path, run_name: str = "run") -> str:
-    """Run the sample as it is, but for `arguments` to its script and a claim for its checkpoints; return the log of
-    its only attempt."""
+    """Run the sample as it is, but for `arguments` to its script and a claim for its checkpoints.
+
+    Return the log of its only attempt.
+    """
     job = yaml.safe_load((SAMPLES / f"{sample}.yaml").read_text())
     job["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] += arguments
     job["spec"]["checkpoint"] = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
@@ -59,15 +61,15 @@ def score(output: str) -> float:
 @pytest.mark.parametrize("sample", ["torch-mnist", "torch-ddp", "tensorflow-mnist", "keras-mnist"])
 def test_digits_as_a_job_evaluates_learns_and_resumes(sample, tmp_path):
     """The second job goes on where the first one ended, from what rank 0 saved."""
-    first = as_job(sample, "--epochs", "2", tmp_path=tmp_path, run_name="first")
-    second = as_job(sample, "--epochs", "6", tmp_path=tmp_path, run_name="second")
+    first = as_job(sample, "--epochs", "1", tmp_path=tmp_path, run_name="first")
+    second = as_job(sample, "--epochs", "4", tmp_path=tmp_path, run_name="second")
     evaluated = re.compile(r"epoch (\d+)/\d+ .*accuracy [\d.]+|Epoch (\d+)/\d+", re.IGNORECASE)
     epochs = [[int(a or b) for a, b in evaluated.findall(log)] for log in (first, second)]
-    assert epochs == [[1, 2], [3, 4, 5, 6]]
-    assert sample != "keras-mnist" or len(re.findall(r"val_accuracy: [\d.]+", first + second)) == 6
-    assert re.search(r"resumed from \S+ after 2\b", second)
+    assert epochs == [[1], [2, 3, 4]]
+    assert sample != "keras-mnist" or len(re.findall(r"val_accuracy: [\d.]+", first + second)) == 4
+    assert re.search(r"resumed from \S+ after 1\b", second)
     assert score(first) < score(second)
-    assert score(second) > 0.85
+    assert score(second) > 0.8
 
 
 def test_keras_mnist_in_two_terminals():
