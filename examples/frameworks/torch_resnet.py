@@ -70,7 +70,10 @@ def main() -> None:
     parser.add_argument("--host-optimizer", action="store_true", help="keep the optimizer in host memory")
     options = parser.parse_args()
     hvd.init()
-    device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", hvd.local_rank())
+        torch.cuda.set_device(device)  # pinned memory too is made on the current device
     model = resnet(STAGES[options.model], options.width, 1000).to(device)
     if options.host_optimizer:
         optimizer = hvd.HostOptimizer(model, SGD(lr=0.01, momentum=0.9))

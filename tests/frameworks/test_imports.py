@@ -1,14 +1,27 @@
-"""What `import ringtrain` brings along."""
+"""What `import ringtrain` brings along, and what it costs."""
 
 import subprocess
 import sys
 
+SECONDS = 0.3
+# The least of so many tries: a busy machine makes single ones slower, also in CPU time.
+TRIES = 7
+
+
+def in_a_new_process(program: str) -> list[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+
 
 def test_ringtrain_alone_imports_no_framework():
     """Nor anything else that only some jobs need."""
-    program = "import sys, ringtrain; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = in_a_new_process("import sys, ringtrain; print(*sys.modules)")
     assert "ringtrain" in loaded
     assert not {"torch", "tensorflow", "keras", "google.protobuf", "click"} & set(loaded)
+
+
+def test_ringtrain_is_imported_quickly():
+    """numpy and grpcio included."""
+    program = "import time; begin = time.process_time(); import ringtrain; print(time.process_time() - begin)"
+    assert min(float(in_a_new_process(program)[0]) for _ in range(TRIES)) < SECONDS

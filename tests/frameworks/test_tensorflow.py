@@ -5,7 +5,15 @@ from frameworks.harness import SIZES, Checks
 
 CHECKS = Checks(
     "keras",
-    ("tensorflow_names", "tensorflow_training", "tensorflow_v1", "keras_training", "tensorflow_collectives"),
+    (
+        "tensorflow_names",
+        "tensorflow_training",
+        "tensorflow_v1",
+        "keras_training",
+        "tensorflow_reductions",
+        "tensorflow_exchanges",
+        "tensorflow_world",
+    ),
 )
 
 

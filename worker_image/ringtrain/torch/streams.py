@@ -74,7 +74,7 @@ class WeightStream:
                 param.data = self._views[name]
         self._pinned: list[int] = []
         if any(param.device.type == "cuda" for param in params.values()):
-            self._pinned = [_pin(arena) for arena in _arenas(host)]
+            self._pinned = [address for arena in _arenas(host) if (address := _pinned(arena))]
 
     def watch(self, model: Any) -> None:
         """Let each module of `model` wait for its own parameters before it runs."""
@@ -124,10 +124,10 @@ def _arenas(host: HostOptimizer) -> list[Array]:
     return list(found.values())
 
 
-def _pin(arena: Array) -> int:
-    """Page-lock `arena`, so that copies to the device do not wait; return its address. Where the driver refuses,
-    they wait.
+def _pinned(arena: Array) -> int:
+    """Page-lock `arena`, so that copies to the device do not wait; return its address. 0 where the driver refuses:
+    copies wait then.
     """
     address = arena.ctypes.data
-    torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, 0)
-    return address
+    refused = int(torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, 0))
+    return 0 if refused else address
