@@ -39,6 +39,16 @@ def check_error_device():
     assert_differs(error_of(future.result), "device is cpu on rank 0 and cuda on rank 1")
 
 
+def check_error_tensor_without_data():
+    """Rank 0's tensor is on the meta device, alone or in a group; every rank says so."""
+    device = "meta" if RANK == 0 else "cpu"
+    error = error_of(lambda: hvd.allreduce(torch.ones(2, device=device), name="m"))
+    assert_differs(error, "rank 0: allreduce 'allreduce.m': its tensors are on the meta device")
+    mixed = [torch.ones(2), torch.ones(2, device=device)]
+    error = error_of(lambda: hvd.grouped_allreduce(mixed, name="m"))
+    assert_differs(error, "rank 0", "its tensors are on cpu and meta; expected one device")
+
+
 def check_error_op():
     error = error_of(lambda: hvd.allreduce(torch.ones(2), name="o", op=hvd.Sum if RANK == 0 else hvd.Max))
     assert_differs(error, "op is Sum on rank 0 and Max on rank 1")

@@ -153,3 +153,7 @@ def check_shutdown_and_init_again():
     hvd.shutdown()
     assert not hvd.is_initialized()
     assert "init()" in error_of(lambda: hvd.allreduce(torch.ones(1)))
+    for _ in range(2):
+        hvd.init()
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
+        hvd.shutdown()

@@ -44,7 +44,9 @@ def submit(
         device=tensors[0].device.type if tensors else "cpu",
         error=error or _device_error(tensors),
     )
-    return Handle(queue_of(process_set).submit(described, to_arrays(tensors), finish))
+    # What is wrong fails on every rank before anyone looks at the data.
+    arrays = tuple if described.error else to_arrays(tensors)
+    return Handle(queue_of(process_set).submit(described, arrays, finish))
 
 
 def poll(handle: Handle) -> bool:
@@ -62,4 +64,8 @@ def synchronize(handle: Handle) -> Any:
 
 def _device_error(tensors: Sequence[torch.Tensor]) -> str:
     kinds = sorted({str(tensor.device) for tensor in tensors})
-    return f"its tensors are on {' and '.join(kinds)}; expected one device" if len(kinds) > 1 else ""
+    if len(kinds) > 1:
+        return f"its tensors are on {' and '.join(kinds)}; expected one device"
+    return (
+        "its tensors are on the meta device, which holds no data; expected a real one" if kinds == ["meta"] else ""
+    )
