@@ -20,7 +20,7 @@ def machine() -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     mpirun = shutil.which("mpirun")
     if mpirun is not None:
-        versions["mpirun"] = _output([mpirun, "--version"]).partition("\n")[0]
+        versions["mpirun"] = _output([mpirun, "--version"]).partition("\n")[0].removeprefix("mpirun ")
     changed = _output(["git", "status", "--porcelain", "--untracked-files=no", "--", ":!bench/results"])
     return {
         "cores": len(os.sched_getaffinity(0)),

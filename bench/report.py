@@ -25,6 +25,7 @@ COLOURS = {
 }
 
 
+_BEGIN, _END = "<!-- figures, written by make bench -->", "<!-- end of figures -->"
 STYLES = {"aim reached": "bold green", "pass": "green", "not measured": "dim"}
 
 
@@ -54,6 +55,15 @@ def markdown(results: Results) -> str:
         *(f"| {' | '.join(_cells(row))} |" for row in results["verdicts"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def insert_figures(readme: Path, table: str) -> None:
+    """Replace what `readme` has between its two markers."""
+    before, _, rest = readme.read_text().partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    if not after:
+        raise ValueError(f"{readme} has no line {_BEGIN} with a line {_END} after it")
+    readme.write_text(f"{before}{_BEGIN}\n\n{table}\n{_END}{after}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from bench import overlap
 from bench.cases import CASES, Case, title_of
 from bench.contest import REPOSITORY, contest, gangs
 from bench.machine import load, machine
-from bench.report import markdown, plot, print_tables
+from bench.report import insert_figures, markdown, plot, print_tables
 from bench.verdicts import verdicts
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,6 +45,8 @@ def main(only: str, keep: bool, output: Path) -> None:
     results["verdicts"] = verdicts(results)
     path.write_text(json.dumps(results, indent=1) + "\n")
     (output / "verdicts.md").write_text(markdown(results))
+    if output == RESULTS:
+        insert_figures(RESULTS.parent / "README.md", markdown(results))
     print_tables(results, points)
     plot(results, output)
 
