@@ -100,8 +100,8 @@ def made_transport(kind: str, config: WorkerConfig, network: MemoryNetwork) -> T
 class Firewalled(RpcTransport):
     """Is told other ports than peers have."""
 
-    def use_data_port(self, peer: int, port: int) -> None:
-        super().use_data_port(peer, 1)  # nobody listens there
+    def use_data_port(self, peer: int, port: int, request: bytes) -> None:
+        super().use_data_port(peer, 1, request)  # nobody listens there
 
 
 def ring_threads() -> list[str]:

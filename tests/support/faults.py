@@ -65,8 +65,8 @@ class FaultyTransport:
     def data_port(self) -> int | None:
         return self._transport.data_port
 
-    def use_data_port(self, peer: int, port: int) -> None:
-        self._transport.use_data_port(peer, port)
+    def use_data_port(self, peer: int, port: int, request: bytes) -> None:
+        self._transport.use_data_port(peer, port, request)
 
     def serve(self, service: Service) -> None:
         self._transport.serve(_FaultyService(service, self._before_frame))

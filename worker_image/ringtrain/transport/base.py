@@ -82,8 +82,8 @@ class Transport(Protocol):
     def data_port(self) -> int | None:
         """Where this rank answers `pull`, if not with all the rest. Known once it serves."""
 
-    def use_data_port(self, peer: int, port: int) -> None:
-        """Pull from `peer` there, if it can be reached."""
+    def use_data_port(self, peer: int, port: int, request: bytes) -> None:
+        """Pull from `peer` there, if it can be reached. `request`: shows the session, and is refused."""
 
     def serve(self, service: Service) -> None:
         """Begin to answer. Raises ConfigurationError if the own address can't be used."""

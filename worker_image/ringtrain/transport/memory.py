@@ -137,7 +137,7 @@ class MemoryTransport:
 
     data_port = None
 
-    def use_data_port(self, peer: int, port: int) -> None:
+    def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         """There are no ports."""
 
     def serve(self, service: Service) -> None:

@@ -101,9 +101,9 @@ class RpcTransport:
     def data_port(self) -> int | None:
         return self._data_port
 
-    def use_data_port(self, peer: int, port: int) -> None:
+    def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         if self._data is not None:
-            self._data.meet(peer, port)
+            self._data.meet(peer, port, request)
 
     def serve(self, service: Service) -> None:
         self._server = grpc.server(

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import Failure, Refused, Stranger
-from ringtrain.wire.messages import HELLO, PROTOCOL_VERSION, PROVE, SESSION_BYTES, Hello, dump, load
+from ringtrain.wire.messages import HELLO, PROTOCOL_VERSION, PROVE, SESSION_BYTES, Hello, PullRequest, dump, load
 from ringtrain.world import trust
 from ringtrain.world.place import Place
 from ringtrain.world.verdict import Verdict
@@ -125,7 +125,9 @@ class Handshake:
         """Keep what the peer's answer to Prove holds."""
         self._held[peer] = bytes.fromhex(given["session"])
         if given["data_port"] is not None:
-            transport.use_data_port(peer, int(given["data_port"]))
+            # No collective has the number 0: the answer is that it has ended.
+            request = PullRequest(self._held[peer], self._place.rank, 0, 0, b"").encode()
+            transport.use_data_port(peer, int(given["data_port"]), request)
 
     def _ask_hello(self, transport: Transport, peer: int, mine: Hello, end: float) -> "Future[bytes]":
         return transport.ask(peer, HELLO, dump(mine), end - time.monotonic(), patient=True)

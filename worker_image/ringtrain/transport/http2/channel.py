@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import select
 import socket
 import struct
 import time
@@ -15,7 +14,7 @@ from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed
 # would copy more of each segment, and a shorter one would read a small answer in two.
 BUFFER_BYTES: Final = 20 << 10
 # The kernel waits for a whole segment in one call, and looks up so often. Polling for each piece costs more.
-_TICK_S: Final = 0.1
+TICK_S: Final = 0.1
 _TIMEVAL: Final = struct.Struct("ll")
 
 Buffer = bytes | bytearray | memoryview
@@ -24,7 +23,8 @@ Buffer = bytes | bytearray | memoryview
 class Channel:
     """A connected stream socket. One thread uses it; `shut` may be called from any."""
 
-    def __init__(self, sock: socket.socket, keepalive_s: float) -> None:
+    def __init__(self, sock: socket.socket, keepalive_s: float, tick_s: float = TICK_S) -> None:
+        """`tick_s`: how late a deadline may be noticed while reading."""
         self._sock = sock
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -33,9 +33,8 @@ class Channel:
         self.on_stall: Callable[[], None] = lambda: None  # called while a send waits for the peer
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        tick = _TIMEVAL.pack(0, int(_TICK_S * 1e6))
-        for name in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            sock.setsockopt(socket.SOL_SOCKET, name, tick)
+        for name, seconds in ((socket.SO_RCVTIMEO, tick_s), (socket.SO_SNDTIMEO, TICK_S)):
+            sock.setsockopt(socket.SOL_SOCKET, name, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6)))
         _keep_alive(sock, keepalive_s)
         with contextlib.suppress(OSError):
             self.peer = "{}:{}".format(*sock.getpeername()[:2])
@@ -67,28 +66,19 @@ class Channel:
             if at < len(target):
                 self._check_deadline()
 
-    def look(self) -> bool:
-        """Read what is there without waiting. Returns whether anything was."""
+    def look(self, wait: bool = False) -> bool:
+        """Read what is there without waiting, or waiting for one tick. Returns whether anything was."""
         self._to_front()
         if self._end == BUFFER_BYTES:
             return False
         try:
-            came = self._sock.recv_into(self._view[self._end :], 0, socket.MSG_DONTWAIT)
+            came = self._sock.recv_into(self._view[self._end :], 0, 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError as error:
             raise ConnectionLost(_reason(error)) from error
         self._end += _more_than_none(came)
         return True
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until more has come; False if nothing came within `timeout_s`."""
-        poll = select.poll()
-        try:
-            poll.register(self._sock, select.POLLIN)
-        except ValueError as error:  # closed by another thread
-            raise ConnectionLost("closed") from error
-        return bool(poll.poll(timeout_s * 1000))
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Send all of it."""

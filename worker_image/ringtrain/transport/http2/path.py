@@ -1,20 +1,23 @@
 """Which peer's data port is reached how: connections that are dialled once and used for one Pull after another."""
 
+import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final
 
 from ringtrain.transport.address import listening_address, split_address
-from ringtrain.transport.base import Broken, Service
+from ringtrain.transport.base import Broken, How, Service, Unexpected
 from ringtrain.transport.http2.channel import Channel
 from ringtrain.transport.http2.client import PullStream
 from ringtrain.transport.http2.connection import Connection
 from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed, ProtocolError
 from ringtrain.transport.http2.frames import MAX_STREAM
 from ringtrain.transport.http2.server import DataServer
+from ringtrain.wire.failure import Refused
 
 log = logging.getLogger("ringtrain")
 
@@ -22,6 +25,8 @@ log = logging.getLogger("ringtrain")
 _DIAL_SHARE: Final = 0.08
 
 _ATTEMPTS: Final = 3
+# A connection that was used so recently is not looked at before it is used again.
+_SURE_S: Final = 1.0
 
 
 class DataPath:
@@ -37,7 +42,7 @@ class DataPath:
         self._told = False
         self._authorities: dict[int, str] = {}
         self._dialled: dict[int, Future[Connection | None]] = {}
-        self._idle: dict[int, list[Connection]] = {}
+        self._idle: dict[int, list[tuple[float, Connection]]] = {}  # with when each was last used
 
     def serve(self, service: Service) -> int | None:
         """Return the port on which Pull is answered; None, with a line in the log, if there is none to be had."""
@@ -49,15 +54,19 @@ class DataPath:
             return None
         return self._server.port
 
-    def meet(self, peer: int, port: int) -> None:
-        """Begin to dial the data port of `peer`."""
+    def meet(self, peer: int, port: int, request: bytes) -> None:
+        """Begin to dial the data port of `peer`, and send `request`, which it refuses, to show the session."""
         host, _ = split_address(self._addresses[peer])
         self._authorities[peer] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         dialled: Future[Connection | None] = Future()
         self._dialled[peer] = dialled
 
         def dial() -> None:
-            dialled.set_result(self._dial(peer, first=True))
+            try:
+                dialled.set_result(self._tried(peer, request))
+            except (OSError, Broken) as error:
+                self._tell(peer, error)
+                dialled.set_result(None)
 
         threading.Thread(target=dial, name=f"ringtrain-dial-{peer}", daemon=True).start()
 
@@ -82,7 +91,7 @@ class DataPath:
             self._server.close(grace_s)
         with self._lock:
             self._closed = True
-            idle = [connection for pool in self._idle.values() for connection in pool]
+            idle = [connection for pool in self._idle.values() for _, connection in pool]
             self._idle.clear()
         idle += [found for dialled in self._dialled.values() if (found := dialled.result(self._timeout_s))]
         for connection in idle:
@@ -95,43 +104,64 @@ class DataPath:
         while True:
             with self._lock:
                 pool = self._idle.get(peer)
-                connection = pool.pop() if pool else None
-            if connection is None:
+                last = pool.pop() if pool else None
+            if last is None:
                 break
-            if _is_alive(connection):
+            used, connection = last
+            if time.monotonic() - used < _SURE_S or _is_alive(connection):
                 return connection
             connection.channel.close()
         dialled = self._dialled.pop(peer, None)
         if dialled is None:
-            return self._dial(peer, first=False)
+            with contextlib.suppress(OSError, Broken):  # gRPC's own connection finds out what there is to know
+                return self._dial(peer)
+            return None
         first = dialled.result(self._timeout_s)
         if first is None:
             self._authorities.pop(peer)
         return first
 
-    def _dial(self, peer: int, first: bool) -> Connection | None:
-        host, port = split_address(self._authorities[peer])
-        try:
-            sock = socket.create_connection((host, port), timeout=self._timeout_s * _DIAL_SHARE)
-        except OSError as error:
-            if first and not self._told:
-                self._told = True
-                log.warning(
-                    "rank %d can't reach the data port %s of rank %d (%s): it pulls through the port of the ring "
-                    "instead, which is slower",
-                    self._rank, self._authorities[peer], peer, error,
-                )  # fmt: skip
-            return None
+    def _dial(self, peer: int) -> Connection:
+        """Raises OSError or Broken."""
+        sock = socket.create_connection(
+            split_address(self._authorities[peer]), timeout=self._timeout_s * _DIAL_SHARE
+        )
         try:
             return Connection(Channel(sock, self._timeout_s / 6), is_client=True)
-        except (ConnectionLost, DeadlinePassed, OSError):
+        except (ConnectionLost, DeadlinePassed) as error:
             sock.close()
-            return None
+            raise Broken(How.CLOSED, str(error)) from error
+
+    def _tried(self, peer: int, request: bytes) -> Connection:
+        """A connection on which one call has been answered: nothing on the way has swallowed it."""
+        connection = self._dial(peer)
+        stream = PullStream(connection, lambda connection: None)
+        try:
+            stream.ask(request, self._authorities[peer], self._timeout_s * _DIAL_SHARE)
+            stream.end()
+        except Refused:
+            connection.end_call()
+        except BaseException as error:
+            stream.close()
+            if isinstance(error, Unexpected):
+                raise Broken(How.CLOSED, str(error)) from error
+            raise
+        return connection
+
+    def _tell(self, peer: int, error: Exception) -> None:
+        with self._lock:
+            told, self._told = self._told or self._closed, True
+        if not told:
+            log.warning(
+                "rank %d can't reach the data port %s of rank %d (%s): it pulls through the port of the ring "
+                "instead, which is slower",
+                self._rank, self._authorities[peer], peer, error,
+            )  # fmt: skip
 
     def _give_back(self, peer: int, connection: Connection) -> None:
         with self._lock:
             if not self._closed and not connection.going_away and connection.stream < MAX_STREAM - 1:
-                self._idle.setdefault(peer, []).append(connection)
+                self._idle.setdefault(peer, []).append((time.monotonic(), connection))
                 return
         connection.channel.close()
 

@@ -18,6 +18,8 @@ log = logging.getLogger("ringtrain")
 # any number, and each costs a thread.
 _MOST_STRANGERS: Final = 64
 _ACCEPT_S: Final = 1.0
+# Threads that wait for the next call wake up so often: it costs nothing beside a tick of the reading side.
+_TICK_S: Final = 1.0
 
 
 class DataServer:
@@ -74,7 +76,7 @@ class DataServer:
 
     def _take_in(self, sock: socket.socket) -> None:
         try:
-            channel = Channel(sock, self._timeout_s / 6)
+            channel = Channel(sock, self._timeout_s / 6, _TICK_S)
         except (OSError, ConnectionLost):
             sock.close()
             return

@@ -28,7 +28,6 @@ log = logging.getLogger("ringtrain")
 
 # From a connection's first byte until it has shown a session, and for each request to arrive as a whole.
 _REQUEST_S: Final = 10.0
-_IDLE_S: Final = 10.0
 # A request carries a signature: some 40 bytes for each tensor. gRPC's own limit.
 _MOST_REQUEST_BYTES: Final = 4 << 20
 _PIECE_BYTES: Final = 64 << 10
@@ -81,14 +80,18 @@ class Serving:
     def _await_call(self, connection: Connection) -> bool:
         """Wait for the next call; False if a peer that has not shown a session keeps quiet for too long."""
         newest = connection.stream
-        connection.look()
-        while connection.stream == newest:
-            if not self._channel.wait(_IDLE_S) and not self.is_proven:
-                return False
-            self._channel.deadline = time.monotonic() + _REQUEST_S
-            if not self.is_proven and self._channel.deadline > self._began + 2 * _REQUEST_S:
-                raise DeadlinePassed
+        self._channel.deadline = time.monotonic() + _REQUEST_S
+        if self._channel.buffered:
             connection.look()
+        while connection.stream == newest:
+            came = self._channel.look(wait=True)
+            self._channel.deadline = time.monotonic() + _REQUEST_S
+            if came:
+                connection.look()
+            if not self.is_proven and self._channel.deadline > self._began + 2 * _REQUEST_S:
+                if came:
+                    raise DeadlinePassed
+                return False
         return True
 
     def _answer(self, connection: Connection) -> None:
@@ -167,17 +170,17 @@ class WireCaller:
 
     def status(self) -> tuple[int, str]:
         """How a call ends whose frames have all been sent, or that was given up while it waited for one."""
-        if self.is_active():
-            return Status.OK, ""
         if self._gone:
             raise ConnectionLost("closed by the peer")
         if self._connection.was_reset:
             raise StreamReset
-        return DEADLINE_EXCEEDED, "nothing within the caller's deadline"
+        if self.remaining_s() <= 0:
+            return DEADLINE_EXCEEDED, "nothing within the caller's deadline"
+        return Status.OK, ""
 
     def leave(self) -> None:
-        """Call back if the caller did not wait for the end."""
-        if not self.is_active():
+        """Call back if the caller was seen not to wait for the end."""
+        if self._gone or self._connection.was_reset or self.remaining_s() <= 0:
             for callback in self._callbacks:
                 callback()
 
