@@ -228,3 +228,14 @@ def test_objects_travel_without_pickle(transport: str) -> None:
         assert repr(got) == repr(value)
     assert gathered == [[{"rank": rank, "data": "x" * rank} for rank in range(3)]] * 3
     assert pickled == [{0}] * 3
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_group_of_long_and_short_tensors(transport: str) -> None:
+    """Long ones are reduced where they lie, short ones together; every bit is that of the fold."""
+    shapes = [(7,), (300, 300), (2, 3), (), (0,), (100_003,), (65_536,), (5,)]
+    groups = [[made(shape, "float32", rank + 10 * i) for i, shape in enumerate(shapes)] for rank in range(4)]
+    with world_of(4, transport) as world:
+        for got in world.run(lambda rank: rt.grouped_allreduce(groups[rank], rt.Sum, name="g")):
+            for index, tensor in enumerate(got):
+                assert_same_bits(tensor, folded([group[index] for group in groups], rt.Sum))

@@ -20,21 +20,25 @@ from ringtrain.collectives.call import Call, FramesFor, Place
 from ringtrain.collectives.fold import Flat, Folder
 from ringtrain.collectives.layout import Bounds, even_bounds, offsets, segments
 from ringtrain.collectives.ops import Op
+from ringtrain.collectives.pieces import cut_pieces, without_short_ones
 from ringtrain.collectives.rooms import Rooms
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
 
-SEGMENT_BYTES: Final = 2 << 20
+SEGMENT_BYTES: Final = 4 << 20
+# A chunk has at least so many segments, down to where their fixed cost shows: results wait for whole ones.
+_SEGMENTS: Final = 4
+_LEAST_SEGMENT_BYTES: Final = 256 << 10
 # Up to this everyone sends everything to everyone: one trip less counts for more than the bytes. See bench/README.
 _DIRECT_BYTES: Final = 16 << 10
 # Relays read what others pass on one segment behind what they pass on themselves.
 _LAG: Final = 1
 # Below this a broadcast goes from the root to all at once: one hop less counts for more than the root's bandwidth.
 _DIRECT_BROADCAST_BYTES: Final = 64 << 10
-# An exchange costs milliseconds; see bench/README.
-_FUSION_BYTES: Final = 64 << 20
+# Longer tensors are not copied: an exchange of several leaves each where it is. See bench/README.
+_FUSION_BYTES: Final = 256 << 10
 
 
 class ExchangeCommunicator:
@@ -59,27 +63,36 @@ class ExchangeCommunicator:
         return _FUSION_BYTES
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
-        """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
         if source.nbytes <= self._direct_bytes:
             self._reduce_all_alone(what, source, target, op)
-            return
-        cuts = self._cut(even_bounds(len(source), len(self.ranks)), source)
+        else:
+            self._reduce_all(what, [source], target, op)
+
+    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+        """Long pieces are sent from where they lie; short neighbours are copied to where their result will be."""
+        self._reduce_all(what, without_short_ones(sources, target, _FUSION_BYTES), target, op)
+
+    def _reduce_all(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+        """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
+        step = self._segment_length(-(-len(target) // len(self.ranks)), target.itemsize)
+        cuts = cut_pieces(sources, len(self.ranks), step)
         own = cuts[self.position]
         results: list[Frame] = []
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            for slot, cut in enumerate(cuts[self.ranks.index(rank)]):
-                yield call.frame(Step.CONTRIBUTION, slot, source[cut])
+            for slot, (part, _) in enumerate(cuts[self.ranks.index(rank)]):
+                yield call.frame(Step.CONTRIBUTION, slot, part)
             yield from self._results(call, results, len(own), caller)
 
-        call = self.call(self._laid_out(what, ()), frames_for, source.nbytes)
-        folder = Folder(op, source.dtype, len(self.ranks), self.position)
+        call = self.call(self._laid_out(what, ()), frames_for, target.nbytes)
+        folder = Folder(op, target.dtype, len(self.ranks), self.position)
         with call:
-            for slot, cut in enumerate(own):
-                folder.fold(self._contributions(call, folder, slot, source[cut]), target[cut])
+            for slot, (part, cut) in enumerate(own):
+                folder.fold(self._contributions(call, folder, slot, part), target[cut])
                 self._offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
-            for slot in range(max(len(cut) for cut in cuts)):
-                self._read_results(call, cuts, slot, target)
+            wheres = [[cut for _, cut in chunk] for chunk in cuts]
+            for slot in range(max(len(chunk) for chunk in cuts)):
+                self._read_results(call, wheres, slot, target)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
         cuts = self._cut(bounds, source)
@@ -205,7 +218,7 @@ class ExchangeCommunicator:
     def _exchange_parts(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
         """Every position gets its part from every other; how much that is, it learns from the first frame."""
         own = parts[self.position]
-        step = self._segment_length(own)
+        step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, and this may not
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             part = parts[self.ranks.index(rank)]
@@ -231,11 +244,13 @@ class ExchangeCommunicator:
     def _laid_out(self, what: Signature, bounds: Bounds) -> Signature:
         return replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
 
-    def _segment_length(self, like: Flat) -> int:
-        return max(1, self.segment_bytes // like.itemsize)
+    def _segment_length(self, longest: int, itemsize: int) -> int:
+        """Elements of a segment where the longest chunk has `longest` elements."""
+        least = max(longest * itemsize // _SEGMENTS, _LEAST_SEGMENT_BYTES)
+        return max(1, min(least, self.segment_bytes) // itemsize)
 
     def _cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
-        step = self._segment_length(like)
+        step = self._segment_length(max(end - start for start, end in pairwise(bounds)), like.itemsize)
         return [segments(start, end, step) for start, end in pairwise(bounds)]
 
     def _contributions(self, call: Call, folder: Folder, segment: int, own: Flat) -> Iterator[Flat]:
