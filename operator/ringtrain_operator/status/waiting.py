@@ -60,7 +60,7 @@ def _gang(s: Situation) -> Said:
     if s.report is not None or s.status.is_true("Running"):
         return Said("Running", "True", "GangRunning", f"attempt {s.attempt} runs with {s.world_size} ranks")
     cause = f": {s.observed.launcher_error}" if s.observed.launcher_error else ""
-    return _not("WaitingForLauncher", f"all pods run; the launcher's status could not be read yet{cause}")
+    return _not("WaitingForLauncher", f"all pods run; the launcher does not answer yet{cause}")
 
 
 def _refused(refusals: Sequence[Refusal]) -> Said:
