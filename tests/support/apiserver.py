@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from ringtrain_operator.cluster.api import CUSTOM_RESOURCE_DEFINITIONS, ApiClient, Connection
+from support.guard import GUARD
 from support.installation import install_rights, manifests
 from support.ports import free_ports
 
@@ -119,6 +120,7 @@ class ControlPlane:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            GUARD.ended(process.pid)
 
     async def outage(self, for_s: float) -> None:
         """Kill the API server, be without one for so long, start it again and wait until it answers."""
@@ -131,6 +133,7 @@ class ControlPlane:
         process = self._processes["kube-apiserver"]
         process.kill()
         process.wait()
+        GUARD.ended(process.pid)
 
     def start_apiserver(self) -> None:
         """End the outage."""
@@ -221,7 +224,9 @@ class ControlPlane:
         self._commands[name] = arguments
         with (self.folder / f"{name}.log").open("ab") as out:
             command = [str(assets_folder() / name), *arguments]
-            self._processes[name] = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+            process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        GUARD.begun(process.pid)
+        self._processes[name] = process
 
     def _wait_ready(self, name: str, url: str) -> None:
         untrusted = ssl._create_unverified_context()  # the certificate is being made while we wait

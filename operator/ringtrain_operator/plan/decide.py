@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from ..build import Issuer, issue_credentials
@@ -39,10 +39,6 @@ POLICIES: tuple[Policy, ...] = (
     progress_deadline,
 )
 
-# How often the launcher's /status is worth reading: while the gang assembles, and while it trains.
-ASSEMBLING_POLL_S = 3.0
-RUNNING_POLL_S = 10.0
-
 
 def plan_object(
     obj: Mapping[str, Any], observed: Observed, now: datetime, issue: Issuer = issue_credentials
@@ -75,7 +71,7 @@ def plan(job: Job, observed: Observed, now: datetime, issue: Issuer = issue_cred
     new = compose(decided, said(verdict))
     settled = replace(s, status=new)
     todo = changes(settled, issue)
-    timers = [*timers, *([todo.look_again] if todo.look_again else []), *_polls(settled)]
+    timers = [*timers, *([todo.look_again] if todo.look_again else [])]
     answer = Plan(
         create=todo.create,
         delete=todo.delete,
@@ -98,14 +94,6 @@ def _decide(s: Situation) -> tuple[Verdict | None, list[datetime]]:
         if policy is suspension and s.status.is_true("Suspended"):
             return None, timers
     return None, timers
-
-
-def _polls(s: Situation) -> list[datetime]:
-    """When to read the launcher's /status again."""
-    if s.status.finished or s.launcher is None or s.launcher.phase != "Running":
-        return []
-    interval = RUNNING_POLL_S if s.status.is_true("Running") else ASSEMBLING_POLL_S
-    return [s.now + timedelta(seconds=interval)]
 
 
 def _answer(answer: Plan, previous: JobStatus, new: JobStatus) -> Plan:

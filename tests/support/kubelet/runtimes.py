@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from support.guard import GUARD
 from support.kubelet.environment import Sandbox
 
 
@@ -92,6 +93,7 @@ class ProcessRuntime:
                 stderr=out,
                 start_new_session=True,
             )
+        GUARD.begun(process.pid)
         return ProcessContainer(process, sandbox)
 
     async def start_beside(self, sandbox: Sandbox, command: Sequence[str]) -> asyncio.subprocess.Process:
@@ -117,6 +119,7 @@ class ProcessContainer:
     async def wait(self) -> Exit:
         code = await self.process.wait()
         self._signal(signal.SIGKILL)  # what the first process left behind dies with its container
+        GUARD.ended(self.process.pid)
         message = ""
         if self.sandbox.termination_message.exists():
             message = self.sandbox.termination_message.read_text(errors="replace")[:4096]
