@@ -152,12 +152,14 @@ class Operator:
         self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
         self.metrics.queue_depth.set(len(self.queue))
 
-    def _job_changed(self, key: Key, _version: str) -> None:
-        self.queue.add(key)
+    def _job_changed(self, key: Key, version: str) -> None:
+        if not self._reconciler.settled_at(key, version):
+            self.queue.add(key)
 
-    def _pod_changed(self, key: Key, version: str) -> None:
+    def _pod_changed(self, key: Key, version: str, new: bool) -> None:
+        """A pod that ended goes before jobs that wait to be started; that a new pod exists can wait like them."""
         self._pods.saw(version)
-        self.queue.add(key)
+        self.queue.add(key, urgent=not new)
 
     def _why_not_alive(self) -> str:
         limit_s, busy_s = self.config.stuck_after_s, self.queue.longest_busy_s()

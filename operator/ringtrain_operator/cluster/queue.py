@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 300.0
+# One of so many keys is not urgent, if any waits: a storm of changes must not keep new jobs from starting.
+FAIR_SHARE = 4
 
 
 @dataclass(frozen=True, order=True)
@@ -25,12 +27,15 @@ class KeyedQueue:
     """At most one entry a key, and no key with two workers at once.
 
     A key added while it waits is one entry; a key added while a worker has it comes again when that worker is
-    done. All methods belong to one event loop.
+    done. Urgent keys go before others, but not without end. All methods belong to one event loop.
     """
 
     def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.25)) -> None:
         self._jitter = jitter
         self._ready: deque[Key] = deque()
+        self._first: deque[Key] = deque()
+        self._urgent: set[Key] = set()
+        self._taken = 0
         self._dirty: set[Key] = set()
         self._busy: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
@@ -40,14 +45,18 @@ class KeyedQueue:
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._ready) + len(self._first)
 
-    def add(self, key: Key) -> None:
-        """Have `key` looked at as soon as a worker is free."""
+    def add(self, key: Key, urgent: bool = False) -> None:
+        """Have `key` looked at as soon as a worker is free; an urgent one before those that are not."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
-        if key in self._dirty or self._closed:
+        if self._closed:
+            return
+        if urgent:
+            self._hurry(key)
+        if key in self._dirty:
             return
         self._dirty.add(key)
         if key not in self._busy:
@@ -87,7 +96,10 @@ class KeyedQueue:
     async def take(self) -> Key:
         """The next key; the caller must call `done(key)`."""
         await self._waiting.get()
-        key = self._ready.popleft()
+        self._taken += 1
+        others_turn = self._taken % FAIR_SHARE == 0 and self._ready
+        key = self._ready.popleft() if others_turn or not self._first else self._first.popleft()
+        self._urgent.discard(key)
         self._dirty.discard(key)
         self._busy[key] = asyncio.get_running_loop().time()
         return key
@@ -114,12 +126,21 @@ class KeyedQueue:
         """Take nothing more in, and wake nobody."""
         self._closed = True
         self._ready.clear()
+        self._first.clear()
         while not self._waiting.empty():
             self._waiting.get_nowait()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
+    def _hurry(self, key: Key) -> None:
+        if key in self._urgent:
+            return
+        self._urgent.add(key)
+        if key in self._dirty and key not in self._busy:
+            self._ready.remove(key)
+            self._first.append(key)
+
     def _push(self, key: Key) -> None:
-        self._ready.append(key)
+        (self._first if key in self._urgent else self._ready).append(key)
         self._waiting.put_nowait(None)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,6 +47,7 @@ class Reconciler:
         self._clock = clock
         self._memories: dict[str, Memory] = {}
         self._uids: dict[Key, str] = {}
+        self._settled: dict[Key, str] = {}
 
     async def reconcile(self, key: Key) -> None:
         """One look at the job `key`. Raises ApiError: the caller tries again later."""
@@ -59,6 +61,8 @@ class Reconciler:
         reading = await read_surroundings(self._pods, job, memory, self._poller.answer(key), now)
         plan = plan_object(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
+        if plan.status is not None and _settles(job, reading, now):
+            self._settled[key] = job["metadata"]["resourceVersion"]
         surprised = await apply_plan(self._pods, job, plan, memory)
         await send_events(self._api, job, plan.events)
         self._follow_up(key, job, reading, plan)
@@ -68,6 +72,10 @@ class Reconciler:
             self._queue.retry(key)
         else:
             self._queue.succeeded(key)
+
+    def settled_at(self, key: Key, version: str) -> bool:
+        """Whether this version of the job is our own writing, after which there was nothing left to do."""
+        return self._settled.get(key) == version
 
     async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
         """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""
@@ -115,10 +123,17 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         uid = self._uids.pop(key, "")
+        self._settled.pop(key, None)
         self._memories.pop(uid, None)
         self._poller.forget(key)
         self._queue.forget(key)
         self._metrics.job_gone(key)
+
+
+def _settles(job: Json, reading: Reading, now: datetime) -> bool:
+    """Whether the status just written, planned with again on what was read, asks for nothing more."""
+    again = plan_object(job, replace(reading.observed, status=job["status"]), now)
+    return not (again.create or again.delete or again.status)
 
 
 def launcher_url(reading: Reading) -> str:

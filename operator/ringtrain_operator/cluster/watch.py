@@ -25,8 +25,10 @@ from ringtrain_operator.cluster.queue import Key
 log = logging.getLogger(__name__)
 
 Enqueue = Callable[[Key], None]
-Changed = Callable[[Key, str], None]
-"""Is told a job's key and the resourceVersion of what changed: the job itself, or one of its pods."""
+JobChanged = Callable[[Key, str], None]
+"""Is told a job's key and its resourceVersion."""
+PodChanged = Callable[[Key, str, bool], None]
+"""Is told the key of a pod's job, the pod's resourceVersion, and whether this is the first that is heard of it."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Scope:
 
     connection: Connection
     namespaces: tuple[str, ...]
-    job_changed: Changed
-    pod_changed: Changed
+    job_changed: JobChanged
+    pod_changed: PodChanged
     ready: asyncio.Event
     beat: Callable[[], None]
     beat_every_s: float
@@ -133,11 +135,12 @@ def _handlers(
         host.call_soon_threadsafe(scope.job_changed, Key(namespace or "", name), version)
 
     @kopf.on.event("", "v1", "pods", registry=registry)
-    async def pod_changed(namespace: str | None, labels: Any, meta: Any, **_: Any) -> None:
+    async def pod_changed(type: str | None, namespace: str | None, labels: Any, meta: Any, **_: Any) -> None:
         job = labels.get(contract.LABEL_JOB)
         if job:
             version = str(meta.get("resourceVersion") or "")
-            host.call_soon_threadsafe(scope.pod_changed, Key(namespace or "", job), version)
+            new = type in (None, "ADDED")
+            host.call_soon_threadsafe(scope.pod_changed, Key(namespace or "", job), version, new)
 
     return registry
 
@@ -145,6 +148,7 @@ def _handlers(
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = _NoDiff()
     settings.scanning.disabled = True  # neither CRDs nor namespaces are watched: no right to that is needed
     settings.peering.standalone = True
     settings.watching.label_selectors["", "v1", "pods"] = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
@@ -165,6 +169,19 @@ class _Forever:
         while True:
             yield wait_s * random.uniform(0.75, 1.25)
             wait_s = min(wait_s * 2, 15.0)
+
+
+class _NoDiff(kopf.DiffBaseStorage):
+    """No handler asks what changed: kopf need not copy every object to find out, a quarter of its time here."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
 
 
 class _NeverNull(aiohttp.ClientResponse):

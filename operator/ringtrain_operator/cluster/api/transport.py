@@ -5,7 +5,7 @@ import json
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,8 @@ class Transport:
                 connector=connector, headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"}
             )
             self._slots = asyncio.Semaphore(self._limit)
+            # Hundreds of creations may wait: a third of the requests is kept for reads and changes of status.
+            self._creations = asyncio.Semaphore(max(1, self._limit * 2 // 3))
         return self._session
 
     async def close(self) -> None:
@@ -110,7 +112,8 @@ class Transport:
         if request.is_write and not self.may_write():
             raise NotLeader(f"{request.method} {request.path} was not sent: this replica is not the leader")
         session = self._open()
-        async with self._slots, self._answer(session, request, self._timeout_s) as response:
+        lane = self._creations if request.method == "POST" else nullcontext()
+        async with lane, self._slots, self._answer(session, request, self._timeout_s) as response:
             raw = await response.read()
             return json.loads(raw) if want_body else None
 
