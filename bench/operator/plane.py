@@ -5,21 +5,36 @@ from __future__ import annotations
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import yaml
-from support.apiserver import ControlPlane
+from support.apiserver import ADMIN_TOKEN, ControlPlane
+from support.guard import GUARD
 from support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 _REQUESTS = re.compile(r"^apiserver_request_total\{(?P<labels>.*)\} (?P<count>\S+)$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
+# What the operator deals with; leases are left out, which are renewed whatever happens.
+RESOURCES = (
+    "distributedtrainingjobs",
+    "events",
+    "networkpolicies",
+    "pods",
+    "secrets",
+    "serviceaccounts",
+    "services",
+)
 WRITES = ("POST", "PUT", "PATCH", "DELETE", "APPLY", "DELETECOLLECTION")
 
 
@@ -48,6 +63,7 @@ def operator_process(plane: ControlPlane, folder: Path) -> Iterator[psutil.Proce
     command = [sys.executable, "-m", "ringtrain_operator", f"--listen={listen}"]
     with (folder / "operator.log").open("ab") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    GUARD.begun(process.pid)
     try:
         _until_leading(listen, process)
         yield psutil.Process(process.pid)
@@ -57,11 +73,10 @@ def operator_process(plane: ControlPlane, folder: Path) -> Iterator[psutil.Proce
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
+        GUARD.ended(process.pid)
 
 
 def _until_leading(listen: str, process: subprocess.Popen[bytes]) -> None:
-    import time
-
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -75,26 +90,47 @@ def _until_leading(listen: str, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("the operator did not become leader; see operator.log")
 
 
-def writes_so_far(plane: ControlPlane) -> dict[str, float]:
-    """Writes that the API server has carried out, by resource; leases are left out."""
-    import ssl
-
-    request = urllib.request.Request(f"{plane.url}/metrics", headers={"Authorization": "Bearer admin-token"})
+def requests_so_far(plane: ControlPlane) -> Counter[str]:
+    """Requests that the API server has answered, by `VERB resource`; watches are left out."""
+    request = urllib.request.Request(f"{plane.url}/metrics", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})
     tls = ssl.create_default_context(cafile=str(plane.ca_file))
     text = urllib.request.urlopen(request, context=tls, timeout=30).read().decode()
-    found: dict[str, float] = {}
+    found: Counter[str] = Counter()
     for line in text.splitlines():
         match = _REQUESTS.match(line)
         labels = dict(_LABEL.findall(match["labels"])) if match else {}
-        if match and labels.get("verb") in WRITES and labels.get("resource") not in ("leases", "tokenreviews"):
-            key = labels["resource"] + ("/" + labels["subresource"] if labels.get("subresource") else "")
-            found[key] = found.get(key, 0.0) + float(match["count"])
+        if match and labels["verb"] != "WATCH" and labels.get("resource") in RESOURCES:
+            below = "/" + labels["subresource"] if labels.get("subresource") else ""
+            found[f"{labels['verb']} {labels['resource']}{below}"] += int(float(match["count"]))
     return found
 
 
-def plane_cpu_s(plane: ControlPlane) -> dict[str, float]:
-    """CPU seconds that each process of the control plane has used."""
-    return {name: cpu_s(psutil.Process(p.pid)) for name, p in plane._processes.items()}
+def writes_among(requests: Counter[str]) -> dict[str, int]:
+    """Those that wrote."""
+    return {what: count for what, count in requests.items() if what.split()[0] in WRITES}
+
+
+@dataclass
+class Spending:
+    """CPU seconds by who used them, from when this was made; `others` is all else that ran on the machine."""
+
+    plane: ControlPlane
+    operator: psutil.Process
+    _before: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._before = self._so_far()
+
+    def so_far(self) -> dict[str, float]:
+        """Seconds since the start, two digits."""
+        return {name: round(now - self._before[name], 2) for name, now in self._so_far().items()}
+
+    def _so_far(self) -> dict[str, float]:
+        ours = {name: cpu_s(psutil.Process(p.pid)) for name, p in self.plane._processes.items()}
+        ours = {"operator": cpu_s(self.operator), **ours, "benchmark": cpu_s(psutil.Process())}
+        times = psutil.cpu_times()
+        busy = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+        return {**ours, "others": busy - sum(ours.values())}
 
 
 def rss_mib(process: psutil.Process) -> float:
@@ -103,6 +139,6 @@ def rss_mib(process: psutil.Process) -> float:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds that the operator has used."""
+    """CPU seconds that a process has used."""
     times = process.cpu_times()
     return float(times.user + times.system)

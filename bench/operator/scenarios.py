@@ -1,54 +1,28 @@
-"""What is measured: a burst of jobs, the way from a pod's change to the status, a restart, idleness, a soak."""
+"""What is measured: bursts of jobs, from a pod's change to the status, restart, idleness, running jobs, a soak."""
 
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from contextlib import aclosing
 from typing import Any
 
 import psutil
-from plane import cpu_s, rss_mib, writes_so_far
-from support.apiserver import ControlPlane
+from latency import again_and_again, one_after_the_other, summary
+from launchers import answering_launchers, make_run
+from plane import Spending, cpu_s, requests_so_far, rss_mib, writes_among
+from setting import Setting, finished_jobs, fresh_namespace, remove_all
 from support.jobs import job
 
-from ringtrain_operator.cluster.api import JOBS, NAMESPACES, PODS, SERVICE_ACCOUNTS, ApiClient, NotFound
+from ringtrain_operator.cluster.api import JOBS, PODS, ApiClient
 
 Json = dict[str, Any]
 
 
-async def fresh_namespace(api: ApiClient, name: str) -> str:
-    """A namespace whose default ServiceAccount is there."""
-    await api.create(NAMESPACES, None, {"metadata": {"name": name}})
-    while True:
-        try:
-            await api.get(SERVICE_ACCOUNTS, name, "default")
-            return name
-        except NotFound:
-            await asyncio.sleep(0.05)
-
-
-async def ceiling(api: ApiClient, count: int) -> Json:
-    """What the API server takes from this Python client when nobody else works: `count` bare pods."""
-    ns = await fresh_namespace(api, "ceiling")
-    containers = [{"name": "main", "image": "none"}]
-    began = time.perf_counter()
-    await asyncio.gather(
-        *(
-            api.create(PODS, ns, {"metadata": {"name": f"p{i}"}, "spec": {"containers": containers}})
-            for i in range(count)
-        )
-    )
-    took = time.perf_counter() - began
-    await asyncio.gather(*(api.delete(PODS, ns, f"p{i}", grace_period_s=0) for i in range(count)))
-    return {"pods": count, "seconds": round(took, 2), "pods_per_s": round(count / took, 1)}
-
-
-async def burst(api: ApiClient, ns: str, jobs: int, workers: int) -> Json:
+async def make_jobs(api: ApiClient, ns: str, jobs: int, workers: int) -> Json:
     """`jobs` jobs of `workers` workers at once: pods a second from the first job until the last pod exists."""
     wanted = jobs * (workers + 1)
-    version = (await api.raw_get(PODS.path(ns)))["metadata"]["resourceVersion"]
+    version = (await api.listing(PODS, ns)).version
     began = time.perf_counter()
     creating = asyncio.gather(*(api.create(JOBS, ns, job(f"job-{i}", workers=workers)) for i in range(jobs)))
     first, last, seen = 0.0, 0.0, 0
@@ -72,103 +46,100 @@ async def burst(api: ApiClient, ns: str, jobs: int, workers: int) -> Json:
     }
 
 
-async def change_to_status(api: ApiClient, ns: str, jobs: int, at_once: int) -> Json:
-    """From a pod's change to the job's status that tells of it, seen by a watch; one in each job."""
-    answer = await api.raw_get(JOBS.path(ns))
-    told: dict[str, float] = {}
-    changed: dict[str, asyncio.Event] = {f"job-{i}": asyncio.Event() for i in range(jobs)}
-
-    async def listen() -> None:
-        async with aclosing(api.watch(JOBS, ns, since=answer["metadata"]["resourceVersion"])) as events:
-            async for event in events:
-                name, status = event["object"]["metadata"].get("name"), event["object"].get("status") or {}
-                ready = ((status.get("replicaStatuses") or {}).get("worker") or {}).get("ready")
-                if name in changed and ready == 1:
-                    told.setdefault(name, time.perf_counter())
-                    changed[name].set()
-
-    slots, waits = asyncio.Semaphore(at_once), []
-
-    async def change(name: str) -> None:
-        async with slots:
-            running = {"name": "train", "image": "train:1", "imageID": "", "ready": True, "restartCount": 0}
-            running["state"] = {"running": {"startedAt": None}}
-            status = {"status": {"phase": "Running", "containerStatuses": [running]}}
-            await api.patch(PODS, ns, f"{name}-worker-0", status, subresource="status")
-            at = time.perf_counter()
-            await changed[name].wait()
-            waits.append(max(0.0, told[name] - at))
-
-    listening = asyncio.create_task(listen())
-    await asyncio.gather(*(change(name) for name in changed))
-    listening.cancel()
-    await asyncio.gather(listening, return_exceptions=True)
-    cuts = statistics.quantiles(waits, n=100)
-    return {
-        "changes": jobs,
-        "at_once": at_once,
-        "p50_ms": round(cuts[49] * 1e3),
-        "p99_ms": round(cuts[98] * 1e3),
-        "max_ms": round(max(waits) * 1e3),
-    }
-
-
-async def remove_all(api: ApiClient, ns: str) -> None:
-    """Delete all jobs and wait until the garbage collector has taken their pods."""
-    jobs = await api.select(JOBS, ns)
-    await asyncio.gather(*(api.delete(JOBS, ns, j["metadata"]["name"]) for j in jobs))
-    while await api.select(PODS, ns):
-        await asyncio.sleep(0.2)
-
-
-async def finished_jobs(api: ApiClient, ns: str, count: int) -> None:
-    """`count` jobs that ended long ago, as an operator would have left them."""
-    now = "2026-01-01T00:00:00Z"
-    conditions = [
-        {
-            "type": kind,
-            "status": truth,
-            "reason": reason,
-            "message": "",
-            "lastTransitionTime": now,
-            "observedGeneration": 1,
-        }
-        for kind, truth, reason in (
-            ("Accepted", "True", "Valid"),
-            ("Running", "False", "Finished"),
-            ("Succeeded", "True", "AllRanksSucceeded"),
-        )
+async def ceiling(s: Setting) -> Json:
+    """What the API server takes from this Python client when nobody else works: bare pods."""
+    ns = await fresh_namespace(s.api, "ceiling")
+    pods = [
+        {"metadata": {"name": f"p{i}"}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
+        for i in range(400)
     ]
-    for condition in conditions:
-        if condition["type"] == "Running":
-            condition["message"] = "the job has ended"
+    began = time.perf_counter()
+    await asyncio.gather(*(s.api.create(PODS, ns, pod) for pod in pods))
+    took = time.perf_counter() - began
+    return {"pods": len(pods), "seconds": round(took, 2), "pods_per_s": round(len(pods) / took, 1)}
 
-    async def make(index: int) -> None:
-        name = f"done-{index}"
-        await api.create(JOBS, ns, job(name, workers=2))
-        selector = f"ringtrain.dev/job-name={name},ringtrain.dev/role=worker"
-        none = {"active": 0, "ready": 0, "succeeded": 0, "failed": 0}
-        status = {
-            "state": "Succeeded",
-            "conditions": conditions,
-            "observedGeneration": 1,
-            "attempt": 1,
-            "attemptWorkers": 2,
-            "restarts": 0,
-            "disruptions": 0,
-            "restartDelaySeconds": 0,
-            "activeSeconds": 0,
-            "startTime": now,
-            "completionTime": now,
-            "replicas": 0,
-            "selector": selector,
-            "workers": "0/2",
-            "progressSummary": "",
-            "replicaStatuses": {"launcher": none, "worker": none},
+
+async def burst(s: Setting) -> Json:
+    """All jobs at once; then one change in each, ten at once; then nothing."""
+    async with s.operator() as process:
+        ns = await fresh_namespace(s.api, "burst")
+        started, before, spent = rss_mib(process), requests_so_far(s.plane), Spending(s.plane, process)
+        made = await make_jobs(s.api, ns, s.jobs, s.workers)
+        made["cpu_s"] = spent.so_far()
+        await quiet(process)
+        made["cpu_s_until_quiet"] = spent.so_far()
+        made["requests_until_quiet"] = dict(requests_so_far(s.plane) - before)
+        made["rss_mib"] = {"started": started, "with_all_pods": rss_mib(process)}
+        waits = await one_after_the_other(s.api, ns, [f"job-{i}" for i in range(s.jobs)], 10)
+        await quiet(process)
+        return {**made, "change_to_status": summary(waits), "idle_with_jobs": await idle(process, 20)}
+
+
+async def busy(s: Setting) -> Json:
+    """Pods of jobs that exist change again and again while all jobs of a burst are made."""
+    async with s.operator() as process:
+        ns, other = await fresh_namespace(s.api, "before"), await fresh_namespace(s.api, "burst")
+        await make_jobs(s.api, ns, 10, s.workers)
+        await quiet(process)
+        enough = asyncio.Event()
+        changing = asyncio.create_task(again_and_again(s.api, ns, [f"job-{i}" for i in range(10)], enough))
+        spent = Spending(s.plane, process)
+        made = await make_jobs(s.api, other, s.jobs, s.workers)
+        made["cpu_s"] = spent.so_far()
+        enough.set()
+        return {**made, "change_to_status": summary(await changing)}
+
+
+async def running(s: Setting) -> Json:
+    """All jobs run: what they cost while their launchers report nothing new, and while they report steps."""
+    seconds = 30.0
+    async with s.operator() as process, answering_launchers() as launchers:
+        ns = await fresh_namespace(s.api, "running")
+        await make_jobs(s.api, ns, s.jobs, s.workers)
+        await make_run(s.api, ns, launchers, s.workers)
+        await asyncio.sleep(25)  # polls begin close together and spread out
+        found: Json = {"jobs": s.jobs, "workers": s.workers, "seconds": seconds}
+        for name, steps in (("no_news", False), ("steps", True)):
+            launchers.steps = steps
+            await asyncio.sleep(12)
+            before, used, asked = requests_so_far(s.plane), cpu_s(process), launchers.asked
+            await asyncio.sleep(seconds)
+            found[name] = {
+                "cpu_percent": round(100 * (cpu_s(process) - used) / seconds, 2),
+                "launchers_asked": launchers.asked - asked,
+                "requests": dict(requests_so_far(s.plane) - before),
+            }
+        return found
+
+
+async def soak(s: Setting) -> Json:
+    """200 jobs x 4 workers made and deleted again and again: memory after each round."""
+    memory, speeds = [], []
+    async with s.operator() as process:
+        ns = await fresh_namespace(s.api, "soak")
+        for _ in range(s.rounds):
+            speeds.append((await make_jobs(s.api, ns, 200, 4))["pods_per_s"])
+            await remove_all(s.api, ns)
+            memory.append(rss_mib(process))
+    return {"jobs": 200, "workers": 4, "rounds": s.rounds, "rss_mib": memory, "pods_per_s": speeds}
+
+
+async def finished(s: Setting) -> Json:
+    """What a freshly started operator writes once it has looked at many jobs that ended long ago."""
+    ns = await fresh_namespace(s.api, "finished")
+    await finished_jobs(s.api, ns, s.finished)
+    before = requests_so_far(s.plane)
+    async with s.operator() as process:
+        began = time.perf_counter()
+        await quiet(process)
+        return {
+            "finished_jobs": s.finished,
+            "writes": writes_among(requests_so_far(s.plane) - before),
+            "seconds_until_quiet": round(time.perf_counter() - began - 3, 1),
+            "cpu_s": round(cpu_s(process), 2),
+            "rss_mib": rss_mib(process),
+            "idle": await idle(process, 20),
         }
-        await api.patch(JOBS, ns, name, {"status": status}, subresource="status")
-
-    await asyncio.gather(*(make(i) for i in range(count)))
 
 
 async def quiet(process: psutil.Process) -> None:
@@ -188,29 +159,4 @@ async def idle(process: psutil.Process, seconds: float) -> Json:
     return {"seconds": seconds, "cpu_percent": round(100 * used / seconds, 2), "rss_mib": rss_mib(process)}
 
 
-async def soak(api: ApiClient, ns: str, process: psutil.Process, size: tuple[int, int, int]) -> Json:
-    """Jobs made and deleted again and again: memory after each round."""
-    jobs, workers, rounds = size
-    memory, speeds = [], []
-    for _ in range(rounds):
-        speeds.append((await burst(api, ns, jobs, workers))["pods_per_s"])
-        await remove_all(api, ns)
-        memory.append(rss_mib(process))
-    return {"jobs": jobs, "workers": workers, "rounds": rounds, "rss_mib": memory, "pods_per_s": speeds}
-
-
-def writes_between(before: dict[str, float], after: dict[str, float]) -> dict[str, int]:
-    """Writes by resource that came in between."""
-    return {k: int(v - before.get(k, 0)) for k, v in after.items() if v != before.get(k, 0)}
-
-
-async def restart_writes(plane: ControlPlane, process: psutil.Process, before: dict[str, float]) -> Json:
-    """What a freshly started operator wrote once it has looked at every job."""
-    began = time.perf_counter()
-    await quiet(process)
-    return {
-        "writes": writes_between(before, writes_so_far(plane)),
-        "seconds_until_quiet": round(time.perf_counter() - began - 3, 1),
-        "cpu_s": round(cpu_s(process), 2),
-        "rss_mib": rss_mib(process),
-    }
+SCENARIOS = {f.__name__: f for f in (burst, busy, running, soak, finished, ceiling)}
