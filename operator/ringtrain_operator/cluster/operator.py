@@ -49,6 +49,7 @@ class Operator:
         self._poller = LauncherPoller(self.queue.add, poll_times)
         self._pods = PodReader(self.api)
         self._reconciler = Reconciler(self._pods, self.queue, self._poller, self.metrics, clock)
+        self._heard: dict[Key, str] = {}
         self._standby = False
         self._watch_turned_at: float | None = None
 
@@ -128,6 +129,8 @@ class Operator:
                 await self._reconcile(key)
             finally:
                 self.queue.done(key)
+                if key in self._heard:
+                    self._job_changed(key, self._heard.pop(key))
 
     async def _reconcile(self, key: Key) -> None:
         """One look, with every failure turned into a later one."""
@@ -153,7 +156,9 @@ class Operator:
         self.metrics.queue_depth.set(len(self.queue))
 
     def _job_changed(self, key: Key, version: str) -> None:
-        if not self._reconciler.settled_at(key, version):
+        if self.queue.is_busy(key):
+            self._heard[key] = version  # perhaps of the very write whose answer is still on its way
+        elif not self._reconciler.settled_at(key, version):
             self.queue.add(key)
 
     def _pod_changed(self, key: Key, version: str, new: bool) -> None:

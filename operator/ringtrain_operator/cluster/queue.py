@@ -111,6 +111,10 @@ class KeyedQueue:
         if key in self._dirty and not self._closed:
             self._push(key)
 
+    def is_busy(self, key: Key) -> bool:
+        """Whether a worker has `key` now."""
+        return key in self._busy
+
     async def idle(self) -> None:
         """Return when no worker has a key."""
         while self._busy:

@@ -61,7 +61,7 @@ class Reconciler:
         reading = await read_surroundings(self._pods, job, memory, self._poller.answer(key), now)
         plan = plan_object(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
-        if plan.status is not None and _settles(job, reading, now):
+        if plan.status and not (plan.create or plan.delete) and _settles(job, reading, now):
             self._settled[key] = job["metadata"]["resourceVersion"]
         surprised = await apply_plan(self._pods, job, plan, memory)
         await send_events(self._api, job, plan.events)

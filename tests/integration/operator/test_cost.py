@@ -1,0 +1,30 @@
+"""What a look costs the API server: nothing is read or written without a cause."""
+
+from support.cluster import fake_cluster
+from support.jobs import job, state
+from support.operating import running_operator
+
+from ringtrain_operator.cluster.api import JOBS, PODS
+
+
+async def test_a_pods_change_costs_one_look() -> None:
+    """One read of the job, one list of its pods, one status: its own writing makes an operator look no more."""
+    async with fake_cluster() as c, running_operator(c.operator_connection):
+        assert c.fake is not None
+        ns = await c.new_namespace()
+        await c.api.create(JOBS, ns, job("digits", workers=2))
+        await c.until(JOBS, ns, "digits", lambda j: j and (j.get("status") or {}).get("replicas") == 2)
+        await c.until_quiet()
+        container = {"name": "train", "ready": True, "state": {"running": {}}}
+        status = {"status": {"phase": "Running", "containerStatuses": [container]}}
+        before = len(c.fake.calls)
+        await c.api.patch(PODS, ns, "digits-worker-0", status, subresource="status")
+        seen = await c.until(JOBS, ns, "digits", lambda j: j and j["status"]["workers"] == "1/2")
+        await c.until_quiet()
+        assert state(seen) == "Pending"
+        mine = [call for call in c.fake.calls[before:] if call.agent == "ringtrain-operator"]
+        assert [(call.method, call.plural) for call in mine] == [
+            ("GET", "distributedtrainingjobs"),
+            ("GET", "pods"),
+            ("PATCH", "distributedtrainingjobs"),
+        ]
