@@ -28,9 +28,10 @@ def is_stale(source):
         return is_python(source)
     with open(cached, "rb") as file:
         head = file.read(16)
-    told = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
+    told_s, told_bytes = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
     found = os.stat(source)
-    return told != (int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF)
+    # A second apart is the same: pip rounds a file's time as a float, a layer cuts it off.
+    return abs(told_s - int(found.st_mtime)) > 1 or told_bytes != found.st_size
 
 
 def is_python(source):
