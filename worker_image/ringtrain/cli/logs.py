@@ -24,16 +24,28 @@ def logs(rank: int | None, attempt: int | None, following: bool, tail: int | Non
     kubectl exec digits-launcher -- ringtrain logs --rank 3 --follow
     """
     try:
-        files, present = _files(Environment(os.environ), attempt)
-        grows = following and present
-        path = (files.job_log if rank is None else files.rank_log(rank)) if grows else find_log(files, rank)
+        env = Environment(os.environ)
+        files, present = _files(env, attempt)
+        path = _present_log(env, files, rank) if present else find_log(files, rank)
     except (ConfigurationError, LogMissing) as exc:
         raise click.ClickException(str(exc)) from exc
     start = 0 if tail is None else tail_position(path, tail)
-    chunks = follow(path, start, files.outcome.exists) if grows else read_from(path, start)
+    chunks = follow(path, start, files.outcome.exists) if following and present else read_from(path, start)
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
+
+
+def _present_log(env: Environment, files: AttemptFiles, rank: int | None) -> Path:
+    """The file of a rank of the present attempt, which is not there before that has written something."""
+    if rank is None:
+        return files.job_log
+    ranks = env.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000) * env.integer(
+        contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024
+    )
+    if rank >= ranks:
+        raise LogMissing(f"there is no rank {rank}: the world has ranks 0 to {ranks - 1}")
+    return files.rank_log(rank)
 
 
 def _files(env: Environment, attempt: int | None) -> tuple[AttemptFiles, bool]:

@@ -58,4 +58,5 @@ async def execute(
 
 def _check(status: dict[str, Any], said: bytes) -> None:
     if status.get("status") != "Success":
-        raise CommandFailed(said.decode(errors="replace").strip() or str(status.get("message") or "it failed"))
+        words = said.decode(errors="replace").strip().removeprefix("Error: ")
+        raise CommandFailed(words or str(status.get("message") or "it failed"))

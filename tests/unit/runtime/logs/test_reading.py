@@ -10,7 +10,13 @@ from ringtrain.cli.logs import logs
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.reading import LogMissing, find_log, follow, read_from, tail_position
 
-ENV = {"RINGTRAIN_JOB_NAME": "digits", "RINGTRAIN_JOB_NAMESPACE": "default", "RINGTRAIN_ATTEMPT": "2"}
+ENV = {
+    "RINGTRAIN_JOB_NAME": "digits",
+    "RINGTRAIN_JOB_NAMESPACE": "default",
+    "RINGTRAIN_ATTEMPT": "2",
+    "RINGTRAIN_NUM_WORKERS": "2",
+    "RINGTRAIN_SLOTS_PER_WORKER": "2",
+}
 
 
 @pytest.fixture
@@ -71,6 +77,8 @@ def test_a_growing_log_is_followed_to_its_end(tmp_path: Path) -> None:
         pytest.param([], 0, "[0] zero\n[3] one\n", id="all-ranks"),
         pytest.param(["--rank=3", "--tail=1"], 0, "three", id="tail"),
         pytest.param(["--rank=3", "--follow"], 0, "one\ntwo\nthree", id="followed-when-it-is-over"),
+        pytest.param(["--rank=1"], 0, "", id="a-rank-that-has-written-nothing-yet"),
+        pytest.param(["--rank=4"], 1, "Error: there is no rank 4: the world has ranks 0 to 3", id="no-such-rank"),
         pytest.param(["--attempt=7"], 1, "Error: ", id="no-such-attempt"),
     ],
 )
