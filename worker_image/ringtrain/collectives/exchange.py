@@ -74,7 +74,8 @@ class ExchangeCommunicator:
 
     def _reduce_all(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
         """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
-        step = self._segment_length(-(-len(target) // len(self.ranks)), target.itemsize)
+        length, dtype = sum(len(source) for source in sources), sources[0].dtype
+        step = self._segment_length(-(-length // len(self.ranks)), dtype.itemsize)
         cuts = cut_pieces(sources, len(self.ranks), step)
         own = cuts[self.position]
         results: list[Frame] = []
@@ -84,8 +85,8 @@ class ExchangeCommunicator:
                 yield call.frame(Step.CONTRIBUTION, slot, part)
             yield from self._results(call, results, len(own), caller)
 
-        call = self.call(self._laid_out(what, ()), frames_for, target.nbytes)
-        folder = Folder(op, target.dtype, len(self.ranks), self.position)
+        call = self.call(self._laid_out(what, ()), frames_for, length * dtype.itemsize)
+        folder = Folder(op, dtype, len(self.ranks), self.position)
         with call:
             for slot, (part, cut) in enumerate(own):
                 folder.fold(self._contributions(call, folder, slot, part), target[cut])
