@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 SECONDS = 0.3
-# The least of so many tries: a busy machine makes single ones slower, also in CPU time.
+# One of so many tries: a busy machine makes single ones slower, also in CPU time.
 TRIES = 7
 
 
@@ -24,4 +24,4 @@ def test_ringtrain_alone_imports_no_framework():
 def test_ringtrain_is_imported_quickly():
     """numpy and grpcio included."""
     program = "import time; begin = time.process_time(); import ringtrain; print(time.process_time() - begin)"
-    assert min(float(in_a_new_process(program)[0]) for _ in range(TRIES)) < SECONDS
+    assert any(float(in_a_new_process(program)[0]) < SECONDS for _ in range(TRIES))
