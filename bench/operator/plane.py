@@ -90,6 +90,14 @@ def _until_leading(listen: str, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("the operator did not become leader; see operator.log")
 
 
+def looks_so_far(operator: psutil.Process) -> int:
+    """Reconciles that ended, as the operator's own metrics count them."""
+    listen = next(a for a in operator.cmdline() if a.startswith("--listen=")).removeprefix("--listen=")
+    text = urllib.request.urlopen(f"http://{listen}/metrics", timeout=30).read().decode()
+    counts = (line.split() for line in text.splitlines() if line.startswith("ringtrain_reconciles_total"))
+    return int(sum(float(count) for _, count in counts))
+
+
 def requests_so_far(plane: ControlPlane) -> Counter[str]:
     """Requests that the API server has answered, by `VERB resource`; watches are left out."""
     request = urllib.request.Request(f"{plane.url}/metrics", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})

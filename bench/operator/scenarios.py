@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 from latency import again_and_again, one_after_the_other, summary
 from launchers import answering_launchers, make_run
-from plane import Spending, cpu_s, requests_so_far, rss_mib, writes_among
+from plane import Spending, cpu_s, looks_so_far, requests_so_far, rss_mib, writes_among
 from setting import Setting, finished_jobs, fresh_namespace, remove_all
 from support.jobs import job
 
@@ -138,11 +138,15 @@ async def finished(s: Setting) -> Json:
     before = requests_so_far(s.plane)
     async with s.operator() as process:
         began = time.perf_counter()
+        while looks_so_far(process) < s.finished:
+            await asyncio.sleep(0.5)
+        took = time.perf_counter() - began
         await quiet(process)
         return {
             "finished_jobs": s.finished,
+            "looks": looks_so_far(process),
+            "seconds_to_look_at_all": round(took, 1),
             "writes": writes_among(requests_so_far(s.plane) - before),
-            "seconds_until_quiet": round(time.perf_counter() - began - 3, 1),
             "cpu_s": round(cpu_s(process), 2),
             "rss_mib": rss_mib(process),
             "idle": await idle(process, 20),

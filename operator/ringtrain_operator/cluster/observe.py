@@ -46,6 +46,7 @@ class Memory:
     foreign: dict[ObjectRef, Foreign] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
     looked_at: float = float("-inf")
+    listed: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,13 @@ async def read_surroundings(
     """Everything `plan` looks at. Raises ApiError."""
     api, meta, status = pods_of.api, job["metadata"], job.get("status") or {}
     selector = f"{contract.LABEL_JOB}={meta['name']}"
+    began = bool(status.get("attempt"))
     pods, _ = await asyncio.gather(
-        pods_of.select(meta["namespace"], selector),
-        _look_at_objects(api, job, memory, bool(status.get("attempt"))),
+        # What an earlier leader made or deleted shows in the store for certain, in a cache of it sooner or later.
+        pods_of.select(meta["namespace"], selector, quorum=began and not memory.listed),
+        _look_at_objects(api, job, memory, began),
     )
+    memory.listed = True
     ours = [p for p in pods if owned_by(p, meta["uid"])]
     others = [Foreign(ObjectRef("Pod", p["metadata"]["name"]), owner_name(p)) for p in pods if p not in ours]
     nodes = await _readiness_of_suspects(api, ours, now)

@@ -81,6 +81,17 @@ async def test_pods_are_read_no_older_than_they_were_seen(open_cluster: OpenClus
         assert len(await reader.select(ns, "")) == 3
 
 
+async def test_pods_are_listed_at_once_though_others_write(open_cluster: OpenCluster) -> None:
+    """A floor is a pod's version, which a cache of pods has reached, not the store's."""
+    async with open_cluster() as c:
+        ns, reader = await c.new_namespace(), PodReader(c.api)
+        reader.saw(await c.api.create_unread(PODS, ns, pod("p")))
+        for number in range(5):
+            await c.api.create(CONFIG_MAPS, ns, config_map(f"c{number}"))
+            async with asyncio.timeout(2.5):  # a server waits 3 s for a version that does not come
+                assert len(await reader.select(ns, "")) == 1
+
+
 async def test_generate_name_makes_names_apart(open_cluster: OpenCluster) -> None:
     """Two creations with one generateName are two objects whose names begin with it."""
     async with open_cluster() as c:
