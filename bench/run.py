@@ -35,20 +35,29 @@ def main(only: str, keep: bool, output: Path) -> None:
     path = output / "results.json"
     before = json.loads(path.read_text()) if keep and path.exists() else {}
     about, started = machine(), time.monotonic()
-    points = [point for case in CASES for point in run_case(case.only(only))]
+    points: list[dict[str, Any]] = []
+    for case in CASES:
+        for point in run_case(case.only(only)):
+            points.append(point)
+            # So that what was measured is there if the rest is not to come.
+            save(path, {"machine": about, "points": merged(before.get("points", []), points), "kernels": {}})
     kernels = run_kernels() if only in KERNELS else before.get("kernels", {})
     if only in OVERLAP:
         overlap.record_and_draw(output / "overlap.png")
-    about["seconds"] = round(time.monotonic() - started) + (before["machine"]["seconds"] if before else 0)
+    about["seconds"] = round(time.monotonic() - started) + before.get("machine", {}).get("seconds", 0)
     about["load_after"] = load()
     results = {"machine": about, "points": merged(before.get("points", []), points), "kernels": kernels}
     results["verdicts"] = verdicts(results)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    save(path, results)
     (output / "verdicts.md").write_text(markdown(results))
     if output == RESULTS:
         insert_figures(RESULTS.parent / "README.md", markdown(results))
     print_tables(results, points)
     plot(results, output)
+
+
+def save(path: Path, results: dict[str, Any]) -> None:
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def run_case(case: Case) -> Iterator[dict[str, Any]]:
