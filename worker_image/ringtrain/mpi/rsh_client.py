@@ -19,6 +19,8 @@ from ringtrain.mpi.frames import receive_frame, send_frame
 SOCKET = "RINGTRAIN_RSH_SOCKET"
 FAILED = 255
 
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 # Of ssh's and rsh's options: those with a value, and those without, that mpirun or its users are known to pass.
 _WITH_VALUE = frozenset("bcDEeFIiJLlmOopQRSWw")
 
@@ -71,9 +73,12 @@ def _run(path: str, host: str, command: str) -> int:
         def forward(number: int, _: FrameType | None) -> None:
             send_frame(connection, {"signal": number})
 
+        # Held back until they can be passed on: the daemon may have said something before the next line is reached.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         send_frame(connection, {"host": host, "command": command}, (0, 1, 2))
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        for number in _FORWARDED:
             signal.signal(number, forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         answer = receive_frame(connection)
     if answer is None:
         print(f"ringtrain rsh: the launcher ended before the daemon on {host} did", file=sys.stderr)
