@@ -73,7 +73,7 @@ def _run(path: str, host: str, command: str) -> int:
         def forward(number: int, _: FrameType | None) -> None:
             send_frame(connection, {"signal": number})
 
-        # Held back until they can be passed on: the daemon may have said something before the next line is reached.
+        # Held back until they can be passed on: the daemon may say something before the next line is reached.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         send_frame(connection, {"host": host, "command": command}, (0, 1, 2))
         for number in _FORWARDED:
