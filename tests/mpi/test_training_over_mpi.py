@@ -52,7 +52,7 @@ def test_a_lost_rank_is_named(
     os.kill(pids[3], fault)
     code = launcher.wait()
     found = launcher.message()["failure"]
-    assert (found["reason"], found["rank"], found["pod"]) == ("RankFailed", 3, "job-worker-1")
+    assert (found["reason"], found["rank"], found["pod"]) == ("RankFailed", 3, "job-worker-1"), found
     if fault is signal.SIGKILL:
         assert code == 128 + signal.SIGKILL
     else:

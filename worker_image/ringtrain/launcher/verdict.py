@@ -3,7 +3,8 @@
 When one rank dies the others notice within milliseconds (their connection breaks) or at their deadline (it hangs),
 raise PeerLost and exit with 1. Whoever reports first is therefore not always the cause. The rules, in this order:
 
-1. A rank killed by a signal that nobody sends as a consequence (SIGKILL, SIGSEGV, …) within the settle window.
+1. A rank killed by a signal that nobody sends as a consequence (SIGKILL, SIGSEGV, …) within the settle window,
+   unless it had raised PeerLost by then.
 2. An agent that fell silent, or was asked to stop, by then: its ranks are gone, whatever the others say.
 3. Of the ranks that failed for a reason of their own, the one that ended first.
 4. If all that failed only lost a peer: the rank that they call lost, which may still be running (it hangs).
@@ -121,7 +122,11 @@ def _exit_time(exit: Exit) -> tuple[float, int]:
 
 
 def _hard(exit: Exit) -> bool:
-    return bool(exit.state.signal) and exit.state.signal not in _SOFT_SIGNALS
+    # A rank that has said whom it lost is a witness, also when mpirun kills it before it has left by itself.
+    state = exit.state
+    if not state.signal or state.signal in _SOFT_SIGNALS:
+        return False
+    return lost_peer(state.log_tail, state.rank) is None
 
 
 def _settled(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> bool:

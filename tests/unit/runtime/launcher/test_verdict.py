@@ -81,6 +81,10 @@ KILLED = Ended(3, 10.2, 137, "SIGKILL", says="step 7")
             id="hangs-and-one-names-a-witness",
         ),
         pytest.param(
+            gang(lost(0, 10.0, 3), Ended(1, 10.1, 137, "SIGKILL", says="PeerLost: rank 3 was lost")), 3, 1,
+            "stopped answering", id="hangs-and-mpirun-kills-a-witness",
+        ),
+        pytest.param(
             gang(lost(0, 10.0, 1), lost(1, 10.2, 0)), 0, 1, "exited with 1", id="only-each-other",
         ),
         pytest.param(gang(lost(0, 10.0, 9)), 0, 1, "exited with 1", id="names-a-rank-that-does-not-exist"),
