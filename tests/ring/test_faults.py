@@ -43,22 +43,27 @@ def _train_until_a_fault(plan: FaultPlan) -> dict[str, object]:
     config = WorkerConfig.from_env(os.environ)
     network = RpcTransport(config.rank, config.addresses, config.timeout_s, config.data_path == "auto")
     transport = plan.applied_to(network, config.rank)
-    session = Session(config, transport, segment_bytes=4096)
     x = np.arange(10_000, dtype=np.float32)
+    started = time.monotonic()
+    try:
+        session = Session(config, transport, segment_bytes=4096)
+    except rt.errors.PeerLost as error:  # the others had met, and one was dead, before this rank was through
+        return {**_lost(error, started), "again": str(error), "left": leftovers()}
     with session.entered():
-        started = time.monotonic()
         try:
             while True:
                 for collective in COLLECTIVES:
                     started = time.monotonic()
                     collective(x)
         except rt.errors.PeerLost as error:
-            took_s = time.monotonic() - started
+            lost = _lost(error, started)
             again = _error_of(lambda: rt.allreduce(x))
             session.close()
-            return {
-                "lost": error.rank, "message": str(error), "again": again, "took_s": took_s, "left": leftovers()
-            }  # fmt: skip
+            return {**lost, "again": again, "left": leftovers()}
+
+
+def _lost(error: rt.errors.PeerLost, started: float) -> dict[str, object]:
+    return {"lost": error.rank, "message": str(error), "took_s": time.monotonic() - started}
 
 
 def _error_of(call):

@@ -6,7 +6,8 @@ raise PeerLost and exit with 1. Whoever reports first is therefore not always th
 1. A rank killed by a signal that nobody sends as a consequence (SIGKILL, SIGSEGV, …) within the settle window,
    unless it had raised PeerLost by then.
 2. An agent that fell silent, or was asked to stop, by then: its ranks are gone, whatever the others say.
-3. Of the ranks that failed for a reason of their own, the one that ended first.
+3. Of the ranks that failed for a reason of their own, the one that ended first; where mpirun has ended with the
+   code of one of them, that one: mpirun stops all when one of them fails, and they may end before that one does.
 4. If all that failed only lost a peer: the rank that they call lost, which may still be running (it hangs).
 5. Else the one that ended first.
 """
@@ -55,6 +56,7 @@ class GangView:
     """The gang at one moment. `ranks`: state by rank, all of the world; `exits`: of those that ended.
 
     `placed`: the worker of each rank that is not where the order of ranks would have it; mpirun may do so.
+    `command_code`: what mpirun exited with; None while it runs, and without one.
     """
 
     slots: int
@@ -62,6 +64,7 @@ class GangView:
     ranks: Sequence[RankState]
     exits: Sequence[Exit]
     placed: Mapping[int, int] = field(default_factory=dict)
+    command_code: int | None = None
 
     def worker_of(self, rank: int) -> WorkerView:
         """The worker that runs `rank`."""
@@ -156,9 +159,10 @@ def _first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerVi
     if gone:
         return _agent_failure(view, min(gone, key=lambda worker: (_gone_since(worker), worker.index)))
     lost = {exit.state.rank: lost_peer(exit.state.log_tail, exit.state.rank) for exit in failed}
-    for exit in failed:
-        if lost[exit.state.rank] is None:
-            return _rank_failure(view, exit)
+    own = [exit for exit in failed if lost[exit.state.rank] is None]
+    told = [exit for exit in own if exit.state.exit_code == view.command_code]
+    for exit in [*told, *own]:
+        return _rank_failure(view, exit)
     if failed:
         return _blamed(view, failed, [rank for rank in lost.values() if rank is not None])
     return None

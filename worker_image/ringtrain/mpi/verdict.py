@@ -1,7 +1,7 @@
 """How an MPI attempt ended: what the ranks say, and what the command that started them says."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringtrain.control.model import Failure, Outcome, RankPhase, Reason, Verdict
 from ringtrain.launcher.verdict import GangView, Patience, decide
@@ -36,9 +36,11 @@ def decide_mpi(
 
     What a rank says comes first: an mpirun that fails does so because of a rank, nearly always.
     """
+    if command is not None and command.code > 0:
+        view = replace(view, command_code=command.code)
     verdict = decide(view, now, patience)
     if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED and not _nobody_failed(view, verdict):
-        return verdict
+        return None if command is None and _mpirun_may_know(view, verdict, now, patience) else verdict
     if command is None:
         # All ranks may have ended well, but a script may go on to its next mpirun. One whose daemon is lost may
         # wait for it forever: MPICH's does.
@@ -61,6 +63,15 @@ def decide_mpi(
 def _nobody_failed(view: GangView, verdict: Verdict) -> bool:
     """Whether all that is wrong is that ranks were stopped."""
     return verdict.failure is not None and verdict.failure.reason is Reason.WORLD_INCOMPLETE and bool(view.exits)
+
+
+def _mpirun_may_know(view: GangView, verdict: Verdict, now: float, patience: Patience) -> bool:
+    """Whether mpirun, about to end, may still say that another rank than the one that exited first began."""
+    failure = verdict.failure
+    if failure is None or failure.reason is not Reason.RANK_FAILED or failure.signal not in ("", "SIGTERM"):
+        return False
+    first = min(exit.at for exit in view.exits if exit.state.phase is RankPhase.FAILED)
+    return now - first < patience.settle_s / 2
 
 
 def _just_ended(view: GangView, now: float, patience: Patience) -> bool:

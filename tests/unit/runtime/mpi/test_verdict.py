@@ -25,6 +25,9 @@ def rank(number: int, phase: RankPhase, code: int | None = None, signal: str = "
 
 RUNNING = gang(*(rank(number, RankPhase.RUNNING) for number in range(4)))
 SUCCEEDED = gang(*(rank(number, RankPhase.SUCCEEDED, 0) for number in range(4)))
+SIGTERM = (RankPhase.FAILED, 143, "SIGTERM")
+ABORTED = gang(rank(0, RankPhase.FAILED, 14), rank(1, *SIGTERM), rank(2, RankPhase.FAILED, 5), rank(3, *SIGTERM))
+TERMINATED = gang(rank(0, *SIGTERM), rank(1, *SIGTERM), rank(2, RankPhase.FAILED, 5), rank(3, *SIGTERM))
 STOPPED = [rank(number, RankPhase.STOPPED, 137, "SIGKILL") for number in range(4)]
 KILLED = gang(*STOPPED[:3], rank(3, RankPhase.FAILED, 137, "SIGKILL"))
 
@@ -36,6 +39,8 @@ KILLED = gang(*STOPPED[:3], rank(3, RankPhase.FAILED, 137, "SIGKILL"))
         pytest.param(SUCCEEDED, None, None, 99.0, id="a-script-that-goes-on"),
         pytest.param(RUNNING, CommandEnd(1, 10.0), None, 11.9, id="the-ranks'-news-may-be-on-its-way"),
         pytest.param(RUNNING, None, LOST_DAEMON, 11.9, id="mpirun-may-end-by-itself"),
+        pytest.param(ABORTED, None, None, 10.9, id="mpirun-may-know-who-began"),
+        pytest.param(TERMINATED, None, None, 10.9, id="mpirun-has-stopped-all-and-may-know-why"),
         pytest.param(gang(*STOPPED), None, None, 13.9, id="mpirun-has-killed-all-and-is-about-to-end"),
     ],
 )
@@ -51,6 +56,11 @@ def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | No
         pytest.param(
             KILLED, CommandEnd(137, 10.1), LOST_DAEMON, Reason.RANK_FAILED, "rank 3", id="a-rank-comes-first"
         ),
+        pytest.param(ABORTED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5", id="aborted"),
+        pytest.param(
+            TERMINATED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5", id="stopped-before-it",
+        ),
+        pytest.param(ABORTED, None, None, Reason.RANK_FAILED, "rank 0 exited with 14", id="mpirun-does-not-say"),
         pytest.param(
             gang(*STOPPED), CommandEnd(-9, 10.1), None, Reason.LAUNCHER_FAILED, "was killed by signal 9",
             id="mpirun-was-killed",
