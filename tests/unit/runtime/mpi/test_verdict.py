@@ -58,7 +58,7 @@ def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | No
         ),
         pytest.param(ABORTED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5", id="aborted"),
         pytest.param(
-            TERMINATED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5", id="stopped-before-it",
+            TERMINATED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5", id="stopped-first",
         ),
         pytest.param(ABORTED, None, None, Reason.RANK_FAILED, "rank 0 exited with 14", id="mpirun-does-not-say"),
         pytest.param(
