@@ -25,7 +25,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 # A lane for each kind of span, from the top.
-LANES = {PACED: "backward", "reduce": "reduce-scatter", "update": "update", "gather": "all-gather"}
+LANES = {PACED: "backward", "reduce": "reduce", "update": "update", "gather": "gather"}
 COLOURS = {PACED: "#999999", "reduce": "#e4572e", "update": "#29335c", "gather": "#08a045"}
 STEPS = 3  # the last one is drawn
 
@@ -74,7 +74,7 @@ def _lane(event: Event) -> str | None:
         return str(event["cat"])
     if event["cat"] != "collective":
         return None
-    return {"reduce_scatter": "reduce", "all_gather": "gather"}.get(event["name"].split()[0])
+    return event["name"] if event["name"] in LANES else None
 
 
 def draw(traces: dict[str, list[Event]], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that map each other's memory reduce and update in one pass; nothing but the time it takes may tell."""
+"""A bucket is reduced, updated and gathered in one go; nothing but the time it takes may tell."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,11 +29,15 @@ SHAPES = {"a": (131, 257), "b": (), "c": (0, 3), "d": (20_011,), "e": (77,), "ow
 
 
 class CountingGroup(RingGroup):
-    """The world, with a count of the updates that were made in one pass."""
+    """The world, with a count of the updates that were made in one go; or one that makes none."""
 
-    def __init__(self) -> None:
+    def __init__(self, fuses: bool = True) -> None:
         super().__init__()
         self.updates = 0
+        self._fuses = fuses
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self._fuses and super().can_update(gradients, weights)
 
     def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
         self.updates += 1
@@ -48,14 +52,16 @@ def _steps(opt: HostOptimizer, steps: int, seed: Any) -> None:
         opt.step()
 
 
-def _trained(runs: Sequence[tuple[Rule, Any]], options: dict[str, Any]) -> list[tuple[int, dict[str, bytes]]]:
-    """Of every run: how many updates were made in one pass, and the bits of weights and state."""
+def _trained(
+    runs: Sequence[tuple[Rule, Any]], options: dict[str, Any], fuses: bool = True
+) -> list[tuple[int, dict[str, bytes]]]:
+    """Of every run: how many updates were made in one go, and the bits of weights and state."""
     rt.init()
     trained = []
     for rule, dtype in runs:
         start = np.random.default_rng(rt.rank())  # only rank 0's counts
         params = {name: start.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
-        group = CountingGroup()
+        group = CountingGroup(fuses)
         opt = HostOptimizer(params, rule, bucket_bytes=1 << 16, local=["own"], group=group, **options)
         _steps(opt, 3, [1])
         state = opt.state_dict()["arrays"]
@@ -67,28 +73,31 @@ def _trained(runs: Sequence[tuple[Rule, Any]], options: dict[str, Any]) -> list[
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_the_bits_are_those_of_reduction_update_and_gathering(size: int) -> None:
-    """For every rule that has one and every type: weights and state of all ranks, against the same over gRPC."""
+    """For every rule that has one and every type: weights and state of all ranks, in memory and over gRPC."""
     runs = [(rule, dtype) for rule in RULES.values() for dtype in DTYPES]
-    fused = run_ranks(_trained, size, runs, {}, env={"RINGTRAIN_TRANSPORT": "auto"})
-    apart = run_ranks(_trained, size, runs, {}, env={"RINGTRAIN_TRANSPORT": "grpc"})
-    for index, run in enumerate(runs):
-        updates, bits = fused[0][index]
-        assert (updates > 0) == (size > 1), run
-        assert apart[0][index] == (0, bits), run
-        assert all(fused[rank][index] == (updates, bits) for rank in range(size)), run
+    apart = run_ranks(_trained, size, runs, {}, False, env={"RINGTRAIN_TRANSPORT": "grpc"})
+    for transport in ("auto", "grpc"):
+        fused = run_ranks(_trained, size, runs, {}, env={"RINGTRAIN_TRANSPORT": transport})
+        for index, run in enumerate(runs):
+            updates, bits = fused[0][index]
+            assert (updates > 0) == (size > 1), (transport, run)
+            assert apart[0][index] == (0, bits), (transport, run)
+            assert all(fused[rank][index] == (updates, bits) for rank in range(size)), (transport, run)
 
 
 def test_what_needs_more_than_one_pass_takes_it() -> None:
     """A norm over all gradients, a layer's norm, and state that every rank has whole."""
     several = [(SGD(0.1), {"clip_norm": 1.0}), (SGD(0.1), {"sharded": False}), (LAMB(), {})]
     for rule, options in several:
-        ((updates, _),) = run_ranks(_trained, 2, [(rule, DTYPES[0])], options)[0]
-        assert updates == 0
+        for transport in ("auto", "grpc"):
+            env = {"RINGTRAIN_TRANSPORT": transport}
+            ((updates, _),) = run_ranks(_trained, 2, [(rule, DTYPES[0])], options, env=env)[0]
+            assert updates == 0
 
 
-def _accumulated_and_loaded() -> tuple[int, list[bytes]]:
+def _accumulated_and_loaded(fuses: bool = True) -> tuple[int, list[bytes]]:
     rt.init()
-    group = CountingGroup()
+    group = CountingGroup(fuses)
     opt = HostOptimizer({"w": np.zeros(5001, np.float32)}, AdamW(0.1), accumulate=2, group=group)
     _steps(opt, 4, [2])
     opt.load_state_dict(opt.state_dict())
@@ -97,11 +106,12 @@ def _accumulated_and_loaded() -> tuple[int, list[bytes]]:
     return group.updates, [opt.weights["w"].tobytes()]
 
 
-def test_accumulating_and_loading_go_on_as_over_the_network() -> None:
-    fused = run_ranks(_accumulated_and_loaded, 3)
-    apart = run_ranks(_accumulated_and_loaded, 3, env={"RINGTRAIN_TRANSPORT": "grpc"})
-    assert [updates for updates, _ in fused] == [3] * 3
-    assert [bits for _, bits in fused] == [bits for _, bits in apart]
+def test_accumulating_and_loading_go_on_as_in_passes_of_their_own() -> None:
+    apart = run_ranks(_accumulated_and_loaded, 3, False)
+    for transport in ("auto", "grpc"):
+        fused = run_ranks(_accumulated_and_loaded, 3, env={"RINGTRAIN_TRANSPORT": transport})
+        assert [updates for updates, _ in fused] == [3] * 3
+        assert [bits for _, bits in fused] == [bits for _, bits in apart]
 
 
 def _weights_on_their_way() -> list[bool]:
@@ -121,6 +131,7 @@ def _weights_on_their_way() -> list[bool]:
     return seen
 
 
-def test_a_weight_that_was_waited_for_is_new_everywhere() -> None:
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_a_weight_that_was_waited_for_is_new_everywhere(transport: str) -> None:
     """Also the shard that another rank wrote, while later buckets are still under way."""
-    assert run_ranks(_weights_on_their_way, 2) == [[True] * 100] * 2
+    assert run_ranks(_weights_on_their_way, 2, env={"RINGTRAIN_TRANSPORT": transport}) == [[True] * 100] * 2

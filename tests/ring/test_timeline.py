@@ -21,6 +21,7 @@ def train(steps: int) -> None:
         for name in ("b", "a"):
             optimizer.submit(name, np.ones_like(optimizer.weights[name]))
         optimizer.step()
+    rt.barrier()
     rt.shutdown()
 
 
@@ -41,9 +42,10 @@ def test_all_ranks_write_one_file(tmp_path: Path, transport: str) -> None:
         counted = Counter(event["cat"] for event in mine if event["ph"] == "X")
         assert counted["backward"] == 3
         assert counted["submit"] == 6
-        assert counted["update"] >= 3
+        assert counted["bucket"] >= 3
         # Shared memory reduces, updates and shares new weights in one meeting.
         assert counted["collective"] >= 6 if transport == "grpc" else counted["shared memory"] >= 3
+        assert transport == "shm" or counted["update"] >= 3
         assert transport == "shm" or counted["ring step"] >= 6
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
 
@@ -52,8 +54,8 @@ def test_spans_of_ranks_overlap_in_time(tmp_path: Path) -> None:
     """All ranks are on one clock: a barrier ends on each after it began on every one."""
     path = tmp_path / "timeline.json"
     run_ranks(train, 2, 1, env={"RINGTRAIN_TIMELINE": str(path), "RINGTRAIN_TRANSPORT": "grpc"})
-    gathers = [e for e in events_in(path) if e.get("cat") == "collective" and e["name"].startswith("all_gather")]
-    last = [max((e for e in gathers if e["pid"] == rank), key=lambda e: e["ts"]) for rank in range(2)]
+    barriers = [e for e in events_in(path) if e.get("cat") == "collective" and e["name"] == "barrier"]
+    last = [max((e for e in barriers if e["pid"] == rank), key=lambda e: e["ts"]) for rank in range(2)]
     assert max(e["ts"] for e in last) <= min(e["ts"] + e["dur"] for e in last)
 
 

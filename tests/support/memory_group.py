@@ -92,6 +92,9 @@ class MemoryGroup:
     def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
         raise AssertionError("can_update said no")
 
+    def finish_updates(self) -> bool:
+        raise AssertionError("can_update said no")
+
     def broadcast(self, buffer: Flat) -> None:
         self._meet("broadcast", buffer, None, None).wait()
 

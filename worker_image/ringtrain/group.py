@@ -75,7 +75,7 @@ class Group(Protocol):
         """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank."""
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks."""
+        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
 
     def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
         """Reduce rank r's chunk of `gradients` on rank r, apply `change` to it, and write the weights to all.
@@ -83,6 +83,9 @@ class Group(Protocol):
         The weights of all ranks are new when the next update, or this one if it is the last, returns; `gradients`
         must not be written before that. The same bits as `reduce_scatter`, the update, `all_gather`.
         """
+
+    def finish_updates(self) -> bool:
+        """Make the weights of the update before new now, no other one follows at once; False: they wait."""
 
     def broadcast(self, buffer: Flat) -> None:
         """Overwrite `buffer` (1-d) with rank 0's on every rank."""
@@ -122,6 +125,9 @@ class RingGroup:
 
     def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
         flat.update(gradients, bounds, ops.Average if average else ops.Sum, change)
+
+    def finish_updates(self) -> bool:
+        return flat.finish_updates()
 
     def broadcast(self, buffer: Flat) -> None:
         api.broadcast_(buffer, 0)

@@ -107,6 +107,11 @@ def span(name: str, category: str, **args: Any) -> _Span | _NoSpan:
     return _NO_SPAN if _active is None else _Span(_active, name, category, args)
 
 
+def no_span(name: str, category: str, **args: Any) -> _NoSpan:
+    """In the place of `span`: nothing is recorded."""
+    return _NO_SPAN
+
+
 def record_since(began_ns: int, name: str, category: str) -> None:
     """Record what began at `began_ns` of `time.perf_counter_ns`, perhaps in another function, and ends now."""
     if _active is not None:

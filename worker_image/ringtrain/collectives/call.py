@@ -33,6 +33,7 @@ class Place:
     sequence: int
     peers: tuple[int, ...]  # world ranks that this one exchanges frames with
     others: tuple[int, ...]  # all that take part: each of them may keep the peers waiting
+    is_span: bool = True  # of the timeline: no other one of the same thread overlaps with it
 
 
 class Call:
@@ -55,7 +56,8 @@ class Call:
         self._streams: dict[int, FrameStream] = {}
         names = what.label.removeprefix(what.kind)
         self._doing = Doing(f"{what.kind} #{place.sequence}{names}", place.process_set, place.sequence)
-        self._span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=place.sequence)
+        record = timeline.span if place.is_span else timeline.no_span
+        self._span = record(what.label, "collective", bytes=total_bytes, sequence=place.sequence)
 
     def __enter__(self) -> "Call":
         self._member.verdict.check()

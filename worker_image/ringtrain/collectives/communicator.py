@@ -71,14 +71,20 @@ class PieceReducer(Protocol):
 
 @runtime_checkable
 class Updater(Protocol):
-    """A `Communicator` whose ranks can write each other's weights: it reduces and updates in one pass."""
+    """A `Communicator` that reduces, updates and gathers in one go."""
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks."""
+        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
 
     def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
         """Fold this rank's chunk of `gradients`, apply `change` to it, and write the weights to every rank.
 
-        They are new on return of the next collective, or of this one if it is the last. `gradients` must not be
+        They are new on return of the next update, or of this one if it is the last. `gradients` must not be
         written before that.
+        """
+
+    def finish_updates(self) -> bool:
+        """Make the weights of the update before new now, if no other one follows at once; False: they wait for it.
+
+        Ranks need not agree on when they call this.
         """

@@ -18,19 +18,18 @@ from numpy.typing import NDArray
 
 from ringtrain.collectives.call import Call, FramesFor, Place
 from ringtrain.collectives.fold import Flat, Folder
-from ringtrain.collectives.layout import Bounds, even_bounds, offsets, segments
+from ringtrain.collectives.layout import Bounds, even_bounds, offsets, passing_bytes, segments, segments_at
 from ringtrain.collectives.ops import Op
 from ringtrain.collectives.pieces import cut_pieces, without_short_ones
 from ringtrain.collectives.rooms import Rooms
+from ringtrain.collectives.updates import Updates
+from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
 
-SEGMENT_BYTES: Final = 4 << 20
-# A chunk has at least so many segments, down to where their fixed cost shows: results wait for whole ones.
-_SEGMENTS: Final = 4
-_LEAST_SEGMENT_BYTES: Final = 256 << 10
+SEGMENT_BYTES: Final = 2 << 20
 # Up to this everyone sends everything to everyone: one trip less counts for more than the bytes. See bench/README.
 _DIRECT_BYTES: Final = 16 << 10
 # Relays read what others pass on one segment behind what they pass on themselves.
@@ -57,6 +56,7 @@ class ExchangeCommunicator:
         self._others = tuple((self.position + shift) % len(ranks) for shift in range(1, len(ranks)))
         self._direct_bytes = min(_DIRECT_BYTES, segment_bytes)
         self._rooms = Rooms()
+        self._updates = Updates(self)
 
     @property
     def fusion_bytes(self) -> int:
@@ -75,7 +75,8 @@ class ExchangeCommunicator:
     def _reduce_all(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
         """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
         length, dtype = sum(len(source) for source in sources), sources[0].dtype
-        step = self._segment_length(-(-length // len(self.ranks)), dtype.itemsize)
+        longest = -(-length // len(self.ranks)) * dtype.itemsize
+        step = max(1, passing_bytes(longest, self.segment_bytes) // dtype.itemsize)
         cuts = cut_pieces(sources, len(self.ranks), step)
         own = cuts[self.position]
         results: list[Frame] = []
@@ -83,44 +84,44 @@ class ExchangeCommunicator:
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             for slot, (part, _) in enumerate(cuts[self.ranks.index(rank)]):
                 yield call.frame(Step.CONTRIBUTION, slot, part)
-            yield from self._results(call, results, len(own), caller)
+            yield from self.results(call, results, len(own), caller)
 
-        call = self.call(self._laid_out(what, ()), frames_for, length * dtype.itemsize)
+        call = self.call(self.laid_out(what, ()), frames_for, length * dtype.itemsize)
         folder = Folder(op, dtype, len(self.ranks), self.position)
         with call:
             for slot, (part, cut) in enumerate(own):
-                folder.fold(self._contributions(call, folder, slot, part), target[cut])
-                self._offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
+                folder.fold(self.contributions(call, slot, part, folder.keeps_all), target[cut])
+                self.offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
             wheres = [[cut for _, cut in chunk] for chunk in cuts]
             for slot in range(max(len(chunk) for chunk in cuts)):
-                self._read_results(call, wheres, slot, target)
+                self.read_results(call, wheres, slot, target)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
-        cuts = self._cut(bounds, source)
+        cuts = self.cut(bounds, source)
         start = bounds[self.position]
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             for index, cut in enumerate(cuts[self.ranks.index(rank)]):
                 yield call.frame(Step.CONTRIBUTION, index, source[cut])
 
-        call = self.call(self._laid_out(what, bounds), frames_for, source.nbytes)
+        call = self.call(self.laid_out(what, bounds), frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         with call:
             for index, cut in enumerate(cuts[self.position]):
                 out = target[cut.start - start : cut.stop - start]
-                folder.fold(self._contributions(call, folder, index, source[cut]), out)
+                folder.fold(self.contributions(call, index, source[cut], folder.keeps_all), out)
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
-        cuts = self._cut(bounds, buffer)
+        cuts = self.cut(bounds, buffer)
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             for index, cut in enumerate(cuts[self.position]):
                 yield call.frame(Step.RESULT, index, buffer[cut])
 
-        call = self.call(self._laid_out(what, bounds), frames_for, buffer.nbytes)
+        call = self.call(self.laid_out(what, bounds), frames_for, buffer.nbytes)
         with call:
             for index in range(max(len(cut) for cut in cuts)):
-                self._read_results(call, cuts, index, buffer)
+                self.read_results(call, cuts, index, buffer)
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
         return self._exchange_parts(what, [part] * len(self.ranks))
@@ -138,14 +139,15 @@ class ExchangeCommunicator:
             dealt = even_bounds(len(buffer), len(relays))
             lengths = {p: dealt[i + 1] - dealt[i] for i, p in enumerate(relays)}
             bounds = offsets([lengths.get(p, 0) for p in range(len(self.ranks))])
-        cuts = self._cut(bounds, buffer)
+        longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
+        cuts = segments_at(bounds, max(1, passing_bytes(longest, self.segment_bytes) // buffer.itemsize))
         if self.position == root:
             self._deal(what, buffer, cuts, root, direct)
         else:
             self._relay(what, buffer, cuts, root, direct)
 
     def barrier(self, what: Signature) -> None:
-        with self.call(self._laid_out(what, ()), lambda rank, caller: iter(()), 0):
+        with self.call(self.laid_out(what, ()), lambda rank, caller: iter(()), 0):
             pass
 
     def compare(self, what: Signature, sequence: int) -> None:
@@ -154,13 +156,28 @@ class ExchangeCommunicator:
         self.barrier(what)
 
     def call(
-        self, what: Signature, frames_for: FramesFor, total_bytes: int, peers: tuple[int, ...] | None = None
+        self,
+        what: Signature,
+        frames_for: FramesFor,
+        total_bytes: int,
+        peers: tuple[int, ...] | None = None,
+        is_span: bool = True,
     ) -> Call:
         """Begin the set's next collective. `peers`: world ranks to exchange frames with, by default all others."""
         self._sequence += 1
         others = tuple(self.ranks[position] for position in sorted(self._others))
-        place = Place(self._process_set, self._sequence, others if peers is None else peers, others)
+        place = Place(self._process_set, self._sequence, others if peers is None else peers, others, is_span)
         return Call(self._member, place, what, frames_for, total_bytes)
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self._updates.are_possible()
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
+        self._updates.update(what, gradients, bounds, op, change)
+
+    def finish_updates(self) -> bool:
+        self._updates.finish()
+        return True
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         return np.zeros(nbytes, np.uint8)
@@ -174,12 +191,12 @@ class ExchangeCommunicator:
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             yield call.frame(Step.CONTRIBUTION, 0, source)
 
-        call = self.call(self._laid_out(what, ()), frames_for, source.nbytes)
+        call = self.call(self.laid_out(what, ()), frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         # Not yet into `target`: it may be `source`, which peers still read.
         result = np.empty_like(source)
         with call:
-            folder.fold(self._contributions(call, folder, 0, source), result)
+            folder.fold(self.contributions(call, 0, source, folder.keeps_all), result)
         target[...] = result
 
     def _deal(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
@@ -187,7 +204,7 @@ class ExchangeCommunicator:
             for index, cut in enumerate(cuts[root if direct else self.ranks.index(rank)]):
                 yield call.frame(Step.RESULT, index, buffer[cut])
 
-        call = self.call(self._laid_out(what, ()), frames_for, buffer.nbytes)
+        call = self.call(self.laid_out(what, ()), frames_for, buffer.nbytes)
         nothing = buffer[:0]
         with call:
             for position in self._others:
@@ -200,21 +217,21 @@ class ExchangeCommunicator:
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             if rank == self.ranks[root]:
-                yield from self._results(call, complete, 1, caller)
+                yield from self.results(call, complete, 1, caller)
             elif not direct:
-                yield from self._results(call, passed_on, len(own), caller)
+                yield from self.results(call, passed_on, len(own), caller)
 
-        call = self.call(self._laid_out(what, ()), frames_for, buffer.nbytes)
+        call = self.call(self.laid_out(what, ()), frames_for, buffer.nbytes)
         relays = [p for p in self._others if p != root]
         with call:
             for index in range(max(len(cut) for cut in cuts) + _LAG):
                 if index < len(own):
                     part = buffer[own[index]]
                     call.read(self.ranks[root], Step.RESULT, index, part)
-                    self._offer(call, passed_on, call.frame(Step.RESULT, index, part))
+                    self.offer(call, passed_on, call.frame(Step.RESULT, index, part))
                 if index >= _LAG and not direct:
-                    self._read_results(call, cuts, index - _LAG, buffer, relays)
-            self._offer(call, complete, call.frame(Step.DONE, 0, buffer[:0]))
+                    self.read_results(call, cuts, index - _LAG, buffer, relays)
+            self.offer(call, complete, call.frame(Step.DONE, 0, buffer[:0]))
 
     def _exchange_parts(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
         """Every position gets its part from every other; how much that is, it learns from the first frame."""
@@ -227,7 +244,7 @@ class ExchangeCommunicator:
             for index, cut in enumerate(segments(0, len(part), step)):
                 yield call.frame(Step.RESULT, index, part[cut])
 
-        call = self.call(self._laid_out(what, ()), frames_for, sum(part.nbytes for part in parts))
+        call = self.call(self.laid_out(what, ()), frames_for, sum(part.nbytes for part in parts))
         size = np.empty(1, np.int64)
         with call:
             received = [own.copy()] * len(self.ranks)
@@ -242,29 +259,26 @@ class ExchangeCommunicator:
                         call.read(self.ranks[position], Step.RESULT, index, part)
         return received
 
-    def _laid_out(self, what: Signature, bounds: Bounds) -> Signature:
+    def laid_out(self, what: Signature, bounds: Bounds) -> Signature:
         return replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
 
-    def _segment_length(self, longest: int, itemsize: int) -> int:
-        """Elements of a segment where the longest chunk has `longest` elements."""
-        least = max(longest * itemsize // _SEGMENTS, _LEAST_SEGMENT_BYTES)
-        return max(1, min(least, self.segment_bytes) // itemsize)
+    def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
+        return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))
 
-    def _cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
-        step = self._segment_length(max(end - start for start, end in pairwise(bounds)), like.itemsize)
-        return [segments(start, end, step) for start, end in pairwise(bounds)]
+    def contributions(self, call: Call, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
+        """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for.
 
-    def _contributions(self, call: Call, folder: Folder, segment: int, own: Flat) -> Iterator[Flat]:
-        """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for."""
+        `keep_all`: until the next segment; otherwise only the last two.
+        """
         for position, rank in enumerate(self.ranks):
             if position == self.position:
                 yield own
                 continue
-            part = self._rooms.like(own, position if folder.keeps_all else position % 2)
+            part = self._rooms.like(own, position if keep_all else position % 2)
             call.read(rank, Step.CONTRIBUTION, segment, part)
             yield part
 
-    def _read_results(
+    def read_results(
         self,
         call: Call,
         cuts: list[list[slice]],
@@ -276,11 +290,11 @@ class ExchangeCommunicator:
             if segment < len(cuts[position]):
                 call.read(self.ranks[position], Step.RESULT, segment, buffer[cuts[position][segment]])
 
-    def _offer(self, call: Call, frames: list[Frame], frame: Frame) -> None:
+    def offer(self, call: Call, frames: list[Frame], frame: Frame) -> None:
         frames.append(frame)
         call.offer_changed()
 
-    def _results(self, call: Call, frames: list[Frame], count: int, caller: Caller) -> Iterator[Frame]:
+    def results(self, call: Call, frames: list[Frame], count: int, caller: Caller) -> Iterator[Frame]:
         """Frames as they are offered, until there were `count`."""
         for index in range(count):
             call.wait_until(partial(_longer_than, frames, index), caller)

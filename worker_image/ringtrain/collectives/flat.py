@@ -14,8 +14,7 @@ from ringtrain.collectives.engine import Handle
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds
 from ringtrain.collectives.ops import Op, Sum, check_op
-from ringtrain.collectives.process_sets import ProcessSet, communicator_of
-from ringtrain.collectives.session import current
+from ringtrain.collectives.process_sets import ProcessSet
 from ringtrain.collectives.submit import Work, call, submit
 from ringtrain.collectives.tensors import check_writable, tensor_of
 from ringtrain.errors import ConfigurationError
@@ -68,24 +67,37 @@ def all_to_all_async(parts: Sequence[Flat], process_set: Set = None) -> Handle[l
 
 
 def can_update(gradients: Flat, weights: Flat, process_set: Set = None) -> bool:
-    """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks."""
-    ring = communicator_of(current(), process_set)
-    return isinstance(ring, Updater) and ring.can_update(gradients, weights)
+    """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
+
+    def work(communicator: Communicator) -> bool:
+        return isinstance(communicator, Updater) and communicator.can_update(gradients, weights)
+
+    return call(work, process_set)
 
 
 def update(gradients: Flat, bounds: Sequence[int], op: Op, change: ChunkUpdate, process_set: Set = None) -> None:
     """Reduce this rank's chunk of `gradients`, apply `change` to it, and write the new weights to all ranks.
 
-    They are new everywhere when the next collective, or this one if it is the last update, returns; `gradients`
-    must not be written before that.
+    They are new everywhere when the next update, or this one if it is the last, returns; `gradients` must not be
+    written before that.
     """
     what = _signature("update", gradients, None, op)
 
     def work(communicator: Communicator) -> None:
-        assert isinstance(communicator, Updater), "ask can_update first"
-        communicator.update(what, gradients, _checked(bounds, gradients, len(communicator.ranks)), op, change)
+        cuts = _checked(bounds, gradients, len(communicator.ranks))
+        _updater(communicator).update(what, gradients, cuts, op, change)
 
     call(work, process_set)
+
+
+def finish_updates(process_set: Set = None) -> bool:
+    """Make the weights of the update before new now, no other one follows at once; False: they wait."""
+    return call(lambda ring: _updater(ring).finish_updates(), process_set)
+
+
+def _updater(communicator: Communicator) -> Updater:
+    assert isinstance(communicator, Updater), "ask can_update first"
+    return communicator
 
 
 def allocate(length: int, dtype: Any, process_set: Set = None) -> Flat:

@@ -6,7 +6,7 @@ average divides after the fold.
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ringtrain.collectives.ops import Op
 from ringtrain.kernels.library import native_library
+from ringtrain.kernels.update import ChunkUpdate, lies_at, native_update
 from ringtrain.wire.dtypes import CODES, HALVES, dtype_name
 
 Flat = NDArray[Any]  # 1-d and contiguous
@@ -94,3 +95,24 @@ class Folder:
         if len(self._scratch) < length:
             self._scratch = np.empty(length, self._dtype)
         return self._scratch[:length]
+
+
+def can_update() -> bool:
+    """Whether `update` is to be had in this installation."""
+    return native_library() is not None
+
+
+def update(parts: Sequence[Flat], op: Op, change: ChunkUpdate) -> None:
+    """Fold `parts`, one of each rank in rank order, and apply `change` to all of its weights, in one pass."""
+    library = native_library()
+    assert library is not None, "ask can_update first"
+    weights = (ctypes.c_void_p * 1)(lies_at(change.weights))
+    library.ringtrain_update(
+        CODES[dtype_name(change.weights.dtype)],
+        _OP_CODES[op],
+        len(parts) if op is Op.Average else 0,
+        (ctypes.c_void_p * len(parts))(*map(lies_at, parts)),
+        len(parts),
+        ctypes.byref(native_update(change, weights)),
+        ctypes.c_uint64(len(change.weights)),
+    )

@@ -38,6 +38,7 @@ class Compressor:
                 raise ConfigurationError(f'compression is "{compression}"; expected one of {allowed}')
             half_dtype(compression)
         self.compression = compression
+        self._halves: dict[str, Flat] = {}
         self._lost: dict[str, Flat] = {}
         self._lost_results: dict[str, Flat] = {}
 
@@ -60,7 +61,8 @@ class Compressor:
         return x
 
     def _as_half(self, communicator: Communicator, what: Signature, values: Flat, op: Op) -> None:
-        half = np.empty(len(values), half_dtype(self.compression))
+        # Kept, as what rounding lost is: new memory for each message costs more than the rounding.
+        half = self._memory(self._halves, what, len(values), half_dtype(self.compression))
         squeeze(values, self._memory(self._lost, what, len(values)), half)
         communicator.all_reduce(what, half, half, op)
         stretch(half, values)
@@ -83,9 +85,9 @@ class Compressor:
         for cut, message in zip(cuts, communicator.all_gather_parts(what, encoded), strict=True):
             values[cut] = int8.decode(message, cut.stop - cut.start)
 
-    def _memory(self, memories: dict[str, Flat], what: Signature, length: int) -> Flat:
+    def _memory(self, memories: dict[str, Flat], what: Signature, length: int, dtype: Any = np.float32) -> Flat:
         name = what.tensors[0].name or ""
         memory = memories.get(name)
         if memory is None or len(memory) != length:
-            memory = memories[name] = np.zeros(length, np.float32)
+            memory = memories[name] = np.zeros(length, dtype)
         return memory

@@ -1,7 +1,7 @@
 """An update rule as compiled code takes it (`native/shm.h`), for those who hand it on without knowing rules."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -32,3 +32,43 @@ class ChunkUpdate:
     states: tuple[Flat, ...]
     master: Flat | None
     last: bool
+
+    def cut(self, where: slice, own: slice) -> "ChunkUpdate":
+        """The update of elements `where` of the buffer, of whose chunk this rank owns `own`."""
+        within = slice(where.start - own.start, where.stop - own.start)
+        return replace(
+            self,
+            weights=self.weights[where],
+            states=tuple(state[within] for state in self.states),
+            master=None if self.master is None else self.master[within],
+        )
+
+
+class _Update(ctypes.Structure):
+    _fields_ = [
+        ("rule", ctypes.c_int32),
+        ("last", ctypes.c_int32),
+        ("targets", ctypes.c_int32),
+        ("terms", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("master", ctypes.c_void_p),
+        ("states", ctypes.c_void_p * 2),
+    ]
+
+
+def native_update(change: ChunkUpdate, weights: "ctypes.Array[ctypes.c_void_p]") -> _Update:
+    """`change` as compiled code takes it. `weights`: where those of each rank begin."""
+    return _Update(
+        rule=change.rule.code,
+        last=change.last,
+        targets=len(weights),
+        terms=ctypes.addressof(change.rule.terms),
+        weights=ctypes.addressof(weights),
+        master=None if change.master is None else lies_at(change.master),
+        states=(ctypes.c_void_p * 2)(*map(lies_at, change.states)),
+    )
+
+
+def lies_at(buffer: Flat) -> int:
+    """The address of its first element."""
+    return int(buffer.__array_interface__["data"][0])  # .ctypes takes thrice as long

@@ -65,14 +65,15 @@ class HostGroup:
         return self._begin(lambda ring: ring.all_to_all(Signature("all_to_all"), parts))
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        ring = self._communicator
-        return isinstance(ring, Updater) and ring.can_update(gradients, weights)
+        return self._begin(lambda ring: isinstance(ring, Updater) and ring.can_update(gradients, weights)).wait()
 
     def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
-        ring, op = self._communicator, Op.Average if average else Op.Sum
-        assert isinstance(ring, Updater), "ask can_update first"
+        op = Op.Average if average else Op.Sum
         what = Signature("update", op=op.value)
-        self._begin(lambda _: ring.update(what, gradients, tuple(bounds), op, change)).wait()
+        self._begin(lambda ring: _updater(ring).update(what, gradients, tuple(bounds), op, change)).wait()
+
+    def finish_updates(self) -> bool:
+        return self._begin(lambda ring: _updater(ring).finish_updates()).wait()
 
     def broadcast(self, buffer: Flat) -> None:
         self._begin(lambda ring: ring.broadcast(Signature("broadcast", root=0), buffer, 0)).wait()
@@ -94,6 +95,11 @@ class HostGroup:
 
     def _begin(self, work: Callable[[Communicator], T]) -> _Pending[T]:
         return _Pending(self._thread.submit(work, self._communicator))
+
+
+def _updater(communicator: Communicator) -> Updater:
+    assert isinstance(communicator, Updater), "ask can_update first"
+    return communicator
 
 
 def host_group(process_set: ProcessSet) -> HostGroup:

@@ -1,7 +1,8 @@
-"""One update among ranks that map each other's memory: each bucket is reduced and updated in one pass.
+"""One update in which each bucket is reduced, updated and gathered in one go.
 
-Every rank reads its shard of all ranks' gradients, and writes new weights where each rank has them. Ranks meet
-once a bucket, when all have its gradients, and once more after the last. The bits are those of `pipeline`.
+Ranks that map each other's memory read their shard of all ranks' gradients, and write new weights where each rank
+has them: they meet once a bucket, when all have its gradients, and once more after the last. Over a network a
+bucket is one exchange. The bits are those of `pipeline`.
 See docs/decisions/0009-reduce-and-update-in-one-pass.md.
 """
 
@@ -48,6 +49,8 @@ class FusedUpdate:
         """Return when every weight is new on this rank. Raises what the meeting raised."""
         before: Bucket | None = None
         for bucket in self._m.layout.buckets:
+            if before is not None and not self._inbox.is_complete(bucket.index):
+                before = self._finished(before)
             if not self._inbox.wait_complete(bucket.index):
                 raise Abandoned
             if bucket.local or not bucket.size:
@@ -59,6 +62,13 @@ class FusedUpdate:
             before = bucket
         self.arrivals.release()
 
+    def _finished(self, bucket: Bucket) -> Bucket | None:
+        """Use the time until the next bucket is complete; return `bucket` if its weights must wait for that."""
+        if not self._m.group.finish_updates():
+            return bucket
+        self.arrivals.arrived(bucket)
+        return None
+
     def _update(self, bucket: Bucket) -> None:
         arenas, rule = self._m.arenas, self._rule
         state = arenas.state[bucket.index]
@@ -69,7 +79,7 @@ class FusedUpdate:
             state.get(MASTER),
             last=bucket is self._last,
         )
-        with timeline.span(f"reduce and update bucket {bucket.index}", "update"):
+        with timeline.span(f"reduce and update bucket {bucket.index}", "bucket"):
             self._m.group.update(arenas.gradients(bucket), bucket.bounds, bucket.half, change)
 
     def _update_alone(self, bucket: Bucket) -> None:

@@ -76,7 +76,8 @@ class Inbox:
         with self._changed:
             if self._last_micro_step:
                 self._outstanding[bucket.index] -= 1
-                self._changed.notify_all()
+                if not self._outstanding[bucket.index]:
+                    self._changed.notify_all()
         return first_of_last
 
     def end_micro_step(self) -> bool:

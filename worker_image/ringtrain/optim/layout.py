@@ -40,7 +40,7 @@ class ParamSpec:
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
-    @property
+    @cached_property
     def arena(self) -> tuple[str, bool]:
         """Key of the arena that holds it: parameters of one dtype and one kind of sync share memory."""
         return self.dtype.name, self.local
@@ -77,7 +77,7 @@ class Bucket:
     def local(self) -> bool:
         return self.places[0].spec.local
 
-    @property
+    @cached_property
     def half(self) -> bool:
         return self.dtype.name in HALF_TYPES
 

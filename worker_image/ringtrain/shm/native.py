@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ringtrain.collectives.fold import Flat
 from ringtrain.collectives.layout import Bounds
 from ringtrain.collectives.ops import Op
-from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.kernels.update import ChunkUpdate, lies_at, native_update
 from ringtrain.wire.dtypes import CODES, dtype_name
 
 PARITIES: Final = 2
@@ -78,17 +78,6 @@ class _Job(ctypes.Structure):
         ("phase", ctypes.c_uint32),
         ("piece", ctypes.c_uint32),
         ("blamed", ctypes.c_int32),
-    ]
-
-
-class _Update(ctypes.Structure):
-    _fields_ = [
-        ("rule", ctypes.c_int32),
-        ("last", ctypes.c_int32),
-        ("terms", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("master", ctypes.c_void_p),
-        ("states", ctypes.c_void_p * 2),
     ]
 
 
@@ -158,14 +147,7 @@ class NativeChannel:
         job = self._job(what, work, timeout_s)
         gradients, weights = map(self._addresses, lies)
         job.peers = ctypes.addressof(gradients)
-        update = _Update(
-            rule=change.rule.code,
-            last=change.last,
-            terms=ctypes.addressof(change.rule.terms),
-            weights=ctypes.addressof(weights),
-            master=_address(change.master),
-            states=(ctypes.c_void_p * 2)(*map(_address, change.states)),
-        )
+        update = native_update(change, weights)
         return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
 
     def _repeat(self, function: Any, job: _Job, argument: Any) -> Outcome:
@@ -240,18 +222,14 @@ def _chunks_array(chunks: Chunks) -> Any:
 
 
 def _address(buffer: Flat | None) -> int | None:
-    return None if buffer is None else _lies_at(buffer)
-
-
-def _lies_at(buffer: Flat) -> int:
-    return int(buffer.__array_interface__["data"][0])  # .ctypes takes thrice as long
+    return None if buffer is None else lies_at(buffer)
 
 
 def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
     """Where each piece begins in the buffer and where it lies; the row after the last one ends the buffer."""
     table = np.zeros((len(pieces) + 1, 2), np.int64)
     np.cumsum([len(piece) for piece in pieces], out=table[1:, 0])
-    table[:-1, 1] = [_lies_at(piece) for piece in pieces]
+    table[:-1, 1] = [lies_at(piece) for piece in pieces]
     return table
 
 

@@ -39,11 +39,14 @@ class Board:
     def __init__(self, rank: int, verdict: Verdict) -> None:
         self._rank = rank
         self._verdict = verdict
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._all_taken = threading.Condition(lock)
+        self._over = threading.Condition(lock)  # watchers wait for the end, and not for every frame
         self._offers: dict[Key, Offer] = {}
         self._reached: dict[int, int] = {}
         self._closing = False
-        verdict.on_reached(self.changed)
+        verdict.on_reached(self._wake_all)
 
     def reached(self) -> dict[int, int]:
         """The newest sequence number of each process set that this rank has begun."""
@@ -51,9 +54,14 @@ class Board:
             return dict(self._reached)
 
     def changed(self) -> None:
-        """Wake up everyone who waits for something of this rank."""
+        """Wake up everyone who waits for a frame of this rank."""
         with self._changed:
             self._changed.notify_all()
+
+    def watcher_gone(self) -> None:
+        """Wake up those who wait for this rank's end: one of their callers has gone."""
+        with self._over:
+            self._over.notify_all()
 
     def publish(self, key: Key, offer: Offer) -> None:
         with self._changed:
@@ -83,12 +91,12 @@ class Board:
         with self._changed:
             offer.waiting_for.discard(peer)
             if not offer.waiting_for:
-                self._changed.notify_all()
+                self._all_taken.notify_all()
 
     def all_taken(self, offer: Offer, timeout_s: float) -> bool:
         """Wait until every peer has taken everything; False on a verdict, when closed, or after `timeout_s`."""
-        with self._changed:
-            self._changed.wait_for(
+        with self._all_taken:
+            self._all_taken.wait_for(
                 lambda: not offer.waiting_for or self._closing or self._verdict.failure is not None, timeout_s
             )
             return not offer.waiting_for
@@ -117,20 +125,24 @@ class Board:
         Raises Refused with the world's failure: whoever watches this rank learns of it at once.
         """
         end = time.monotonic() + timeout_s
-        with self._changed:
+        with self._over:
             while (
                 self._verdict.failure is None
                 and not self._closing
                 and caller.is_active()
                 and (left := end - time.monotonic()) > 0
             ):
-                self._changed.wait(left)
+                self._over.wait(left)
             if self._verdict.failure is not None:
                 raise Refused(self._verdict.failure)
             return self._closing
 
     def close(self) -> None:
         """Let go of everyone who waits: this rank begins nothing any more."""
+        self._closing = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+            for condition in (self._changed, self._all_taken, self._over):
+                condition.notify_all()

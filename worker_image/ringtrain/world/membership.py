@@ -104,7 +104,7 @@ class Membership:
 
     def _answer_watch(self, caller: Caller) -> bytes:
         """Hold the question for a timeout's time: its end tells the peer that this rank is gone."""
-        caller.on_end(self.board.changed)
+        caller.on_end(self.board.watcher_gone)
         ended = self.board.await_end(min(self.place.timeout_s, caller.remaining_s()), caller)
         return LEFT if ended else ALIVE
 

@@ -69,6 +69,7 @@ typedef struct {
 typedef struct {
     int32_t rule; /* enum rule */
     int32_t last; /* whether to wait until all ranks have done theirs */
+    int32_t targets; /* how many ranks' weights there are */
     const void *terms;
     char *const *weights; /* the whole buffer of every rank; the own one holds the weights before the update */
     char *master;         /* own chunk in float32, for half types; else NULL */

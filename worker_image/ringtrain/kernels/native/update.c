@@ -57,23 +57,32 @@ static void apply(const update *u, int kind, char *w, char *gradient, uint64_t f
         ringtrain_adam(kind, w, gradient, one, two, count, u->terms);
 }
 
-static void update_chunk(const channel *c, const job *j, const update *u) {
+/* Elements `begin` to `end` of the gradients and weights; states and master begin at `begin`. */
+static void update_range(const channel *c, const job *j, const update *u, uint64_t begin, uint64_t end) {
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
     int kind = accumulator(j->dtype);
     uint64_t bytes = element_bytes(j->dtype), step = BLOCK_BYTES / bytes;
-    uint64_t begin = j->chunks[c->rank], end = j->chunks[c->size + c->rank];
     for (uint64_t at = begin; at < end; at += step) {
         uint64_t count = end - at < step ? end - at : step, first = at - begin;
         fold_block(c, j, at, count, running, wide);
         char *own = u->weights[c->rank] + at * bytes;
         apply(u, kind, u->master ? u->master + first * element_bytes(kind) : own, running, first, count);
         if (u->master) narrow(j->dtype, own, u->master + first * element_bytes(kind), count, 0);
-        for (int r = 0; r < c->size; r++)
+        for (int r = 0; r < u->targets; r++)
             if (r != c->rank) copy_away(u->weights[r] + at * bytes, own, count * bytes);
     }
 #if defined(__SSE2__)
     _mm_sfence();
 #endif
+}
+
+/* The same for `count` elements that `parts`, one of each rank, have brought here over a network. `u->weights`: the
+   own weights, and no others. */
+EXPORT void ringtrain_update(int dtype, int op, int divisor, const char *const *parts, int size, const update *u,
+                             uint64_t count) {
+    channel c = {.rank = 0, .size = size};
+    job j = {.dtype = dtype, .op = op, .divisor = divisor, .peers = parts};
+    update_range(&c, &j, u, 0, count);
 }
 
 /* Like ringtrain_shm_run. Gradients belong to the caller again after the next meeting, or on return of the last. */
@@ -87,7 +96,7 @@ EXPORT int ringtrain_shm_update(channel *c, job *j, const update *u) {
     if (j->phase == 1) {
         TRY(all_staged(c, j, j->started));
         TRY(compare_signatures(c, j));
-        update_chunk(c, j, u);
+        update_range(c, j, u, j->chunks[c->rank], j->chunks[c->size + c->rank]);
         advance(&head(c, c->rank)->reduced, j->started + 1);
         advance(&head(c, c->rank)->collected, j->started + 1);
         j->phase = 2;

@@ -16,6 +16,13 @@ BUFFER_BYTES: Final = 20 << 10
 # The kernel waits for a whole segment in one call, and looks up so often. Polling for each piece costs more.
 TICK_S: Final = 0.1
 _TIMEVAL: Final = struct.Struct("ll")
+# How much of what is sent may wait in the kernel: what waits there is sent in its order and not in ours, and
+# results end up in front of contributions that others wait for. See bench/README.
+_UNSENT_BYTES: Final = 128 << 10
+_TCP_NOTSENT_LOWAT: Final = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # Linux's number; Python has no name for it
+# BBR shares a link unevenly among connections that pause and go on all the time; see bench/README.
+_UNEVEN: Final = b"bbr"
+_EVEN: Final = b"cubic"
 
 Buffer = bytes | bytearray | memoryview
 
@@ -36,6 +43,7 @@ class Channel:
         for name, seconds in ((socket.SO_RCVTIMEO, tick_s), (socket.SO_SNDTIMEO, TICK_S)):
             sock.setsockopt(socket.SOL_SOCKET, name, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6)))
         _keep_alive(sock, keepalive_s)
+        _share_the_link(sock)
         with contextlib.suppress(OSError):
             self.peer = "{}:{}".format(*sock.getpeername()[:2])
 
@@ -142,6 +150,16 @@ def _without(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
             left.append(memoryview(part)[sent:])
         sent = max(sent - len(part), 0)
     return left
+
+
+def _share_the_link(sock: socket.socket) -> None:
+    """Have connections of one host share its link evenly, as far as the system lets us."""
+    with contextlib.suppress(OSError):
+        if sock.getpeername()[0] == sock.getsockname()[0]:
+            return  # there is no link
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(_UNEVEN):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _EVEN)
 
 
 def _keep_alive(sock: socket.socket, keepalive_s: float) -> None:
