@@ -27,9 +27,9 @@ from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import check_same_model, gather_state, restore_state
 from ringtrain.optim.wire import HalfWire, Wire
 
-# 8 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
+# 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
 # longest bucket is what is left to do at its end; see docs/decisions/0004-host-optimizer.md.
-BUCKET_BYTES = 8 * 1024 * 1024
+BUCKET_BYTES = 10 * 1024 * 1024
 
 
 @dataclass(frozen=True)

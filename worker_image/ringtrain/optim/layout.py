@@ -19,8 +19,8 @@ SEGMENT = 128
 
 HALF_TYPES = ("float16", "bfloat16")
 
-# The smallest bucket is this part of the largest: of 8 MiB 512 KiB, 4 ms at 1 Gbit/s.
-_TAPER = 16
+# The smallest bucket is this part of the largest: of 10 MiB 1.25 MiB, 10 ms at 1 Gbit/s.
+_TAPER = 8
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def plan_layout(specs: Sequence[ParamSpec], bucket_bytes: int, world_size: int) 
     first, so the first bucket is complete while most of the pass is still to come.
     A bucket takes its place in the order by its last member, because only then can it be complete.
     The first buckets are small so that the network has work soon, and the last ones so that little is left to do
-    when the backward pass ends: sizes double from `bucket_bytes` / 16, and halve again. What would make a bucket
+    when the backward pass ends: sizes double from `bucket_bytes` / 8, and halve again. What would make a bucket
     longer than `bucket_bytes` begins a new one, unless little has been gathered: the longest bucket is what is
     left to do at the end of a backward pass that takes as long as the wire.
     """

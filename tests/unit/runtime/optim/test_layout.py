@@ -76,10 +76,10 @@ def test_buckets_hold_about_what_was_asked() -> None:
 
 
 def test_buckets_are_small_at_both_ends() -> None:
-    """They double from a sixteenth up to what was asked, and halve again."""
+    """They double from an eighth up to what was asked, and halve again."""
     layout = _layout([(16, "float32", False)] * 256, 4 * 1024, 1)
     sizes = [bucket.size for bucket in layout.buckets]
-    assert sizes[:5] == [64, 64, 128, 256, 512]
+    assert sizes[:4] == [128, 128, 256, 512]
     assert max(sizes) == 1024
-    assert sizes[-3:] == [128, 64, 64]
+    assert sizes[-3:] == [256, 128, 128]
     assert sum(sizes) == 16 * 256
