@@ -3,6 +3,7 @@
 To replay one seed: RINGTRAIN_TEST_SEEDS=17 pytest tests/ring/test_faults.py
 """
 
+import functools
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import ringtrain as rt
 from ring.leftovers import leftovers
 from ringtrain.collectives.session import Session
 from ringtrain.config import WorkerConfig
+from ringtrain.optim import AdamW, HostOptimizer
 from ringtrain.transport.rpc import RpcTransport
 
 SIZE = 3
@@ -35,7 +37,21 @@ COLLECTIVES = [
     lambda x: rt.barrier(),
     lambda x: rt.grouped_allreduce([x[:10], x], rt.Max),
     lambda x: rt.synchronize(rt.allreduce_async(x, rt.Sum)),
+    lambda x: _update(x),
 ]
+SEQUENCES = 20  # a round: the last of these are the optimizer's
+
+
+@functools.cache
+def _optimizer() -> HostOptimizer:
+    """One bucket for each parameter: several updates are under way at the same time."""
+    return HostOptimizer({f"p{i}": np.ones(i * 3000, np.float32) for i in range(1, 4)}, AdamW(0.1), bucket_bytes=1)
+
+
+def _update(x: np.ndarray) -> None:
+    for name, weights in reversed(_optimizer().weights.items()):
+        _optimizer().submit(name, x[: len(weights)])
+    _optimizer().step()
 
 
 def _train_until_a_fault(plan: FaultPlan) -> dict[str, object]:
@@ -85,7 +101,7 @@ def test_a_rank_that_dies_or_stops_is_named_by_all_others(seeds: list[int]) -> N
 
 
 def _problem_of(seed: int) -> str | None:
-    plan = FaultPlan.of_seed(seed, SIZE, len(COLLECTIVES))
+    plan = FaultPlan.of_seed(seed, SIZE, SEQUENCES)
     survivors = [rank for rank in range(SIZE) if rank != plan.rank]
     env = {
         "RINGTRAIN_TIMEOUT": str(TIMEOUT_S),
