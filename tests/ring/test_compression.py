@@ -35,6 +35,28 @@ def test_all_ranks_hold_the_same_bits(compression: str, transport: str, length: 
         assert np.allclose(got, expected, atol=0.15 if compression == "int8" else 0.05)
 
 
+@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+def test_a_long_tensor_is_sent_in_parts(compression: str) -> None:
+    """Cut or not, and from one message to the next, it gets the bits of tensors that are sent by themselves."""
+    length = (9 << 20) // 4 + 3
+    parts = [made((length,), "float32", rank) for rank in range(SIZE)]
+    halves_of = [slice(0, length // 2), slice(length // 2, length)]
+
+    def work(rank: int) -> tuple[Array, Array]:
+        compressor, whole, apart = Compressor(compression), parts[rank].copy(), parts[rank].copy()
+        for _ in range(2):
+            compressor.allreduce_(whole, name="whole")
+            for index, cut in enumerate(halves_of):
+                compressor.allreduce_(apart[cut], name=f"half {index}")
+        return whole, apart
+
+    with world_of(SIZE) as world:
+        results = world.run(work)
+    for whole, apart in results:
+        assert_same_bits(whole, apart)
+        assert_same_bits(whole, results[0][0])
+
+
 @pytest.mark.parametrize("compression", ["bf16", "fp16", "int8"])
 def test_what_rounding_loses_comes_later(compression: str) -> None:
     """The sum of many messages of one tensor is as exact as one message, not off by many roundings."""

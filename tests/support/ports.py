@@ -8,7 +8,7 @@ from collections import deque
 # Below Linux's ephemeral range (32768-60999): no outgoing connection takes one between our look and its use.
 _LOWEST, _HIGHEST = 15_000, 32_000
 _random = random.SystemRandom()
-# What was given lately is not given again: worlds start side by side, and listen a moment after they got their ports.
+# What was given lately is not given again: worlds start side by side, and listen a moment after they got ports.
 _lately: deque[int] = deque(maxlen=4096)
 _lock = threading.Lock()
 

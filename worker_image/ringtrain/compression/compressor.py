@@ -1,5 +1,7 @@
 """Allreduce with compressed messages, for tensors that come back every step."""
 
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +20,9 @@ from ringtrain.wire.signature import Signature
 
 Flat = NDArray[Any]
 INT8: Final = "int8"
+# From here on a tensor is cut, in short parts at both ends: there is nothing on the wire meanwhile.
+_CUT_BYTES: Final = 8 << 20
+_CUTS: Final = (1 / 8, 1 / 2, 7 / 8)
 
 
 class Compressor:
@@ -63,9 +68,23 @@ class Compressor:
     def _as_half(self, communicator: Communicator, what: Signature, values: Flat, op: Op) -> None:
         # Kept, as what rounding lost is: new memory for each message costs more than the rounding.
         half = self._memory(self._halves, what, len(values), half_dtype(self.compression))
-        squeeze(values, self._memory(self._lost, what, len(values)), half)
-        communicator.all_reduce(what, half, half, op)
-        stretch(half, values)
+        lost = self._memory(self._lost, what, len(values))
+        if values.nbytes < _CUT_BYTES:
+            squeeze(values, lost, half)
+            communicator.all_reduce(what, half, half, op)
+            stretch(half, values)
+            return
+        # A part is rounded, and one that has come is widened, while another is on the wire.
+        with ThreadPoolExecutor(1, "ringtrain-compress") as beside:
+            cuts = _parts(len(values))
+            rounded = [beside.submit(squeeze, values[cut], lost[cut], half[cut]) for cut in cuts]
+            widened = []
+            for cut, part in zip(cuts, rounded, strict=True):
+                part.result()
+                communicator.all_reduce(what, half[cut], half[cut], op)
+                widened.append(beside.submit(stretch, half[cut], values[cut]))
+            for part in widened:
+                part.result()
 
     def _as_int8(self, communicator: Communicator, what: Signature, values: Flat, op: Op) -> None:
         """Sums of bytes would overflow: contributions go to the owner of each chunk as they are, it folds them in
@@ -91,3 +110,9 @@ class Compressor:
         if memory is None or len(memory) != length:
             memory = memories[name] = np.zeros(length, dtype)
         return memory
+
+
+def _parts(length: int) -> list[slice]:
+    """Of a tensor of `length` elements, in the order in which they are sent."""
+    cuts = [int(length * cut) for cut in _CUTS]
+    return [slice(start, end) for start, end in pairwise([0, *cuts, length])]
