@@ -25,6 +25,10 @@ _SLOWEST_BYTES_PER_S: Final = 10e6
 FramesFor = Callable[[int, Caller], Iterator[Frame]]
 
 
+def _no_frames(rank: int, caller: Caller) -> Iterator[Frame]:
+    return iter(())
+
+
 @dataclass(frozen=True)
 class Place:
     """Which collective of which process set."""
@@ -117,6 +121,8 @@ class Call:
         finally:
             self._member.verdict.forget(self._cancel)
             self._member.board.withdraw((self._place.process_set, self._place.sequence))
+            # It refers to this call: as a cycle the buffers would live on until the garbage collector comes by.
+            self._offer.frames_for = _no_frames
             for stream in self._streams.values():
                 stream.close()
             self._span.__exit__(None if error is None else type(error), error, None)

@@ -94,6 +94,7 @@ class Engine:
             work, future = item
             with self._turn:
                 self._run_one(work, future)
+            del item, work, future  # or the last result would live as long as this thread has nothing to do
             with self._lock:
                 self._pending -= 1
 
