@@ -79,7 +79,7 @@ def _loopback(ranks: int) -> Case:
     contenders |= {"gloo": {}, "mpi-shm": {}, "mpi-tcp": {}, "copy": {}}
     work = _allreduces(SIZES)
     work += [({"kind": "allreduce_many", "fused": fused}, Rounds(6, 3)) for fused in (True, False)]
-    work += [({"kind": "step"}, Rounds(15, 3, 3))]
+    work += [({"kind": "step"}, Rounds(25, 3, 2))]
     where = lambda: nullcontext(Loopback(ranks))  # noqa: E731
     return Case("one machine", ranks, where, contenders, work, [{"kind": "state"}])
 
