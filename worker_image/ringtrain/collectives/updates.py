@@ -1,7 +1,8 @@
 """Reduce a bucket, update this rank's chunk of the weights and send it to all, in one exchange over the network.
 
-Apart, a reduce-scatter and an all-gather cost twice as many requests. Results of a bucket are read after the
-contributions to the next one: both are under way at the same time, and fill each other's pauses.
+Apart, a reduce-scatter and an all-gather cost twice as many requests. A bucket is offered, and asked for, before
+the results of the one before are read: both are under way at the same time, and fill each other's pauses. The
+results' deadline began earlier, so they are read first.
 """
 
 import contextlib
@@ -68,16 +69,16 @@ class Updates:
         with contextlib.ExitStack() as earlier, contextlib.ExitStack() as mine:
             if before is not None:
                 earlier.push(before.call)
+            mine.enter_context(call)
+            if before is not None:
+                self._read(before)
+                earlier.close()
             with timeline.span("reduce", "collective", bytes=gradients.nbytes):
-                mine.enter_context(call)
                 for index, cut in enumerate(own):
                     parts = list(ring.contributions(call, index, gradients[cut], keep_all=True))
                     with timeline.span(f"update segment {index}", "update"):
                         fold.update(parts, op, change.cut(cut, chunk))
                     ring.offer(call, results, call.frame(Step.RESULT, index, change.weights[cut]))
-            if before is not None:
-                self._read(before)
-                earlier.close()
             mine.pop_all()
         self._begun = _Begun(call, cuts, change.weights)
         if change.last:
