@@ -79,7 +79,7 @@ def _loopback(ranks: int) -> Case:
     contenders |= {"gloo": {}, "mpi-shm": {}, "mpi-tcp": {}, "copy": {}}
     work = _allreduces(SIZES)
     work += [({"kind": "allreduce_many", "fused": fused}, Rounds(6, 3)) for fused in (True, False)]
-    work += [({"kind": "step"}, Rounds(25, 3, 2))]
+    work += [({"kind": "step"}, Rounds(40, 3, 2))]
     where = lambda: nullcontext(Loopback(ranks))  # noqa: E731
     return Case("one machine", ranks, where, contenders, work, [{"kind": "state"}])
 
@@ -88,7 +88,7 @@ def _gigabit(hosts: int) -> Case:
     contenders = {"ringtrain-grpc": GRPC, "ringtrain-neighbour": GRPC, "gloo": {}, "mpi-tcp": {}}
     nbytes = 64 * MIB
     work: list[tuple[What, Rounds]] = [
-        ({"kind": "allreduce", "nbytes": 16 * MIB}, Rounds(15, 2, 1)),
+        ({"kind": "allreduce", "nbytes": 16 * MIB}, Rounds(25, 2, 1)),
         ({"kind": "allreduce", "nbytes": nbytes}, Rounds(25, 2, 1)),
         ({"kind": "compressed", "nbytes": nbytes, "compression": "bf16"}, Rounds(8, 2, 1)),
     ]
