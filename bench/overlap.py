@@ -28,6 +28,7 @@ import matplotlib.pyplot as plt
 LANES = {PACED: "backward", "reduce": "reduce", "update": "update", "gather": "gather"}
 COLOURS = {PACED: "#999999", "reduce": "#e4572e", "update": "#29335c", "gather": "#08a045"}
 STEPS = 3  # the last one is drawn
+_LEAST_MS = 2.5  # updates take less than a millisecond, and would not be seen
 
 Event = dict[str, Any]
 
@@ -83,10 +84,8 @@ def draw(traces: dict[str, list[Event]], path: Path) -> None:
     for axes, (title, spans) in zip(panels, traces.items(), strict=True):
         for span in spans:
             height = len(order) - 1 - order.index(span["lane"])
-            line = 1 if span["lane"] == "update" else 0  # updates take less than a millisecond
-            axes.barh(
-                height, span["for"], left=span["at"], height=0.72, color=COLOURS[span["lane"]], linewidth=line
-            )
+            width = max(span["for"], _LEAST_MS)
+            axes.barh(height, width, left=span["at"], height=0.72, color=COLOURS[span["lane"]], linewidth=0)
         end = max(span["at"] + span["for"] for span in spans)
         axes.axvline(end, color="black", linewidth=0.8, linestyle=":")
         axes.annotate(f"{end:.0f} ms", (end, len(order) - 0.6), ha="right", va="bottom", xytext=(-4, 0),
