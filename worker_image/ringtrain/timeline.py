@@ -98,18 +98,13 @@ class _NoSpan:
     def __exit__(self, *args: object) -> None: ...
 
 
-_NO_SPAN: Final = _NoSpan()
+NO_SPAN: Final = _NoSpan()  # in the place of a span: nothing is recorded
 _active: Timeline | None = None
 
 
 def span(name: str, category: str, **args: Any) -> _Span | _NoSpan:
     """A context whose time is recorded if a timeline is being written; costs next to nothing otherwise."""
-    return _NO_SPAN if _active is None else _Span(_active, name, category, args)
-
-
-def no_span(name: str, category: str, **args: Any) -> _NoSpan:
-    """In the place of `span`: nothing is recorded."""
-    return _NO_SPAN
+    return NO_SPAN if _active is None else _Span(_active, name, category, args)
 
 
 def record_since(began_ns: int, name: str, category: str) -> None:

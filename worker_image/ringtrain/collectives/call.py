@@ -60,8 +60,8 @@ class Call:
         self._streams: dict[int, FrameStream] = {}
         names = what.label.removeprefix(what.kind)
         self._doing = Doing(f"{what.kind} #{place.sequence}{names}", place.process_set, place.sequence)
-        record = timeline.span if place.is_span else timeline.no_span
-        self._span = record(what.label, "collective", bytes=total_bytes, sequence=place.sequence)
+        span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=place.sequence)
+        self._span = span if place.is_span else timeline.NO_SPAN
 
     def __enter__(self) -> "Call":
         self._member.verdict.check()

@@ -160,9 +160,9 @@ def _first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerVi
         return _agent_failure(view, min(gone, key=lambda worker: (_gone_since(worker), worker.index)))
     lost = {exit.state.rank: lost_peer(exit.state.log_tail, exit.state.rank) for exit in failed}
     own = [exit for exit in failed if lost[exit.state.rank] is None]
-    told = [exit for exit in own if exit.state.exit_code == view.command_code]
-    for exit in [*told, *own]:
-        return _rank_failure(view, exit)
+    if own:
+        told = [exit for exit in own if exit.state.exit_code == view.command_code]
+        return _rank_failure(view, (told or own)[0])
     if failed:
         return _blamed(view, failed, [rank for rank in lost.values() if rank is not None])
     return None

@@ -17,10 +17,9 @@ BUFFER_BYTES: Final = 20 << 10
 TICK_S: Final = 0.1
 _TIMEVAL: Final = struct.Struct("ll")
 # How much of what is sent may wait in the kernel: what waits there is sent in its order and not in ours, and
-# results end up in front of contributions that others wait for. See bench/README.
+# results end up in front of contributions that others wait for. See docs/decisions/0008-data-path.md.
 _UNSENT_BYTES: Final = 128 << 10
-_TCP_NOTSENT_LOWAT: Final = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # Linux's number; Python has no name for it
-# BBR shares a link unevenly among connections that pause and go on all the time; see bench/README.
+# BBR shares a link unevenly among connections that pause and go on all the time; see there.
 _UNEVEN: Final = b"bbr"
 _EVEN: Final = b"cubic"
 
@@ -157,7 +156,10 @@ def _share_the_link(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         if sock.getpeername()[0] == sock.getsockname()[0]:
             return  # there is no link
-        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        if not hasattr(socket, "TCP_CONGESTION"):  # only Linux has it
+            return
         if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(_UNEVEN):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _EVEN)
 
