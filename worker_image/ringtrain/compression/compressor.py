@@ -31,9 +31,9 @@ class Compressor:
         compressor = Compressor("bf16")
         compressor.allreduce_(gradient, name="conv1.weight")
 
-    Each named tensor has a memory of its own for what rounding lost; it is added the next time. With the message of a
-    half type, which is kept as well, that is 1.5 times the tensor. All ranks hold the same bits afterwards. Sums are
-    folded in float32, in rank order. Every rank must use the same compression.
+    Each named tensor has a memory of its own for what rounding lost; it is added the next time. With the message
+    of a half type, which is kept as well, that is 1.5 times the tensor. All ranks hold the same bits afterwards.
+    Sums are folded in float32, in rank order. Every rank must use the same compression.
     """
 
     def __init__(self, compression: str) -> None:
