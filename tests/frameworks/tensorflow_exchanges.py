@@ -33,13 +33,14 @@ def check_allgather():
 
 
 def check_allgather_gradient():
-    """Every row of the output weighs its place, and ranks weigh theirs differently."""
+    """The mean of all ranks' gradients: every row of the output weighs its place, and ranks weigh theirs
+    differently."""
 
     def weighed(y: tf.Tensor) -> tf.Tensor:
         return y * tf.reshape(tf.cast(tf.range(tf.shape(y)[0]), y.dtype), [-1] + [1] * (len(y.shape) - 1))
 
     start = sum(rank + 1 for rank in range(RANK))
-    rows = sum(rank + 1.0 for rank in RANKS) * np.arange(start, start + RANK + 1)
+    rows = sum(rank + 1.0 for rank in RANKS) / SIZE * np.arange(start, start + RANK + 1)
     for dtype, dim, graph in gradient_cases():
         x = value(RANK, dim, dtype, RANK + 1)
         for gather in (hvd.allgather, lambda x: hvd.grouped_allgather([x, x])[1]):
@@ -56,11 +57,11 @@ def check_broadcast():
 
 def check_broadcast_gradient():
     for root in {0, SIZE - 1}:
-        flows = sum(rank + 1.0 for rank in RANKS) if root == RANK else 0.0
+        flows = sum(rank + 1.0 for rank in RANKS) / SIZE if root == RANK else 0.0
         for dtype, dim, graph in gradient_cases():
             x = value(RANK, dim, dtype)
             grad = gradient_of(lambda x, r=root: hvd.broadcast(x, r), x, graph)
-            same(grad, np.full(tuple(x.shape), flows), (root, dtype, dim, graph))
+            same(grad, np.full(tuple(x.shape), flows), (root, dtype, dim, graph), dtype)
 
 
 def check_alltoall():

@@ -24,7 +24,8 @@ def check_allgather_of_nothing():
 
 
 def check_allgather_gradient():
-    """Every row of the output weighs its place, and ranks weigh theirs differently."""
+    """The mean of all ranks' gradients: every row of the output weighs its place, and ranks weigh theirs
+    differently."""
     for dtype in FLOATS:
         for dim in DIMS:
             x = value(RANK, dim, dtype, RANK + 1).requires_grad_()
@@ -39,7 +40,7 @@ def places(y: torch.Tensor) -> torch.Tensor:
 def allgather_gradient(x: torch.Tensor, rows_of=lambda rank: rank + 1) -> np.ndarray:
     start = sum(rows_of(rank) for rank in range(RANK))
     rows = np.arange(start, start + rows_of(RANK)).reshape((-1,) + (1,) * (x.dim() - 1))
-    return sum(rank + 1 for rank in RANKS) * rows * np.ones(tuple(x.shape))
+    return sum(rank + 1 for rank in RANKS) / SIZE * rows * np.ones(tuple(x.shape))
 
 
 def check_grouped_allgather():
@@ -82,12 +83,12 @@ def check_broadcast_asynchronously():
 
 def check_broadcast_gradient():
     for root in RANKS:
-        flows = sum(r + 1.0 for r in RANKS) if root == RANK else 0.0
+        flows = sum(r + 1.0 for r in RANKS) / SIZE if root == RANK else 0.0
         for dtype in FLOATS:
             for dim in DIMS:
                 x = value(RANK, dim, dtype).requires_grad_()
                 (y := hvd.broadcast(x, root)).backward(torch.full_like(y, RANK + 1.0))
-                same(x.grad, np.full(tuple(x.shape), flows), (root, dtype, dim))
+                same(x.grad, np.full(tuple(x.shape), flows), (root, dtype, dim), dtype)
 
 
 def check_alltoall_equal_parts():

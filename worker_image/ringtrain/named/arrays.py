@@ -83,11 +83,11 @@ def allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None
 
 
 def allgather_gradient(grads: Sequence[Array], rows: Sequence[int], process_set: ProcessSet) -> list[Array]:
-    """Return the gradients of this rank's rows (`rows` of each array): every rank's, summed."""
-    summed = allreduce(grads, Reduction("Sum", process_set), None, "allgather_gradient")
+    """Return the gradients of this rank's rows (`rows` of each array): the mean of every rank's, as in Horovod."""
+    means = allreduce(grads, Reduction("Average", process_set), None, "allgather_gradient")
     (everyone,) = allgather([np.array([rows], np.int64)], process_set)
     before = everyone[: process_set.rank() or 0].sum(axis=0)
-    return [grad[start : start + own] for grad, start, own in zip(summed, before, rows, strict=True)]
+    return [grad[start : start + own] for grad, start, own in zip(means, before, rows, strict=True)]
 
 
 def broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None = None) -> list[Array]:
@@ -104,9 +104,9 @@ def begin_broadcast(array: Array, root: int, process_set: ProcessSet, name: str)
 
 
 def broadcast_gradient(grad: Array, root: int, process_set: ProcessSet) -> Array:
-    """Return the sum of every rank's gradient at the root, and zeros elsewhere."""
-    (summed,) = allreduce([grad], Reduction("Sum", process_set), None, "broadcast_gradient")
-    return summed if queue_of(process_set).group.rank == root else np.zeros_like(summed)
+    """Return the mean of every rank's gradient at the root, and zeros elsewhere, as in Horovod."""
+    (mean,) = allreduce([grad], Reduction("Average", process_set), None, "broadcast_gradient")
+    return mean if queue_of(process_set).group.rank == root else np.zeros_like(mean)
 
 
 def alltoall(

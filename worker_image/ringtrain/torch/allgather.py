@@ -26,7 +26,9 @@ def allgather_async(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return every rank's rows in rank order; gradients flow through."""
+    """Return every rank's rows in rank order. The gradient of this rank's rows is the mean of what the ranks hold
+    for them.
+    """
     (gathered,) = _Allgather.apply(name_for("allgather", name, process_set), process_set, tensor)
     result: torch.Tensor = gathered
     return result
@@ -54,10 +56,10 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        request = Request(Kind.ALLREDUCE, f"{ctx.name}.grad", op="Sum")
-        summed = reduced(grads, request, ctx.process_set)
+        request = Request(Kind.ALLREDUCE, f"{ctx.name}.grad", op="Average")
+        means = reduced(grads, request, ctx.process_set)
         before = _rows_before(ctx.rows, ctx.name, ctx.process_set)
-        own = [g[start : start + rows] for g, start, rows in zip(summed, before, ctx.rows, strict=True)]
+        own = [g[start : start + rows] for g, start, rows in zip(means, before, ctx.rows, strict=True)]
         return (None, None, *own)
 
 

@@ -48,7 +48,7 @@ def broadcast_(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the tensor of `root_rank`; gradients flow back to it."""
+    """Return the tensor of `root_rank`, to which the mean of all ranks' gradients flows back."""
     result: torch.Tensor = _Broadcast.apply(
         tensor, root_rank, name_for("broadcast", name, process_set), process_set
     )
@@ -64,10 +64,10 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        request = Request(Kind.ALLREDUCE, f"{ctx.name}.grad", op="Sum")
-        (summed,) = reduced(grads, request, ctx.process_set)
+        request = Request(Kind.ALLREDUCE, f"{ctx.name}.grad", op="Average")
+        (mean,) = reduced(grads, request, ctx.process_set)
         own = queue_of(ctx.process_set).group.rank
-        return (summed if own == ctx.root_rank else torch.zeros_like(summed), None, None, None)
+        return (mean if own == ctx.root_rank else torch.zeros_like(mean), None, None, None)
 
 
 def _submit(tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet, finish: Finish) -> Handle:
