@@ -1,5 +1,6 @@
 """How ranks meet, and what they say when they should not."""
 
+import contextlib
 import re
 import socket
 import threading
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from support.ports import free_addresses
 
@@ -16,11 +18,12 @@ from ring.worlds import world_of
 from ringtrain.collectives.session import Session
 from ringtrain.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
-from ringtrain.transport.base import Transport
+from ringtrain.transport.base import Broken, Caller, How, Transport
 from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
-from ringtrain.wire.failure import Refused
-from ringtrain.wire.messages import PROTOCOL_VERSION, Hello, dump
+from ringtrain.wire.frame import Frame
+from ringtrain.wire.messages import ABORT, HELLO, PROTOCOL_VERSION, PROVE, STATUS, WATCH, Hello, dump, load
+from ringtrain.world import trust
 from ringtrain.world.handshake import Handshake
 from ringtrain.world.place import Place
 from ringtrain.world.verdict import Verdict
@@ -107,21 +110,103 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
     assert_all_refuse(errors, r"rank 0 .* counts a world of 2, rank 1 .* counts a world of 3 ranks; give")
 
 
-def test_a_second_process_with_a_rank_is_refused_while_ranks_meet() -> None:
-    """Of two that say they are rank 1 the second is refused, and rank 0 fails: either may be right."""
-    place = Place(rank=0, size=2, addresses=("a:1", "b:1"))
+def test_a_second_process_waits_while_ranks_meet() -> None:
+    """Of two that know the token and say they are rank 1, the second is put off, and rank 0 is not touched."""
+    place = Place(rank=0, size=2, addresses=("a:1", "b:1"), token=b"secret")
     verdict = Verdict()
     handshake = Handshake(place, verdict, lambda peer: False)
 
-    def hello(instance: str) -> bytes:
-        return dump(Hello(PROTOCOL_VERSION, 1, 2, place.generation, "b:1", instance, "nonce"))
+    def prove(instance: str) -> None:
+        hello = Hello(PROTOCOL_VERSION, 1, 2, place.generation, "b:1", instance, "nonce")
+        nonce = load(handshake.answer_hello(dump(hello)))["hello"]["nonce"]
+        proof = trust.proof(place.token, trust.CLIENT, dump(hello), nonce.encode())
+        handshake.answer_prove(dump({"hello": hello.__dict__, "proof": proof}), None)
 
-    handshake.answer_hello(hello("first"))
-    handshake.answer_hello(hello("first"))
-    with pytest.raises(Refused, match="two processes say that they are rank 1; start each rank once"):
-        handshake.answer_hello(hello("second"))
-    assert verdict.failure is not None
-    assert "two processes say that they are rank 1" in verdict.failure.message
+    prove("first")
+    prove("first")
+    with pytest.raises(Broken, match="rank 0 is still leaving an earlier world") as broken:
+        prove("second")
+    assert broken.value.how is How.CLOSED
+    assert verdict.failure is None
+
+
+def test_two_proven_processes_with_one_rank_fail_the_world() -> None:
+    """Both know the token, and the one that came is not at rank 1's address: either may be meant."""
+    addresses = ("a:1", "b:1")
+    verdict = Verdict()
+    first, there, elsewhere = (
+        Handshake(Place(rank, 2, addresses, token=b"secret"), verdict, lambda peer: False) for rank in (0, 1, 1)
+    )
+    network = MemoryNetwork()
+    for rank, handshake in ((0, first), (1, there)):
+        MemoryTransport(network, rank).serve(_Answering(handshake))
+    with ThreadPoolExecutor(2) as pool:
+        came = pool.submit(elsewhere.meet_all, MemoryTransport(network, 1), lambda peer: None)
+        while not elsewhere.session(0):
+            assert not came.done()
+        with pytest.raises(ConfigurationError, match="two processes say that they are rank 1"):
+            first.meet_all(MemoryTransport(network, 0), lambda peer: None)
+
+
+class _Answering:
+    """Hello and Prove of one handshake."""
+
+    def __init__(self, handshake: Handshake) -> None:
+        self._handshake = handshake
+
+    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+        if method == HELLO:
+            return self._handshake.answer_hello(request)
+        return self._handshake.answer_prove(request, None)
+
+    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+        raise AssertionError("nothing is pulled")
+
+
+def _hello(**other: object) -> bytes:
+    return dump({**Hello(PROTOCOL_VERSION, 1, 2, 1, "x:1", "stranger", "nonce").__dict__, **other})
+
+
+STRANGERS = {
+    "another-size": (HELLO, _hello(size=3)),
+    "another-generation": (HELLO, _hello(generation=7)),
+    "another-version": (HELLO, _hello(version=1)),
+    "a-rank-without-proof": (HELLO, _hello()),
+    "the-rank-that-listens": (HELLO, _hello(rank=0)),
+    "a-rank-out-of-range": (HELLO, _hello(rank=-5)),
+    "rank-of-another-type": (HELLO, _hello(rank=[])),
+    "endless-address": (HELLO, _hello(address="x" * 10_000)),
+    "no-json": (HELLO, b"\xff\xfe"),
+    "deep-json": (HELLO, b"[" * 50_000),
+    "huge-number": (HELLO, b'{"rank": ' + b"9" * 10_000 + b"}"),
+    "prove-without-token": (PROVE, dump({"hello": load(_hello()), "proof": ""})),
+    "prove-with-another-token": (PROVE, dump({"hello": load(_hello()), "proof": "00" * 32})),
+    "prove-of-nothing": (PROVE, b"{}"),
+    "announcement": (ABORT, dump({"rank": 1, "session": "", "proof": "", "failure": "{}"})),
+    "announcement-of-nothing": (ABORT, b"[1]"),
+    "watch": (WATCH, dump({"rank": 1, "session": "00" * 16})),
+    "status": (STATUS, b"null"),
+}
+
+
+@pytest.mark.parametrize("token", [True, False], ids=["token", "no-token"])
+def test_strangers_do_not_end_a_world_that_is_meeting(token: bool, tmp_path: Path) -> None:
+    """Whatever who dials a rank says, the rank waits on for its peers, and meets them."""
+    (tmp_path / "token").write_text("a secret")
+    first, second = world(2, token_file=tmp_path / "token" if token else None)
+    with ThreadPoolExecutor(2) as pool, grpc.insecure_channel(first.addresses[0]) as stranger:
+        waiting = pool.submit(_join, first)
+        for name, (method, request) in STRANGERS.items():
+            call = stranger.unary_unary(f"/ringtrain.Ring/{method}")
+            with contextlib.suppress(grpc.RpcError):
+                call(request, wait_for_ready=True, timeout=10.0)
+            assert not waiting.done(), name
+        with contextlib.closing(_join(second)), contextlib.closing(waiting.result(60)):
+            pass
+
+
+def _join(config: WorkerConfig) -> Session:
+    return Session(config, RpcTransport(config.rank, config.addresses, config.timeout_s))
 
 
 def test_a_second_process_with_a_rank_is_refused_after_ranks_have_met() -> None:

@@ -37,7 +37,7 @@ class Failure:
         try:
             value = json.loads(text)
             return Failure(value["kind"], str(value["message"]), int(value["rank"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return Failure("internal", text)
 
 

@@ -2,10 +2,10 @@
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 SESSION_BYTES: Final = 16
 
 HELLO: Final = "Hello"
@@ -15,7 +15,14 @@ STATUS: Final = "Status"
 ABORT: Final = "Abort"
 METHODS: Final = (HELLO, PROVE, WATCH, STATUS, ABORT)
 
+# Longer than any control message of a peer: an announced failure is the longest.
+MOST_CONTROL_BYTES: Final = 64 << 10
+_MOST_TEXT: Final = 300  # host names have at most 253 characters
 _PULL: Final = struct.Struct("<16sIIQ")
+
+
+class Malformed(ValueError):
+    """Bytes that are no message of this protocol: never from a peer of this version."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,17 @@ class Hello:
     address: str
     instance: str
     nonce: str
+
+    @staticmethod
+    def parse(value: object) -> "Hello":
+        """Return the hello that a decoded message describes. Raises Malformed for anything else."""
+        if not isinstance(value, dict) or set(value) != {field.name for field in fields(Hello)}:
+            raise Malformed("not a hello of this protocol")
+        for field in fields(Hello):
+            given = value[field.name]
+            if type(given) is not field.type or (isinstance(given, str) and len(given) > _MOST_TEXT):
+                raise Malformed(f"not a hello of this protocol: {field.name} is {str(given)[:50]!r}")
+        return Hello(**value)
 
 
 @dataclass(frozen=True)
@@ -57,4 +75,32 @@ def dump(message: Any) -> bytes:
 
 
 def load(data: bytes) -> Any:
-    return json.loads(data)
+    """The values of a control message. Raises Malformed: a stranger may send any bytes."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"not a message of this protocol: {str(error)[:100]}") from error
+
+
+def load_fields(data: bytes, **types: type) -> dict[str, Any]:
+    """The named values of a control message, which is an object. Raises Malformed where one is missing or differs.
+
+    A session travels as hexadecimal text and is returned as bytes when `bytes` is asked for.
+    """
+    message = load(data)
+    if not isinstance(message, dict):
+        raise Malformed("not a message of this protocol: no object")
+    found: dict[str, Any] = {}
+    for name, wanted in types.items():
+        value = message.get(name)
+        if type(value) is not (str if wanted is bytes else wanted):
+            raise Malformed(f"not a message of this protocol: {name} is missing or of another type")
+        found[name] = _unhex(name, value) if wanted is bytes else value
+    return found
+
+
+def _unhex(name: str, text: Any) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise Malformed(f"not a message of this protocol: {name} is no hexadecimal text") from error

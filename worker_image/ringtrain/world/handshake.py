@@ -2,19 +2,35 @@
 
 Each rank asks each other one (Hello, then Prove) and gets a session from it, which its requests must carry. So
 every pair is checked from both sides, and both sides know what is wrong.
+
+Anyone can reach the port. So a rank fails only by what it finds at the addresses that it was given, never by what
+someone says who dials it; and nothing is kept of a Hello. A caller counts as rank r when it has proved the token;
+in a world without a token, when it is the process that answers at r's address.
 """
 
+import hmac
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
 from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import Failure, Refused, Stranger
-from ringtrain.wire.messages import HELLO, PROTOCOL_VERSION, PROVE, SESSION_BYTES, Hello, PullRequest, dump, load
+from ringtrain.wire.messages import (
+    HELLO,
+    PROTOCOL_VERSION,
+    PROVE,
+    SESSION_BYTES,
+    Hello,
+    Malformed,
+    PullRequest,
+    dump,
+    load,
+    load_fields,
+)
 from ringtrain.world import trust
 from ringtrain.world.place import Place
 from ringtrain.world.verdict import Verdict
@@ -30,9 +46,10 @@ class Handshake:
         self._verdict = verdict
         self._is_over = is_over  # whether this rank's world has ended for that peer
         self._instance = secrets.token_hex(8) + f"-{os.getpid()}"
+        self._secret = secrets.token_bytes(32)  # nonces and sessions are made of it, so that none need be kept
         self._changed = threading.Condition()
-        self._heard: dict[int, tuple[Hello, str]] = {}  # what peers said, and the nonce they got
-        self._given: dict[int, bytes] = {}
+        self._heard: set[int] = set()  # ranks in whose name someone said hello: they, or a stranger
+        self._given: dict[int, str] = {}  # the process that each peer turned out to be, and got a session
         self._held: dict[int, bytes] = {}
         self._met: dict[int, str] = {}  # the process that answers at each peer's address
         self._all_met = False
@@ -41,40 +58,39 @@ class Handshake:
     # What this rank answers
 
     def answer_hello(self, request: bytes) -> bytes:
-        theirs = _hello(request)
-        self._refuse_if(disagreement(self._place, theirs))
-        mine = self._mine()
+        """Say who this rank is, with a proof. No Hello changes this rank. Raises Refused, Broken."""
+        theirs = Hello.parse(load(request))
         with self._changed:
-            heard, _ = self._heard.setdefault(theirs.rank, (theirs, ""))
-            known = {heard.instance, self._met.get(theirs.rank, heard.instance)}
-            if known == {theirs.instance}:
-                self._heard[theirs.rank] = (theirs, mine.nonce)
-        if known != {theirs.instance}:
-            if self._all_met and self._is_over(theirs.rank):
-                raise Broken(How.CLOSED, f"rank {self._place.rank} is still leaving an earlier world")
-            self._refuse_if(_twice(theirs.rank))
+            if theirs.rank in self._place.peers:
+                self._heard.add(theirs.rank)
+                self._changed.notify_all()
+        self._admit(theirs)
+        mine = self._mine(self._nonce_for(theirs))
         proof = trust.proof(self._place.token, trust.SERVER, dump(theirs), dump(mine))
         return dump({"hello": mine.__dict__, "proof": proof})
 
     def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
-        """Give the peer its session, and tell it where this rank's data port is."""
-        message = load(request)
-        rank = int(message["rank"])
-        theirs, nonce = self._heard.get(rank, (None, ""))
-        if theirs is None or message["instance"] != theirs.instance:
-            raise Refused(Failure("configuration", f"rank {rank} has not said hello"))
-        expected = trust.proof(self._place.token, trust.CLIENT, dump(theirs), nonce.encode())
-        if not trust.same(expected, str(message["proof"])):
-            self._refuse_if(_token_message(self._place.rank, rank))
-        session = secrets.token_bytes(SESSION_BYTES)
+        """Give the peer its session, and tell it where this rank's data port is. Raises Refused, Broken."""
+        message = load_fields(request, hello=dict, proof=str)
+        theirs = Hello.parse(message["hello"])
+        self._admit(theirs)
+        nonce = self._nonce_for(theirs).encode()
+        expected = trust.proof(self._place.token, trust.CLIENT, dump(theirs), nonce)
+        if not trust.same(expected, message["proof"]):
+            raise _refusal(_token_message(self._place.rank, theirs.rank))
+        if self._place.token is None:
+            self._await_met(theirs)
         with self._changed:
-            self._given[rank] = session
+            self._given.setdefault(theirs.rank, theirs.instance)
             self._changed.notify_all()
+        self._admit(theirs)
+        session = self._session_for(theirs.rank, theirs.instance)
         return dump({"session": session.hex(), "data_port": data_port})
 
     def check_session(self, rank: int, session: bytes) -> None:
-        given = self._given.get(rank, b"")
-        if not trust.same(given, session):
+        """Raises Stranger unless `session` is what the peer `rank` was given."""
+        instance = self._given.get(rank)
+        if instance is None or not trust.same(self._session_for(rank, instance), session):
             raise Stranger(Failure("configuration", f"no session for a request in the name of rank {rank}"))
 
     # What this rank asks
@@ -94,7 +110,7 @@ class Handshake:
         Reaches a verdict and raises otherwise.
         """
         end = time.monotonic() + self._place.timeout_s
-        hellos = {peer: self._mine() for peer in self._place.peers}
+        hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._place.peers}
         answers = {peer: self._ask_hello(transport, peer, hello, end) for peer, hello in hellos.items()}
         for peer, answer in answers.items():
             self._meet(transport, peer, hellos[peer], answer, end)
@@ -105,53 +121,79 @@ class Handshake:
         """Hello and Prove; again from the start if the peer is still leaving an earlier world at its address."""
         while True:
             try:
-                reply = load(self._answer(answer, end))
-                request = dump(
-                    {"rank": mine.rank, "instance": mine.instance, "proof": self._examine(peer, mine, reply)}
-                )
+                theirs = self._examine(peer, mine, self._answer(peer, answer, end))
+                proof = trust.proof(self._place.token, trust.CLIENT, dump(mine), theirs.nonce.encode())
+                request = dump({"hello": mine.__dict__, "proof": proof})
                 left = max(end - time.monotonic(), self._place.probe_timeout_s)
-                self._take(transport, peer, load(self._answer(transport.ask(peer, PROVE, request, left), end)))
-                break
+                self._take(transport, peer, self._answer(peer, transport.ask(peer, PROVE, request, left), end))
+                return
             except Broken as broken:
                 left = end - time.monotonic()
                 if broken.how is not How.CLOSED or left <= 0:
                     self._fail(Failure("lost", self._absent(peer), peer))
+            except Malformed as malformed:
+                name = self._place.name(peer)
+                self._fail(Failure("configuration", f"{name} is another program: it answers {malformed}"))
             self._verdict.wait(min(left, _ASK_AGAIN_S))
             answer = self._ask_hello(transport, peer, mine, end)
-        if self._bad_proof(mine, reply):
-            self._fail(Failure("configuration", _token_message(self._place.rank, peer)))
 
-    def _take(self, transport: Transport, peer: int, given: Any) -> None:
+    def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
         """Keep what the peer's answer to Prove holds."""
-        self._held[peer] = bytes.fromhex(given["session"])
-        if given["data_port"] is not None:
+        self._held[peer] = load_fields(reply, session=bytes)["session"]
+        data_port = load(reply).get("data_port")
+        if isinstance(data_port, int):
             # No collective has the number 0: the answer is that it has ended.
             request = PullRequest(self._held[peer], self._place.rank, 0, 0, b"").encode()
-            transport.use_data_port(peer, int(given["data_port"]), request)
+            transport.use_data_port(peer, data_port, request)
 
     def _ask_hello(self, transport: Transport, peer: int, mine: Hello, end: float) -> "Future[bytes]":
-        return transport.ask(peer, HELLO, dump(mine), end - time.monotonic(), patient=True)
+        answer = transport.ask(peer, HELLO, dump(mine), end - time.monotonic(), patient=True)
+        answer.add_done_callback(lambda done: self._note_answer(peer, mine, done))
+        return answer
 
-    def _mine(self) -> Hello:
+    def _note_answer(self, peer: int, mine: Hello, answer: "Future[bytes]") -> None:
+        """Note who answers at the peer's address: peers wait for that, whomever else this rank still waits for."""
+        if answer.exception() is not None:
+            return
+        try:
+            theirs, is_proven = self._read_answer(mine, answer.result())
+        except Malformed:
+            return  # whoever waits for the answer says so
+        if is_proven and theirs.rank == peer:
+            with self._changed:
+                self._met[peer] = theirs.instance
+                self._changed.notify_all()
+
+    def _mine(self, nonce: str) -> Hello:
         p = self._place
-        nonce = secrets.token_hex(16)
         return Hello(PROTOCOL_VERSION, p.rank, p.size, p.generation, p.addresses[p.rank], self._instance, nonce)
 
-    def _examine(self, peer: int, mine: Hello, reply: Any) -> str:
-        theirs = Hello(**reply["hello"])
-        self._met[peer] = theirs.instance
+    def _nonce_for(self, theirs: Hello) -> str:
+        return hmac.digest(self._secret, b"nonce" + dump(theirs), "sha256").hex()
+
+    def _session_for(self, rank: int, instance: str) -> bytes:
+        return hmac.digest(self._secret, f"session {rank} {instance}".encode(), "sha256")[:SESSION_BYTES]
+
+    def _examine(self, peer: int, mine: Hello, reply: bytes) -> Hello:
+        """Return who answers at the peer's address. Fails this rank if it is not the peer. Raises Malformed."""
+        theirs, is_proven = self._read_answer(mine, reply)
+        if not is_proven:
+            self._fail_told(peer, Failure("configuration", _token_message(self._place.rank, peer)))
         if theirs.rank != peer:
             address = self._place.addresses[peer]
             self._fail(
                 Failure("configuration", f"{address} should be rank {peer}, but rank {theirs.rank} answers there")
             )
-        return trust.proof(self._place.token, trust.CLIENT, dump(mine), theirs.nonce.encode())
+        return theirs
 
-    def _bad_proof(self, mine: Hello, reply: Any) -> bool:
-        expected = trust.proof(self._place.token, trust.SERVER, dump(mine), dump(reply["hello"]))
-        return not trust.same(expected, str(reply["proof"]))
+    def _read_answer(self, mine: Hello, reply: bytes) -> tuple[Hello, bool]:
+        """Who answers, and whether they know the token."""
+        message = load_fields(reply, hello=dict, proof=str)
+        theirs = Hello.parse(message["hello"])
+        expected = trust.proof(self._place.token, trust.SERVER, dump(mine), dump(theirs))
+        return theirs, trust.same(expected, message["proof"])
 
-    def _answer(self, answer: "Future[bytes]", end: float) -> bytes:
+    def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
         """Wait for the peer's answer, or for the world's failure if that comes first. Raises Broken."""
         done = threading.Event()
         answer.add_done_callback(lambda _: done.set())
@@ -164,7 +206,7 @@ class Handshake:
         try:
             return answer.result()
         except Refused as refused:
-            self._fail(refused.failure)
+            self._fail_told(peer, refused.failure)
             raise
 
     def _absent(self, peer: int) -> str:
@@ -180,7 +222,7 @@ class Handshake:
         with self._changed:
             self._changed.wait_for(all_here, max(end - time.monotonic(), self._place.probe_timeout_s))
             missing = [peer for peer in self._place.peers if peer not in self._given]
-            two = [peer for peer, (heard, _) in self._heard.items() if heard.instance != self._met.get(peer)]
+            two = [peer for peer, instance in self._given.items() if instance != self._met.get(peer)]
             self._all_met = not missing and not two
         self._verdict.check()
         if two:
@@ -195,14 +237,41 @@ class Handshake:
                 )
             )
 
-    def _refuse_if(self, message: str | None) -> None:
-        """Refuse the peer, and fail this rank too if it still meets its peers: the job is set up wrongly."""
-        if message is None:
+    def _admit(self, theirs: Hello) -> None:
+        """Refuse whoever does not fit into this world. Broken (CLOSED): they may ask again in a moment."""
+        if (message := disagreement(self._place, theirs)) is not None:
+            raise _refusal(message)
+        known = {self._met.get(theirs.rank), self._given.get(theirs.rank)} - {None}
+        failure = self._verdict.failure
+        if failure is not None and not self._all_met and theirs.instance in known:
+            raise Refused(failure)  # a peer in this very world, which can't be met any more
+        if not known or theirs.instance in known:
             return
-        failure = Failure("configuration", message)
-        if not self._all_met:
-            self._verdict.reach(failure)
-        raise Refused(failure)
+        # While ranks meet it is open who is right, and a rank may have left and begun its next world already.
+        if not self._all_met or self._is_over(theirs.rank):
+            raise Broken(How.CLOSED, f"rank {self._place.rank} is still leaving an earlier world")
+        raise _refusal(_twice(theirs.rank))
+
+    def _await_met(self, theirs: Hello) -> None:
+        """Wait until it is known who answers at the address: without a token, nobody else is the peer."""
+
+        def is_known() -> bool:
+            return theirs.rank in self._met or self._verdict.failure is not None
+
+        with self._changed:
+            if not self._changed.wait_for(is_known, self._place.settle_s) or theirs.rank not in self._met:
+                raise Broken(How.CLOSED, f"rank {self._place.rank} has not reached rank {theirs.rank} yet")
+        self._admit(theirs)
+
+    def _fail_told(self, peer: int, failure: Failure) -> None:
+        """Fail, but let the peer ask first: only this rank's answer tells it what is wrong."""
+
+        def is_told() -> bool:
+            return self._verdict.failure is not None or peer in self._heard
+
+        with self._changed:
+            self._changed.wait_for(is_told, 3 * self._place.settle_s)
+        self._fail(failure)
 
     def _fail(self, failure: Failure) -> None:
         self._verdict.reach(failure)
@@ -231,11 +300,8 @@ def disagreement(mine: Place, theirs: Hello) -> str | None:
     return None
 
 
-def _hello(request: bytes) -> Hello:
-    try:
-        return Hello(**load(request))
-    except (ValueError, TypeError) as error:
-        raise Refused(Failure("configuration", f"not a hello of this protocol: {error}")) from error
+def _refusal(message: str) -> Refused:
+    return Refused(Failure("configuration", message))
 
 
 def _twice(rank: int) -> str:

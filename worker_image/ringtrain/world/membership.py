@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ringtrain.transport.base import Caller, Transport
 from ringtrain.wire.failure import Failure, Refused, Stranger
 from ringtrain.wire.frame import Frame
-from ringtrain.wire.messages import ABORT, HELLO, PROVE, STATUS, PullRequest, dump, load
+from ringtrain.wire.messages import ABORT, HELLO, PROVE, STATUS, Malformed, PullRequest, dump, load_fields
 from ringtrain.wire.signature import decode_signature, describe_mismatch
 from ringtrain.world.board import Board, CallerGone
 from ringtrain.world.handshake import Handshake
@@ -66,13 +66,21 @@ class Membership:
     # Service
 
     def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+        """Answer a control request. Raises Refused: also for bytes that are no request, as a stranger may send."""
+        try:
+            return self._answer(method, request, caller)
+        except Malformed as error:
+            raise Stranger(Failure("configuration", str(error))) from error
+
+    def _answer(self, method: str, request: bytes, caller: Caller) -> bytes:
         if method == HELLO:
             return self._handshake.answer_hello(request)
         if method == PROVE:
             return self._handshake.answer_prove(request, self.transport.data_port)
-        if method != ABORT or self._handshake.all_met:
+        # While ranks meet, whoever knows the token may announce why they do not. Without a token only peers may.
+        if method != ABORT or self._handshake.all_met or self.place.token is None:
             self._check_identity(request)
-        if method == ABORT:  # while ranks meet, from whoever knows the token: it may be the reason why they do not
+        if method == ABORT:
             self.monitor.heed(request)
             return b""
         if method == STATUS:
@@ -116,5 +124,5 @@ class Membership:
         return {"rank": self.place.rank, "session": self._handshake.session(peer).hex()}
 
     def _check_identity(self, request: bytes) -> None:
-        identity = load(request)
-        self._handshake.check_session(int(identity["rank"]), bytes.fromhex(identity["session"]))
+        identity = load_fields(request, rank=int, session=bytes)
+        self._handshake.check_session(identity["rank"], identity["session"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import Failure, Refused
-from ringtrain.wire.messages import ABORT, STATUS, WATCH, dump, load
+from ringtrain.wire.messages import ABORT, STATUS, WATCH, dump, load, load_fields
 from ringtrain.world import trust
 from ringtrain.world.place import Place
 from ringtrain.world.verdict import Verdict
@@ -108,18 +108,19 @@ class Monitor:
 
     def heed(self, request: bytes) -> None:
         """Adopt a peer's announcement if it proves the token."""
-        message = load(request)
-        proof = trust.proof(
-            self._place.token, b"abort", str(message["failure"]).encode(), str(self._place.rank).encode()
-        )
-        if not trust.same(proof, str(message["proof"])):
+        message = load_fields(request, failure=str, proof=str)
+        if not trust.same(self._abort_proof(self._place.rank, message["failure"]), message["proof"]):
             raise Refused(Failure("configuration", "an announcement without proof of the job's token"))
         self.adopt(Failure.decode(message["failure"]))
 
     def _abort(self, peer: int, failure: Failure) -> bytes:
         text = failure.encode()
-        proof = trust.proof(self._place.token, b"abort", text.encode(), str(peer).encode())
-        return dump({"failure": text, "proof": proof, **self._identity(peer)})
+        return dump({"failure": text, "proof": self._abort_proof(peer, text), **self._identity(peer)})
+
+    def _abort_proof(self, peer: int, text: str) -> str:
+        """For one attempt only: a recording must not end the next one, whose token is the same."""
+        generation = str(self._place.generation).encode()
+        return trust.proof(self._place.token, b"abort", text.encode(), str(peer).encode(), generation)
 
     def watch(self, peer: int) -> None:
         """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world."""
