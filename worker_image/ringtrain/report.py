@@ -13,6 +13,9 @@ from typing import SupportsFloat
 from ringtrain import contract
 from ringtrain.errors import ConfigurationError
 
+# int64, as a status of Kubernetes holds it.
+_MOST = 2**63 - 1
+
 _lock = threading.Lock()
 _dropped = 0
 
@@ -69,16 +72,18 @@ def _document(
 def _count(name: str, value: int, low: int) -> int:
     try:
         number = int(value)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, OverflowError) as exc:
         raise ConfigurationError(f"report: {name}={value!r}: expected an integer from {low} on") from exc
     if number != value or number < low:
         raise ConfigurationError(f"report: {name}={value!r}: expected an integer from {low} on")
+    if number > _MOST:
+        raise ConfigurationError(f"report: {name} is beyond {_MOST}, the most that a job's status can hold")
     return number
 
 
 def _samples(value: float) -> float:
     number = _finite("samples", value)
-    if number is None or number < 0:
+    if number is None or not 0 <= number <= _MOST:
         raise ConfigurationError(f"report: samples={value!r}: expected a number from 0 on")
     return number
 
@@ -86,6 +91,8 @@ def _samples(value: float) -> float:
 def _finite(name: str, value: SupportsFloat) -> float | None:
     try:
         number = float(value)
+    except OverflowError:  # an int beyond a float: as little finite as infinity
+        return None
     except (TypeError, ValueError) as exc:
         raise ConfigurationError(f"report: {name}={value!r}: expected a number") from exc
     return number if math.isfinite(number) else None

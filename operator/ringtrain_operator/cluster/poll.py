@@ -105,7 +105,7 @@ class LauncherPoller:
                 return Answer(report=read_report(await response.json(content_type=None)))
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             return Answer(error=f"{url} did not answer: {str(exc) or type(exc).__name__}")
-        except (KeyError, TypeError, ValueError) as exc:
+        except (KeyError, TypeError, ValueError, RecursionError) as exc:
             return Answer(error=f"{url} answered something that is no status: {exc!r}")
 
 

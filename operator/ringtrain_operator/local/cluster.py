@@ -83,5 +83,5 @@ class LocalCluster:
         except urllib.error.URLError as exc:
             # Not listening yet is a stage of every start.
             return None, "" if isinstance(exc.reason, ConnectionRefusedError) else f"{url}: {exc.reason}"
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as exc:
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError) as exc:
             return None, f"{url}: {exc}"

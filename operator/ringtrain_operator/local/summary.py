@@ -94,7 +94,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
                 yield row

@@ -3,6 +3,7 @@
 from .last_words import failure_in, last_words
 from .model import Foreign, LauncherReport, ObjectRef, Observed, PodView, Refusal
 from .pods import owned_by, owner_name, read_report, view_pod
+from .storable import is_finite
 
 __all__ = [
     "Foreign",
@@ -12,6 +13,7 @@ __all__ = [
     "PodView",
     "Refusal",
     "failure_in",
+    "is_finite",
     "last_words",
     "owned_by",
     "owner_name",

@@ -7,13 +7,14 @@ from typing import Any
 
 from ..contract import TERMINATION_MESSAGE_VERSION
 from .model import PodView
+from .storable import storable
 
 
 def last_words(pod: PodView, attempt: int) -> dict[str, Any]:
     """The pod's termination message; empty if it left none, or one of another attempt."""
     try:
-        words = json.loads(pod.termination_message)
-    except ValueError:
+        words = storable(json.loads(pod.termination_message))
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(words, dict) or words.get("version") != TERMINATION_MESSAGE_VERSION:
         return {}

@@ -9,6 +9,7 @@ from typing import Any
 from ..contract import LABEL_ATTEMPT, LABEL_ROLE, LABEL_WORKER_INDEX, ROLE_LAUNCHER
 from ..spec.parse import parse_time
 from .model import LauncherReport, PodView
+from .storable import storable
 
 # Reasons of a container's waiting state that are a stage of every start, not a cause to report.
 _ORDINARY_WAITING = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -54,15 +55,15 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         exit_code=ended.get("exitCode"),
         exit_reason=str(ended.get("reason") or ""),
         exit_time=parse_time(ended.get("finishedAt")),
-        termination_message=str(ended.get("message") or ""),
+        termination_message=str(storable(ended.get("message")) or ""),
     )
 
 
 def read_report(raw: Mapping[str, Any]) -> LauncherReport:
     """The launcher's /status as a value. Raises ValueError when it is not what the contract says."""
     try:
-        return _report(raw)
-    except (KeyError, TypeError, OverflowError) as exc:
+        return _report(storable(raw))
+    except (KeyError, TypeError, OverflowError, OSError, RecursionError) as exc:
         raise ValueError(f"launcher /status: {exc!r}") from exc
 
 
@@ -73,7 +74,7 @@ def _report(raw: Mapping[str, Any]) -> LauncherReport:
         attempt=int(raw["attempt"]),
         phase=raw["phase"],
         world_size=int(raw["worldSize"]),
-        progress=raw.get("progress"),
+        progress=progress if isinstance(progress := raw.get("progress"), dict) else None,
         last_progress_time=_epoch(raw.get("lastProgressTime")),
         start_time=_epoch(raw.get("startTime")),
         workers=tuple(dict(worker) for worker in raw.get("workers") or ()),
@@ -133,4 +134,5 @@ def _integer(text: object) -> int:
 
 
 def _epoch(seconds: object) -> datetime | None:
-    return datetime.fromtimestamp(float(seconds), UTC) if isinstance(seconds, int | float) else None
+    told = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return datetime.fromtimestamp(float(seconds), UTC) if told else None  # type: ignore[arg-type]

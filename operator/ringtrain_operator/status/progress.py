@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..observe import last_words
+from ..observe import is_finite, last_words
 from .model import Progress
 from .situation import Situation
 
@@ -67,7 +67,7 @@ def _of(raw: dict[str, Any], key: str, kind: type) -> Any:
     """`raw[key]` if it is what the contract says; a launcher of another version must not break the status."""
     value = raw.get(key)
     if kind is float:
-        return float(str(value)) if _is_number(value) else None
+        return float(value) if _is_number(value) else None  # type: ignore[arg-type]
     if kind is int:
         return value if is_whole(value) else None
     return value if isinstance(value, kind) else None
@@ -79,5 +79,5 @@ def is_whole(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Finite: JSON of the API has neither NaN nor infinity."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    """A finite float: JSON of the API has neither NaN nor infinity, and an int may be beyond a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)

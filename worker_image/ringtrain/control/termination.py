@@ -39,7 +39,7 @@ def failure_json(failure: Failure) -> dict[str, Any]:
 def termination_message(
     verdict: Verdict, attempt: int, world_size: int, progress: dict[str, Any] | None = None
 ) -> bytes:
-    """The message for `verdict`: JSON of at most 4096 bytes; the log tail is shortened first, from its front."""
+    """The message for `verdict`: JSON of at most 4096 bytes. Metrics go first, then the log tail from its front."""
     document: dict[str, Any] = {
         "version": contract.TERMINATION_MESSAGE_VERSION,
         "attempt": attempt,
@@ -56,7 +56,11 @@ def termination_message(
 
 def _fit(document: dict[str, Any], limit: int) -> bytes:
     encoded = _encode(document)
-    failure = document.get("failure")
+    failure, progress = document.get("failure"), document.get("progress")
+    if len(encoded) > limit and progress and progress.get("metrics"):
+        # A script's many metrics are in metrics.jsonl; the cause of a failure has this place alone.
+        document["progress"] = {**progress, "metrics": {}}
+        encoded = _encode(document)
     while len(encoded) > limit and failure and failure["logTail"]:
         tail = failure["logTail"]
         excess = len(encoded) - limit

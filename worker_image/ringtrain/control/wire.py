@@ -24,10 +24,15 @@ def rank_to_wire(state: RankState) -> Any:
         signal=state.signal,
         exit_order=state.exit_order,
         exited_ago_s=state.exited_ago_s,
-        log_tail=state.log_tail,
+        log_tail=[_utf8(line) for line in state.log_tail],
         reason=state.reason.value if state.reason else "",
-        message=state.message,
+        message=_utf8(state.message),
     )
+
+
+def _utf8(text: str) -> str:
+    """`text` as protobuf takes it: a program's name may hold bytes that are no text (lone surrogates here)."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def rank_from_wire(message: Any) -> RankState:
@@ -120,8 +125,8 @@ def verdict_to_wire(verdict: Verdict) -> Any:
                 exit_code=failure.exit_code,
                 signal=failure.signal,
                 reason=failure.reason.value,
-                message=failure.message,
-                log_tail=failure.log_tail,
+                message=_utf8(failure.message),
+                log_tail=[_utf8(line) for line in failure.log_tail],
             )
         )
     return message

@@ -27,8 +27,8 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
                 console.show(step_line(progress, reports.speed()).encode() + b"\n")
 
     with snapshot.reports as reports:
-        for row in snapshot.store.rows():
-            reports.add(int(row["rank"]), row)
+        for rank, report in snapshot.store.rows():
+            reports.add(rank, report)
             snapshot.last_progress = time.time()
     snapshot.store.on_merged = console.show
     snapshot.store.on_report = on_report

@@ -14,7 +14,6 @@ The first step has no step before it and is not timed.
 """
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -108,7 +107,7 @@ class Throughput:
             self._first_end = self._last_end = entry.ended
             return
         seconds = entry.ended - self._last_end
-        if seconds > 0:
+        if seconds > 0 and math.isfinite(entry.samples / seconds):
             self._speeds.append(entry.samples / seconds)
             self._timed_samples += entry.samples
             self._last_end = entry.ended
@@ -126,7 +125,7 @@ class Throughput:
         """Samples per second from the first complete step to the last."""
         if self._first_end is None or self._last_end is None or self._last_end <= self._first_end:
             return None
-        return self._timed_samples / (self._last_end - self._first_end)
+        return _number(self._timed_samples / (self._last_end - self._first_end))
 
     def progress(self) -> Progress | None:
         """Where the gang is; None before the first report."""
@@ -141,7 +140,8 @@ class Throughput:
             epoch=report.get("epoch"),
             samples_per_s=self.total() if self._timed_samples > 0 else None,
             unit=str(report.get("unit") or "samples"),
-            loss=statistics.fmean(losses) if losses else None,
+            # Divided first: the sum of losses may be beyond a float where their mean is not.
+            loss=math.fsum(loss / len(losses) for loss in losses) if losses else None,
             metrics=dict(report.get("metrics") or {}),
         )
 
@@ -161,7 +161,7 @@ def step_line(progress: Progress, speed: Speed | None) -> str:
         numbers = f"{speed.mean:.1f} +/- {speed.uncertainty:.1f} (jitter = {speed.jitter:.1f})"
         parts.append(f"{progress.unit}/sec: {numbers}")
     if progress.loss is not None:
-        parts.append(f"loss: {progress.loss:.3f}")
+        parts.append(f"loss: {progress.loss:.3f}" if abs(progress.loss) < 1e9 else f"loss: {progress.loss:.3e}")
     return "  ".join(parts)
 
 

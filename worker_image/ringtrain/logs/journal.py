@@ -67,7 +67,7 @@ def recover(data: bytes) -> Recovered:
         return Recovered(None)
     try:
         uid = str(json.loads(line)["uid"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Recovered(None)
     entries: dict[tuple[Stream, int], Entry] = {}
     job_size = metrics_size = 0

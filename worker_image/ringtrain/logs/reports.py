@@ -1,14 +1,24 @@
-"""Report lines, as ranks write them: what is one, by docs/contract.md, and what is not."""
+"""Report lines, as ranks write them: what is one, by docs/contract.md, and what is not.
+
+Ranks are programs of their own: whatever a line holds, reading it ends in a report or in BadReport, and what is in
+a report can be added up, encoded as JSON and UTF-8, and stored by Kubernetes.
+"""
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 from ringtrain.errors import RingtrainError
 
-# What a status of Kubernetes can hold: int64.
+# What a status of Kubernetes can hold: int64, and times up to the year 9999.
 _MOST = 2**63 - 1
+_LATEST = 253_402_300_799
+# Cuts what is shown of a line, a value or a unit.
+_SHOWN = 120
+# Lone surrogates, which UTF-8 does not have, and control characters, which would end a line or steer a terminal.
+_UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x1f\x7f-\x9f]")
 
 
 class BadReport(RingtrainError, ValueError):
@@ -16,40 +26,89 @@ class BadReport(RingtrainError, ValueError):
 
 
 def parse_report(line: bytes) -> dict[str, Any]:
-    """The report in `line`, with None for NaN and infinities, which JSON does not have. Raises BadReport."""
+    """The report in `line`: the contract's fields alone, each of which every reader can hold. Raises BadReport.
+
+    NaN, infinities and numbers beyond a float are None, which JSON has. Of a key that comes twice the last counts.
+    """
     try:
         report = json.loads(line, parse_constant=lambda _: None)
+        if not isinstance(report, dict):
+            raise ValueError("no object")
+        return {name: _checked(name, report.get(name)) for name in _FIELDS if name in {*_REQUIRED, *report}}
+    except BadReport:
+        raise
     except (ValueError, RecursionError) as error:
-        raise BadReport(f"expected a JSON object, got {line[:120]!r}") from error
-    if not isinstance(report, dict):
-        raise BadReport(f"expected a JSON object, got {line[:120]!r}")
-    for name, (required, fits, expected) in _FIELDS.items():
-        value = report.get(name)
-        if required if value is None else not fits(value):
-            raise BadReport(f"{name} is {str(value)[:120]!r}, expected {expected}")
-    return report
+        raise BadReport(f"expected a JSON object, got {line[:_SHOWN]!r}") from error
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+def printable(text: str) -> str:
+    """`text` for UTF-8 and a terminal: U+FFFD stands for lone surrogates and control characters."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def _checked(name: str, value: object) -> Any:
+    read, expected = _FIELDS[name]
+    if value is None and name not in _REQUIRED:
+        return None
+    found = read(value)
+    if found is None and not (read is _number and _is_number(value)):  # a number that is not finite is one
+        raise BadReport(f"{name} is {_shown(value)}, expected {expected}")
+    return found
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):  # it may be nested too deeply to be written down
+        return "an object" if isinstance(value, dict) else "a list"
+    return repr(value)[:_SHOWN]
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, dict) and all(inner is None or _is_number(inner) for inner in value.values())
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
 
 
-# By name: whether it must be there, what its value must be, and that in words.
-_FIELDS: dict[str, tuple[bool, Callable[[object], bool], str]] = {
-    "step": (True, _is_whole, "a whole number from 0 on"),
-    "time": (True, _is_number, "seconds since the epoch"),
-    "totalSteps": (False, _is_whole, "a whole number from 0 on"),
-    "epoch": (False, _is_whole, "a whole number from 0 on"),
-    "samples": (False, _is_number, "a number"),
-    "loss": (False, _is_number, "a number"),
-    "unit": (False, lambda value: isinstance(value, str), "a word"),
-    "metrics": (False, _are_numbers, "an object with numbers"),
+def _number(value: object) -> int | float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an int beyond a float
+        return None
+
+
+def _amount(value: object) -> int | float | None:
+    number = _number(value)
+    return number if number is not None and 0 <= number <= _MOST else None
+
+
+def _moment(value: object) -> int | float | None:
+    number = _number(value)
+    return number if number is not None and 0 <= number <= _LATEST else None
+
+
+def _word(value: object) -> str | None:
+    return printable(value)[:_SHOWN] if isinstance(value, str) else None
+
+
+def _numbers(value: object) -> dict[str, int | float | None] | None:
+    if not isinstance(value, dict) or not all(inner is None or _is_number(inner) for inner in value.values()):
+        return None
+    return {printable(name): _number(inner) for name, inner in value.items()}
+
+
+_REQUIRED = ("step", "time")
+# By name: what reads its value (None: it is not what was expected), and what was expected.
+_FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
+    "step": (_whole, "a whole number from 0 on"),
+    "time": (_moment, "seconds since the epoch"),
+    "totalSteps": (_whole, "a whole number from 0 on"),
+    "epoch": (_whole, "a whole number from 0 on"),
+    "samples": (_amount, "a number from 0 on"),
+    "loss": (_number, "a number"),
+    "unit": (_word, "a word"),
+    "metrics": (_numbers, "an object with numbers"),
+    "dropped": (_whole, "a whole number from 0 on"),
 }

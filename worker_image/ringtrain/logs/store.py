@@ -36,7 +36,7 @@ class LogStore:
     """The files of one attempt, open for appending. Safe to call from many threads.
 
     `on_merged` is called with what was added to `job.log`, `on_report` with (rank, report) for every report row
-    that was added: in order, after the write.
+    that was added: in order, after the write. What they raise is logged, once, and stops nothing.
     """
 
     def __init__(self, files: AttemptFiles, uid: str, attempt: int) -> None:
@@ -47,6 +47,7 @@ class LogStore:
         self._open: dict[Path, BinaryIO] = {}
         self._dropped: dict[int, int] = {}
         self._complained: set[int] = set()
+        self._listener_failed = False
         self.on_merged: Callable[[bytes], None] = lambda _: None
         self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.resumed = self._recover(uid)
@@ -95,14 +96,17 @@ class LogStore:
         finally:
             self._lock.release()
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The report rows written so far."""
+    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The reports written so far, each with its rank."""
         if not self.files.metrics.exists():
             return
         with self.files.metrics.open("rb") as rows:
             for row in rows:
-                with suppress(BadReport):  # what a crash of the machine left of it
-                    yield parse_report(row)
+                with suppress(
+                    BadReport, KeyError, TypeError, ValueError
+                ):  # what a crash of the machine left of it
+                    report = parse_report(row)
+                    yield int(json.loads(row)["rank"]), report
 
     def tail(self, rank: int) -> tuple[str, ...]:
         """The last lines of a rank's log."""
@@ -127,8 +131,8 @@ class LogStore:
         merged = prefixed(rank, data)
         entry = Entry(Stream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
         _write_together((own, data), (job_log, merged), (self._journal, journal.encode(entry)))
-        self._last[Stream.LOG, rank] = newest  # first: whoever is told below may fail
-        self.on_merged(merged)
+        self._last[Stream.LOG, rank] = newest
+        self._tell(self.on_merged, merged)
 
     def _append_reports(self, rank: int, newest: int, data: bytes) -> None:
         metrics = self._file(self.files.metrics)
@@ -140,7 +144,16 @@ class LogStore:
         _write_together((metrics, text), (self._journal, journal.encode(entry)))
         self._last[Stream.REPORT, rank] = newest
         for report in reports:
-            self.on_report(rank, report)
+            self._tell(self.on_report, rank, report)
+
+    def _tell(self, listener: Callable[..., None], *what: Any) -> None:
+        """Call `listener`: whatever it makes of this line, the next ones are written and told."""
+        try:
+            listener(*what)
+        except Exception:
+            if not self._listener_failed:
+                log.exception("a line is in the files and could not be shown or counted; nor may others like it")
+            self._listener_failed = True
 
     def _reports(self, rank: int, data: bytes) -> Iterator[dict[str, Any]]:
         for line in data.splitlines():
@@ -171,7 +184,8 @@ class LogStore:
             if stream is Stream.LOG:
                 _cut(self.files.rank_log(rank), entry.own_size)
         for path in directory.glob("rank-*.log"):
-            if (Stream.LOG, int(path.stem.removeprefix("rank-"))) not in state.entries:
+            number = path.stem.removeprefix("rank-")
+            if number.isdecimal() and (Stream.LOG, int(number)) not in state.entries:
                 _cut(path, 0)
         _cut(self.files.job_log, state.job_size)
         _cut(self.files.metrics, state.metrics_size)

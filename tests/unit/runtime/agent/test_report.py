@@ -26,7 +26,7 @@ def test_one_line_for_one_report(pipe: int) -> None:
     """Everything given is in it, under the contract's names, as plain numbers."""
     report(
         np.int64(12), total_steps=300, epoch=1, samples=128, loss=np.float32(0.5), unit="images",
-        metrics={"accuracy": np.float64(0.97), "diverged": float("nan")},
+        metrics={"accuracy": np.float64(0.97), "diverged": float("nan"), "beyond": 10**400},
     )  # fmt: skip
     line = os.read(pipe, 1 << 16)
     document = json.loads(line)
@@ -34,7 +34,7 @@ def test_one_line_for_one_report(pipe: int) -> None:
     assert document.pop("time") > 1e9
     assert document == {
         "step": 12, "totalSteps": 300, "epoch": 1, "samples": 128, "loss": 0.5, "unit": "images",
-        "metrics": {"accuracy": 0.97, "diverged": None},
+        "metrics": {"accuracy": 0.97, "diverged": None, "beyond": None},
     }  # fmt: skip
 
 
@@ -71,6 +71,8 @@ def test_a_full_pipe_does_not_block(pipe: int) -> None:
         ({"step": 1, "total_steps": 0}, "total_steps=0: expected an integer from 1 on"),
         ({"step": 1, "samples": -2}, "samples=-2: expected a number from 0 on"),
         ({"step": 1, "loss": "low"}, "loss='low': expected a number"),
+        ({"step": float("inf")}, "step=inf: expected an integer"),
+        ({"step": 2**63}, "step is beyond 9223372036854775807"),
         ({"step": 1, "unit": ""}, "unit='': expected a word"),
         ({"step": 1, "metrics": {"accuracy": None}}, "accuracy=None: expected a number"),
         ({"step": 1, "metrics": {f"m{n}": 1 for n in range(500)}}, "fewer metrics"),

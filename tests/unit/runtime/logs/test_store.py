@@ -153,21 +153,25 @@ def test_a_row_that_is_no_report_is_left_out(tmp_path: Path, row: bytes, caplog:
     assert "rank 5" in said
 
 
-def test_who_listens_cannot_spoil_the_files(tmp_path: Path) -> None:
-    """A chunk is in the files once, also when whoever is told of it fails."""
+def test_who_listens_cannot_spoil_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When whoever is told of a line fails, the line is in the files once, and the next ones are told."""
     store = LogStore(_files(tmp_path), "uid", 1)
+    told: list[object] = []
 
-    def fail(*_: object) -> None:
+    def fail(*what: object) -> None:
+        told.append(what)
         raise RuntimeError("listener")
 
     store.on_report = store.on_merged = fail
-    for chunk in (Chunk(Stream.LOG, 0, 1, 1, b"a\n"), Chunk(Stream.REPORT, 0, 1, 1, b'{"step": 1, "time": 1}\n')):
-        with pytest.raises(RuntimeError):
-            store.append(chunk)
-        assert store.append(chunk) == 1
+    rows = b'{"step": 1, "time": 1}\n{"step": 2, "time": 1}\n'
+    for chunk in (Chunk(Stream.LOG, 0, 1, 1, b"a\n"), Chunk(Stream.REPORT, 0, 1, 2, rows)):
+        for _ in range(2):
+            assert store.append(chunk) == chunk.lines
     store.close()
+    assert len(told) == 3
+    assert len(caplog.records) == 1
     assert store.files.rank_log(0).read_bytes() == b"a\n"
-    assert len(store.files.metrics.read_bytes().splitlines()) == 1
+    assert len(store.files.metrics.read_bytes().splitlines()) == 2
 
 
 def test_a_full_disk_keeps_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,216 @@
+"""Whatever a rank writes stops no other line and decides nothing: from the pipe to all that is shown."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from support.lines import TEXTS, report_lines
+
+from ringtrain.agent.spool import Spool
+from ringtrain.control.model import Failure, Outcome, RankPhase, RankState, Reason, Verdict
+from ringtrain.control.termination import termination_message
+from ringtrain.control.wire import rank_from_wire, rank_to_wire, verdict_from_wire, verdict_to_wire
+from ringtrain.gen import coordinator_pb2 as pb
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.console import Console
+from ringtrain.launcher.gang import Gang
+from ringtrain.launcher.http import StatusServer
+from ringtrain.launcher.progress import follow_reports, say_total
+from ringtrain.launcher.service import CoordinatorService
+from ringtrain.launcher.status import Reports, Snapshot
+from ringtrain.launcher.verdict import lost_peer
+from ringtrain.logs.journal import Stream, recover
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.records import RecordSplitter, count_records, last_lines
+from ringtrain.logs.reports import BadReport, parse_report
+from ringtrain.logs.store import LogStore
+
+CONFIG = LauncherConfig.from_env(
+    {
+        "RINGTRAIN_JOB_NAME": "digits",
+        "RINGTRAIN_JOB_NAMESPACE": "default",
+        "RINGTRAIN_JOB_UID": "uid-1",
+        "RINGTRAIN_ATTEMPT": "1",
+        "RINGTRAIN_NUM_WORKERS": "2",
+    }
+)
+GOOD = b'{"step": 3, "time": 1730000000.0, "loss": 0.5}\n'
+UNLIMITED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=80)
+
+HOSTILE = [
+    b'{"step":2,"time":2,"loss":1' + b"0" * 400 + b"}",
+    b'{"step":2,"time":2,"metrics":{"a":-1' + b"0" * 400 + b"}}",
+    b'{"step":2,"time":1' + b"0" * 400 + b"}",
+    b'{"step":2,"time":2,"loss":' + b"9" * 5000 + b"}",
+    b'{"step":2,"time":2,"unit":"\\ud800"}',
+    b'{"step":2,"time":2,"unit":"\\u0000\\n\\u001b[2J"}',
+    b'{"step":2,"time":2,"metrics":{"\\ud800":1}}',
+    b'{"step":2,"time":2,"loss":1.7e308,"samples":1.7e308}',
+    b'{"step":2,"time":1e308,"samples":9e18}',
+    b'{"step":2,"time":5e-324,"samples":9e18}',
+    b'{"step":2,"step":[],"time":2}',
+    b'{"step":2,"time":2,"more":' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"step":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+    b'{"step":2,"time":2,"rank":"x","attempt":[]}',
+    b'{"step":2,"time":2,"metrics":{' + b",".join(b'"m%d":%d' % (n, n) for n in range(3000)) + b"}}",
+    b'{"step":2,"time":2,"unit":"' + b"u" * (1 << 20) + b'"}',
+    b"\xff\xfe{\x00",
+    b"\x00" * 100,
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE, ids=lambda line: repr(line[:60]))
+def test_a_report_line(line: bytes) -> None:
+    """Other ranks' logs and reports go on, and all that shows the job says what it did not say before it."""
+    _a_line_stops_nothing(line)
+
+
+@settings(UNLIMITED, max_examples=15)
+@given(line=report_lines())
+def test_any_report_line(line: bytes) -> None:
+    """The same for lines that nobody has thought of."""
+    _a_line_stops_nothing(line)
+
+
+@UNLIMITED
+@given(line=st.one_of(report_lines(), st.binary(max_size=200)))
+def test_a_report_or_none(line: bytes) -> None:
+    """Reading a line ends in a report that is strict JSON in UTF-8, or in BadReport."""
+    try:
+        report = parse_report(line)
+    except BadReport:
+        return
+    json.dumps(report, allow_nan=False, ensure_ascii=False).encode()
+    assert parse_report(json.dumps(report).encode()) == report
+    assert 0 <= report["step"] < 2**63
+
+
+@UNLIMITED
+@given(
+    pieces=st.lists(st.binary(max_size=40) | st.sampled_from([b"\r", b"\n", b"\r\n", b"x" * 70_000]), max_size=20)
+)
+def test_the_bytes_of_a_log_are_kept(pieces: Sequence[bytes]) -> None:
+    """However a rank's output is cut, the records in the spool joined are what it wrote."""
+    splitter, spool = RecordSplitter(), Spool()
+    for piece in pieces:
+        spool.put(Stream.LOG, 0, splitter.feed(piece))
+    spool.put(Stream.LOG, 0, splitter.flush())
+    chunks = spool.take(1 << 30, 0)
+    assert b"".join(chunk.data for chunk in chunks) == b"".join(pieces)
+    spool.close()
+
+
+@UNLIMITED
+@given(lines=st.lists(TEXTS, max_size=5), end=st.binary(max_size=300))
+def test_the_end_of_a_log_travels(lines: list[str], end: bytes) -> None:
+    """A failed rank's last lines and its failure reach the launcher and back, whatever they hold."""
+    tail = (*last_lines(end), *lines)
+    state = RankState(1, RankPhase.FAILED, 3, log_tail=tail, message="".join(lines))
+    there = rank_from_wire(pb.RankState.FromString(rank_to_wire(state).SerializeToString()))
+    assert (there.rank, there.exit_code, len(there.log_tail)) == (1, 3, len(tail))
+    lost_peer(tail, 0)
+    failure = Failure(Reason.RANK_FAILED, "".join(lines), 1, log_tail=tail)
+    verdict = Verdict(Outcome.FAILED, 3, 0, failure)
+    back = verdict_from_wire(pb.Verdict.FromString(verdict_to_wire(verdict).SerializeToString()))
+    assert back.exit_code == 3
+    message = termination_message(verdict, 1, 2)
+    assert len(message) <= 4096
+    assert json.loads(message)["failure"]["rank"] == 1
+
+
+@UNLIMITED
+@example(data=b"[" * 100_000 + b"\n")
+@example(data=b'{"uid": ' + b"[" * 100_000 + b"\n")
+@given(data=st.binary(max_size=300))
+def test_any_journal(data: bytes) -> None:
+    """What is no journal says nothing."""
+    recover(data)
+    recover(b'{"version": 1, "uid": "u"}\n' + data)
+
+
+def test_many_metrics_do_not_take_the_place_of_the_cause() -> None:
+    """A message that is too long loses metrics before it loses the failed rank's last lines."""
+    failure = Failure(Reason.RANK_FAILED, "rank 0 exited with 1", 0, log_tail=("ValueError: the cause",))
+    progress = {"step": 1, "metrics": {f"metric-{n}": float(n) for n in range(400)}}
+    message = json.loads(termination_message(Verdict(Outcome.FAILED, 1, 0, failure), 1, 1, progress))
+    assert message["failure"]["logTail"] == ["ValueError: the cause"]
+    assert message["progress"]["step"] == 1
+
+
+class _Call:
+    """A call's context, of which nothing is asked here."""
+
+
+def _a_line_stops_nothing(line: bytes) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    with TemporaryDirectory() as directory:
+        snapshot, console = _launcher(Path(directory), write)
+        service = CoordinatorService(snapshot.gang, snapshot.store, 1)
+        sent = _send(service, 0, line + b"\n" + GOOD, b"before\n") + _send(service, 1, GOOD, b"after\n")
+        assert sent == ["REPORT", "LOG"] * 2
+        assert snapshot.store.files.job_log.read_bytes() == b"[0] before\n[1] after\n"
+        rows = [json.loads(row, parse_constant=pytest.fail) for row in snapshot.store.files.metrics.open("rb")]
+        assert [row["rank"] for row in rows if row["time"] == 1730000000.0 and row["step"] == 3] == [0, 1]
+        _everything_is_shown(snapshot, console)
+        snapshot.store.close()
+        again = _launcher(Path(directory), write)[0]
+        assert again.status()["ranks"] == snapshot.status()["ranks"]
+        again.store.close()
+    os.close(write)
+    while os.read(read, 1 << 20):
+        pass
+    os.close(read)
+
+
+def _launcher(directory: Path, console: int) -> tuple[Snapshot, Console]:
+    store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
+    snapshot = Snapshot(CONFIG, Gang(CONFIG, time.monotonic), store, Reports(2))
+    shown = Console(console)
+    follow_reports(snapshot, shown)
+    return snapshot, shown
+
+
+def _send(service: CoordinatorService, rank: int, reports: bytes, log: bytes) -> list[str]:
+    """Send both through a spool as an agent does; returns the kinds that became durable whole."""
+    spool = Spool()
+    spool.put(Stream.REPORT, rank, reports)
+    spool.put(Stream.LOG, rank, log)
+    request = pb.AppendRequest(attempt=1, worker_index=rank)
+    for chunk in spool.take(1 << 30, 0):
+        request.chunks.add(kind=int(chunk.stream), rank=rank, first=1, lines=chunk.lines, data=chunk.data)
+    reply = service.Append(pb.AppendRequest.FromString(request.SerializeToString()), _Call())
+    assert [durable.last for durable in reply.durable] == [count_records(reports), count_records(log)]
+    return [pb.Chunk.Kind.Name(durable.kind) for durable in reply.durable]
+
+
+def _everything_is_shown(snapshot: Snapshot, console: Console) -> None:
+    say_total(snapshot, console)
+    console.close(10.0)
+    server = StatusServer(0, snapshot.status, lambda: True, everywhere=False)
+    try:
+        status = json.loads(_get(server.port, "/status"), parse_constant=pytest.fail)
+        assert list(text_string_to_metric_families(_get(server.port, "/metrics")))
+    finally:
+        server.close()
+    assert status["progress"]["step"] >= 2
+    json.dumps(status, ensure_ascii=False).encode()
+    message = termination_message(Verdict(Outcome.SUCCEEDED, 0, 2), 1, 2, snapshot.progress())
+    assert len(message) <= 4096
+    told: dict[str, Any] = json.loads(message, parse_constant=pytest.fail)
+    assert (told["outcome"], told["ranksSucceeded"]) == ("Succeeded", 2)
+
+
+def _get(port: int, path: str) -> str:
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        return str(answer.read().decode())
