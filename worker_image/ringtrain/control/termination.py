@@ -39,7 +39,7 @@ def failure_json(failure: Failure) -> dict[str, Any]:
 def termination_message(
     verdict: Verdict, attempt: int, world_size: int, progress: dict[str, Any] | None = None
 ) -> bytes:
-    """The message for `verdict`: JSON of at most 4096 bytes. Metrics go first, then the log tail from its front."""
+    """The message for `verdict`: at most 4096 bytes of JSON. Metrics go first, then the oldest log lines."""
     document: dict[str, Any] = {
         "version": contract.TERMINATION_MESSAGE_VERSION,
         "attempt": attempt,
