@@ -64,6 +64,36 @@ CASES: dict[str, tuple[Callable[[int], object], str]] = {
 }
 
 
+MANY = 1200  # tensors: their signature is longer than what ranks show each other as a whole
+
+
+def many_tensors(rank: int, name: str | None = None) -> list[np.ndarray]:
+    """As many tensors as the layers of a large model, of which rank 2 has the last two in the other order."""
+    last = [np.ones((3, 9)), np.full((9, 3), 100.0)]
+    return [np.ones(1)] * (MANY - 2) + (last[::-1] if rank == 2 else last)
+
+
+LONG = "layer." * 1000
+CASES |= {
+    "last-of-many": (
+        lambda rank: rt.grouped_allreduce(many_tensors(rank), rt.Sum),
+        rf"allreduce #1 \(tensor {MANY - 2} of {MANY}\): shape is \(3, 9\) on rank [01] and \(9, 3\) on rank 2;",
+    ),
+    "many-gathered": (
+        lambda rank: rt.grouped_allgather(many_tensors(rank), name="g"),
+        rf'allgather "g.{MANY - 2}" .*: shape is \(any, 9\) on rank [01] and \(any, 3\) on rank 2;',
+    ),
+    "end-of-a-long-name": (
+        lambda rank: rt.allreduce(np.ones(3), name=f"{LONG}{'kernel' if rank == 2 else 'bias'}"),
+        r'name is "….*layer.bias" on rank [01] and "….*layer.kernel" on rank 2; every rank must submit the same',
+    ),
+    "dtype-of-parts": (
+        lambda rank: rt.flat.all_to_all_async([np.ones(2, np.float64 if rank else np.float32)] * 3).synchronize(),
+        r"all_to_all #1: dtype is float32 on rank 0 and float64 on rank [12]; every rank must use the same",
+    ),
+}
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("collective", "expected"), CASES.values(), ids=CASES)
 def test_all_ranks_raise_what_differs(transport: str, collective: Callable[[int], object], expected: str) -> None:
@@ -75,6 +105,15 @@ def test_all_ranks_raise_what_differs(transport: str, collective: Callable[[int]
         assert isinstance(error, rt.errors.MismatchError), error
         assert re.search(expected, str(error)), error
         assert str(later) == str(error)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_group_may_have_any_number_of_tensors(transport: str) -> None:
+    """What ranks say about 60,000 tensors is some megabytes, and does not have to fit into a request."""
+    tensors = [np.ones(1, np.float32)] * 60_000
+    with world_of(2, transport) as world:
+        for result in world.run(lambda rank: rt.grouped_allreduce(tensors, rt.Sum)):
+            assert np.concatenate(result).tolist() == [2.0] * len(tensors)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

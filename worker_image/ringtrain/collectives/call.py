@@ -68,10 +68,10 @@ class Call:
         self._started = time.monotonic()
         self._span.__enter__()
         self._member.board.publish((self._place.process_set, self._place.sequence), self._offer)
-        encoded = self._what.encode()
+        key = (self._place.process_set, self._place.sequence)
         try:
             for peer in self._place.peers:
-                request = self._member.pull_request(peer, self._place.process_set, self._place.sequence, encoded)
+                request = self._member.pull_request(peer, key, self._what)
                 self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)
             # Also for a verdict that was reached in the meantime: it calls back at once.
             self._member.verdict.on_reached(self._cancel)

@@ -20,7 +20,7 @@ from ringtrain.collectives.tensors import check_writable, tensor_of
 from ringtrain.errors import ConfigurationError
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.wire.dtypes import dtype_name
-from ringtrain.wire.signature import Signature
+from ringtrain.wire.signature import ANY_ROWS, Signature, Tensor
 
 Set = ProcessSet | None
 
@@ -63,7 +63,9 @@ def all_gather_async(
 
 def all_to_all_async(parts: Sequence[Flat], process_set: Set = None) -> Handle[list[Flat]]:
     """Begin to send `parts[p]` (1-d, contiguous) to position p; the result is what each position sent here."""
-    return submit(lambda communicator: communicator.all_to_all(Signature("all_to_all"), parts), process_set)
+    kinds = dict.fromkeys(dtype_name(part.dtype) for part in parts)
+    what = Signature("all_to_all", tuple(Tensor(None, kind, (ANY_ROWS,)) for kind in kinds))
+    return submit(lambda communicator: communicator.all_to_all(what, parts), process_set)
 
 
 def can_update(gradients: Flat, weights: Flat, process_set: Set = None) -> bool:

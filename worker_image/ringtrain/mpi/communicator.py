@@ -134,7 +134,7 @@ class MpiCommunicator:
         """Make sure that all ranks mean `what`: one collective of 16 bytes."""
         self._member.verdict.check()
         self._sequence += 1
-        self._member.board.begin((self._set, self._sequence))
+        self._member.board.begin((self._set, self._sequence), what)
         names = what.label.removeprefix(what.kind)
         doing = Doing(f"{what.kind} #{self._sequence}{names}", self._set, self._sequence)
         run = _Run(self._member, self.ranks, doing)

@@ -15,7 +15,7 @@ from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.shm.native import Addresses, NativeChannel, Outcome, Work
 from ringtrain.shm.segment import Segment
 from ringtrain.wire.failure import Failure
-from ringtrain.wire.signature import Signature, decode_signature, describe_mismatch
+from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
 from ringtrain.world.monitor import Closed, Doing, Stalled
 
@@ -23,8 +23,8 @@ from ringtrain.world.monitor import Closed, Doing, Stalled
 FIRST_SHARED_SET: Final = 1 << 30
 
 
-# Between a signature and where its buffer lies; JSON has no such character.
-_ARENA: Final = "\0"
+# Between what stands for a signature and where its buffer lies.
+_ARENA: Final = b"\0arena "
 
 
 class Arena:
@@ -79,9 +79,9 @@ class SharedGroup:
     def run(self, what: Signature, work: Work) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
         place = self._place_of(work.source) if self._arenas and not _gathers_elsewhere(work) else None
-        encoded, lies = (what.encode(), None) if place is None else (what.encode() + place.said, place.lies)
+        compared, lies = (what.compared(), None) if place is None else (what.compared() + place.said, place.lies)
         timeout_s = self._member.place.pull_timeout_s
-        self._meet(what, work, lambda: self._channel.run(encoded, work, timeout_s, lies))
+        self._meet(what, work, lambda: self._channel.run(compared, work, timeout_s, lies))
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
@@ -92,9 +92,9 @@ class SharedGroup:
         gradients, weights = self._place_of(work.source), self._place_of(change.weights)
         assert gradients is not None, "ask can_update first"
         assert weights is not None, "ask can_update first"
-        encoded, lies = what.encode() + gradients.said + weights.said, (gradients.lies, weights.lies)
+        compared, lies = what.compared() + gradients.said + weights.said, (gradients.lies, weights.lies)
         timeout_s = self._member.place.pull_timeout_s
-        self._meet(what, work, lambda: self._channel.update(encoded, work, change, timeout_s, lies))
+        self._meet(what, work, lambda: self._channel.update(compared, work, change, timeout_s, lies))
 
     def adopt(self, segment: Segment) -> NDArray[np.uint8]:
         """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
@@ -115,7 +115,7 @@ class SharedGroup:
     def _meet(self, what: Signature, work: Work, meet: Callable[[], Outcome]) -> None:
         self._member.verdict.check()
         self._sequence += 1
-        self._member.board.begin((self._process_set, self._sequence))
+        self._member.board.begin((self._process_set, self._sequence), what)
         started = time.monotonic()
         try:
             with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
@@ -132,7 +132,7 @@ class SharedGroup:
             offset = arena.offset_of(buffer)
             if offset is not None:
                 lies = [base + offset for base in arena.bases]
-                return _ArenaPlace(f"{_ARENA}{number} {offset}".encode(), lies)
+                return _ArenaPlace(_ARENA + f"{number} {offset}".encode(), lies)
         return None
 
     def _fail(self, outcome: Outcome, what: Signature, waited_s: float) -> NoReturn:
@@ -142,7 +142,7 @@ class SharedGroup:
         if outcome is Outcome.LEFT:
             monitor.report(Closed(blamed, "", doing))
         elif outcome is Outcome.MISMATCH:
-            monitor.report(Failure("mismatch", self._describe_mismatch(what)))
+            monitor.report(self._mismatch(what))
         elif outcome is Outcome.TIMEOUT:
             others = [rank for rank in self._suspects if rank not in (blamed, self._member.place.rank)]
             monitor.report(Stalled((blamed, *others), waited_s, doing))
@@ -160,15 +160,10 @@ class SharedGroup:
         self._member.verdict.wait(self._member.place.timeout_s / 5)
         self._member.monitor.await_announced(self._member.place.timeout_s / 10)
 
-    def _describe_mismatch(self, what: Signature) -> str:
+    def _mismatch(self, what: Signature) -> Failure:
         position = self._channel.blamed
-        theirs = self._channel.signature_of(position)
-        theirs = None if theirs is None else theirs.partition(_ARENA.encode())[0]
-        mine, other = self._member.place.rank, self.ranks[position]
-        if theirs is None or theirs == what.encode():
-            label = f"{what.label} #{self._sequence}"
-            return f"{label}: ranks {mine} and {other} mean different things; every rank must make the same calls"
-        return describe_mismatch(self._sequence, (mine, what), (other, decode_signature(theirs)))
+        theirs = self._channel.signature_of(position).partition(_ARENA)[0]
+        return self._member.mismatch((self._process_set, self._sequence), what, self.ranks[position], theirs)
 
     def _doing(self, what: Signature) -> Doing:
         names = what.label.removeprefix(what.kind)

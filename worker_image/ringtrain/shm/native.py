@@ -125,8 +125,8 @@ class NativeChannel:
     def run(self, what: bytes, work: Work, timeout_s: float, peers: Addresses | None = None) -> Outcome:
         """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
 
-        `what` is compared between ranks: MISMATCH where it differs. `peers`: where each rank's `work.source` lies,
-        if this process can read them all.
+        `what` is compared between ranks: MISMATCH where it differs; `Signature.compared` fits. `peers`: where each
+        rank's `work.source` lies, if this process can read them all.
 
         `timeout_s`: without any progress of the rank that is waited for; `blamed` then says which that is.
         """
@@ -165,13 +165,13 @@ class NativeChannel:
         """Make `run` return STOPPED, from any thread, if it waits or as soon as it would."""
         self._stop.value = 1
 
-    def signature_of(self, rank: int) -> bytes | None:
-        """What `rank` means to do in the collective that ended with MISMATCH; None if that is too long to keep."""
+    def signature_of(self, rank: int) -> bytes:
+        """What `rank` has shown in the collective that ended with MISMATCH."""
         counters = 4 * 128
         at = rank * (counters + PARITIES * SIGNATURE_BYTES) + counters
         at += self._channel.collective % PARITIES * SIGNATURE_BYTES
         length = int.from_bytes(self._memory[at : at + 4], "little")
-        return bytes(self._memory[at + 4 : at + 4 + length]) if length <= SIGNATURE_BYTES - 4 else None
+        return bytes(self._memory[at + 4 : at + 4 + length])
 
     def close(self) -> None:
         """Tell those who wait for this rank. The channel can't be used any more."""
@@ -185,6 +185,8 @@ class NativeChannel:
         return min(self._chunk_bytes, _SMALL_BYTES // self._size)
 
     def _job(self, what: bytes, work: Work, timeout_s: float) -> _Job:
+        if len(what) > SIGNATURE_BYTES - 4:  # what is not compared as a whole is not compared
+            raise ValueError(f"{len(what)} bytes to compare; a slot has room for {SIGNATURE_BYTES - 4}")
         pieces = None if work.pieces is None else _pieces(work.pieces)
         job = _Job(
             what=what,

@@ -13,7 +13,8 @@ PROVE: Final = "Prove"
 WATCH: Final = "Watch"
 STATUS: Final = "Status"
 ABORT: Final = "Abort"
-METHODS: Final = (HELLO, PROVE, WATCH, STATUS, ABORT)
+MEANING: Final = "Meaning"
+METHODS: Final = (HELLO, PROVE, WATCH, STATUS, ABORT, MEANING)
 
 # Longer than any control message of a peer: an announced failure is the longest.
 MOST_CONTROL_BYTES: Final = 64 << 10
@@ -51,16 +52,19 @@ class Hello:
 
 @dataclass(frozen=True)
 class PullRequest:
-    """`rank` asks for everything that its peer sends it in collective `sequence` of a process set."""
+    """`rank` asks for everything that its peer sends it in collective `sequence` of a process set.
+
+    `compared`: of the signature of what it means to do (`Signature.compared`).
+    """
 
     session: bytes
     rank: int
     process_set: int
     sequence: int
-    signature: bytes
+    compared: bytes
 
     def encode(self) -> bytes:
-        return _PULL.pack(self.session, self.rank, self.process_set, self.sequence) + self.signature
+        return _PULL.pack(self.session, self.rank, self.process_set, self.sequence) + self.compared
 
     @staticmethod
     def decode(data: bytes) -> "PullRequest":

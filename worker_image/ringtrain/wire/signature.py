@@ -1,12 +1,21 @@
 """What a rank means to do in a collective; ranks that mean different things must not exchange bytes."""
 
 import functools
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 # A dimension that may differ between ranks.
 ANY_ROWS = -1
+# A longer signature is compared by its digest: requests and slots of shared memory have room for that, whatever
+# the number of tensors.
+_TEXT_BYTES: Final = 16 << 10
+_DIGEST_MARK: Final = b"#"  # no JSON begins with it
+# Of a name in a message: a failure travels in some thousand characters, and both values must fit.
+_NAME_CHARACTERS: Final = 300
+_BOUNDS_SHOWN: Final = 8
 
 
 @dataclass(frozen=True)
@@ -34,12 +43,16 @@ class Signature:
     def encode(self) -> bytes:
         return _encode(self)
 
+    def compared(self) -> bytes:
+        """What ranks compare: equal exactly if the signatures are. The text, or for a long one its digest."""
+        return _compared(self)
+
     @property
     def label(self) -> str:
         """`allreduce "conv1.weight"`, or `allreduce` for tensors without a name."""
         names = [t.name for t in self.tensors if t.name is not None]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f'{self.kind} "{names[0]}"{more}' if names else self.kind
+        return f'{_clipped(self.kind)} "{_clipped(names[0])}"{more}' if names else _clipped(self.kind)
 
 
 @functools.lru_cache(maxsize=4096)  # a training step repeats the same signatures
@@ -47,6 +60,17 @@ def _encode(signature: Signature) -> bytes:
     s = signature
     tensors = [[t.name, t.dtype, t.shape] for t in s.tensors]
     return json.dumps([s.kind, tensors, s.op, s.root, s.layout], separators=(",", ":")).encode()
+
+
+@functools.lru_cache(maxsize=4096)
+def _compared(signature: Signature) -> bytes:
+    text = signature.encode()
+    return text if len(text) <= _TEXT_BYTES else _DIGEST_MARK + hashlib.sha256(text).hexdigest().encode()
+
+
+def is_text(compared: bytes) -> bool:
+    """Whether `decode_signature` can read what a rank compares; else it is a digest."""
+    return not compared.startswith(_DIGEST_MARK)
 
 
 def decode_signature(data: bytes) -> Signature:
@@ -57,6 +81,12 @@ def decode_signature(data: bytes) -> Signature:
 def describe_mismatch(sequence: int, first: tuple[int, Signature], second: tuple[int, Signature]) -> str:
     """Say in one line how two (rank, signature) pairs differ; both ranks say it alike."""
     (rank_a, a), (rank_b, b) = sorted((first, second), key=lambda pair: pair[0])
+    if a.kind != b.kind and not a.tensors and not b.tensors:
+        at = first_difference(a.kind, b.kind)
+        return (
+            f"collective #{sequence}: rank {rank_a} called {_clipped(a.kind, at)} and rank {rank_b} called "
+            f"{_clipped(b.kind, at)}; every rank must call the same collectives in the same order"
+        )
     if a.kind != b.kind or len(a.tensors) != len(b.tensors):
         count_a, count_b = (f" of {len(s.tensors)} tensors" if len(s.tensors) > 1 else "" for s in (a, b))
         return (
@@ -67,7 +97,7 @@ def describe_mismatch(sequence: int, first: tuple[int, Signature], second: tuple
         difference = _tensor_difference(one, other, rank_a, rank_b)
         if difference:
             named = one.name is not None and one.name == other.name
-            label = f'{a.kind} "{one.name}"' if named else f"{a.kind} #{sequence}"
+            label = f"{a.kind} {_quoted(one.name)}" if named else f"{a.kind} #{sequence}"
             position = f" (tensor {index} of {len(a.tensors)})" if len(a.tensors) > 1 else ""
             return f"{label}{position}: {difference}"
     for field, one_value, other_value in (("op", a.op, b.op), ("root rank", a.root, b.root)):
@@ -76,16 +106,18 @@ def describe_mismatch(sequence: int, first: tuple[int, Signature], second: tuple
                 f"{a.label} #{sequence}: {field} is {one_value} on rank {rank_a} and {other_value} on "
                 f"rank {rank_b}; every rank must pass the same"
             )
+    first = first_difference(a.layout, b.layout)
     return (
-        f"{a.label} #{sequence}: bounds or segment size are {_short(a.layout)} on rank {rank_a} and "
-        f"{_short(b.layout)} on rank {rank_b}; every rank must use the same"
+        f"{a.label} #{sequence}: bounds or segment size are {_around(a.layout, first)} on rank {rank_a} and "
+        f"{_around(b.layout, first)} on rank {rank_b}; every rank must use the same"
     )
 
 
 def _tensor_difference(one: Tensor, other: Tensor, rank_a: int, rank_b: int) -> str:
     if one.name != other.name:
+        at = first_difference(one.name or "", other.name or "")
         return (
-            f"name is {_quoted(one.name)} on rank {rank_a} and {_quoted(other.name)} on rank {rank_b}; "
+            f"name is {_quoted(one.name, at)} on rank {rank_a} and {_quoted(other.name, at)} on rank {rank_b}; "
             f"every rank must submit the same tensors in the same order"
         )
     if one.dtype != other.dtype:
@@ -101,8 +133,23 @@ def _tensor_difference(one: Tensor, other: Tensor, rank_a: int, rank_b: int) -> 
     return ""
 
 
-def _quoted(name: str | None) -> str:
-    return "not given" if name is None else f'"{name}"'
+def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """The first place in which two sequences differ; the length of the shorter one if that begins the other."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _quoted(name: str | None, differs_at: int = 0) -> str:
+    return "not given" if name is None else f'"{_clipped(name, differs_at)}"'
+
+
+def _clipped(text: str, differs_at: int = 0) -> str:
+    """`text`, or the part of a long one in which it differs from another."""
+    if len(text) <= _NAME_CHARACTERS:
+        return text
+    start = max(0, differs_at - _NAME_CHARACTERS // 2)
+    shown = text[start : start + _NAME_CHARACTERS]
+    return ("…" if start else "") + shown + ("…" if start + len(shown) < len(text) else "")
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -110,5 +157,12 @@ def _shape(shape: tuple[int, ...]) -> str:
     return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
 
 
-def _short(values: tuple[Any, ...]) -> str:
-    return str(list(values)) if len(values) <= 8 else f"[{', '.join(map(str, values[:8]))}, …]"
+def _around(values: tuple[Any, ...], place: int) -> str:
+    """`values`, or of many those around `place`, by number."""
+    if len(values) <= _BOUNDS_SHOWN:
+        return str(list(values))
+    start = max(0, min(place - 2, len(values) - _BOUNDS_SHOWN))
+    shown = ", ".join(map(str, values[start : start + _BOUNDS_SHOWN]))
+    before = f"from number {start}: " if start else ""
+    after = ", …" if start + _BOUNDS_SHOWN < len(values) else ""
+    return f"{before}[{shown}{after}] of {len(values)}"

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from ringtrain.transport.base import Broken, Caller, How
 from ringtrain.wire.failure import Failure, Refused
@@ -19,6 +19,13 @@ Key = tuple[int, int]  # process set, sequence number in it
 
 class CallerGone(Exception):
     """The peer for which a frame was meant has given up or died."""
+
+
+class Begun(NamedTuple):
+    """The newest collective of a process set."""
+
+    sequence: int
+    what: Signature
 
 
 @dataclass
@@ -44,14 +51,19 @@ class Board:
         self._all_taken = threading.Condition(lock)
         self._over = threading.Condition(lock)  # watchers wait for the end, and not for every frame
         self._offers: dict[Key, Offer] = {}
-        self._reached: dict[int, int] = {}
+        self._begun: dict[int, Begun] = {}
         self._closing = False
         verdict.on_reached(self._wake_all)
 
     def reached(self) -> dict[int, int]:
         """The newest sequence number of each process set that this rank has begun."""
         with self._changed:
-            return dict(self._reached)
+            return {process_set: begun.sequence for process_set, begun in self._begun.items()}
+
+    def meaning(self, key: Key) -> Signature | None:
+        """What this rank means to do in collective `key`; None unless that is its newest of the process set."""
+        begun = self._begun.get(key[0])
+        return begun.what if begun is not None and begun.sequence == key[1] else None
 
     def changed(self) -> None:
         """Wake up everyone who waits for a frame of this rank."""
@@ -66,13 +78,13 @@ class Board:
     def publish(self, key: Key, offer: Offer) -> None:
         with self._changed:
             self._offers[key] = offer
-            self._reached[key[0]] = key[1]
+            self._begun[key[0]] = Begun(key[1], offer.signature)
             self._changed.notify_all()
 
-    def begin(self, key: Key) -> None:
+    def begin(self, key: Key, what: Signature) -> None:
         """Note that this rank has begun a collective that offers nothing here: it goes through shared memory."""
         with self._changed:
-            self._reached[key[0]] = key[1]
+            self._begun[key[0]] = Begun(key[1], what)
 
     def withdraw(self, key: Key) -> None:
         with self._changed:
@@ -80,12 +92,16 @@ class Board:
 
     def offer(self, key: Key, caller: Caller) -> Offer:
         """Wait until this rank has begun collective `key`."""
-        self.wait_until(lambda: key in self._offers or key[1] <= self._reached.get(key[0], 0), caller)
+        self.wait_until(lambda: key in self._offers or self._has_begun(key), caller)
         offer = self._offers.get(key)
         if offer is None:
             ended = Failure("internal", f"rank {self._rank} has ended collective #{key[1]} already")
             raise Refused(self._verdict.failure or ended)
         return offer
+
+    def _has_begun(self, key: Key) -> bool:
+        begun = self._begun.get(key[0])
+        return begun is not None and key[1] <= begun.sequence
 
     def taken(self, offer: Offer, peer: int) -> None:
         with self._changed:

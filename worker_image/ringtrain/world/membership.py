@@ -4,12 +4,12 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from ringtrain.transport.base import Caller, Transport
+from ringtrain.transport.base import Broken, Caller, Transport
 from ringtrain.wire.failure import Failure, Refused, Stranger
 from ringtrain.wire.frame import Frame
-from ringtrain.wire.messages import ABORT, HELLO, PROVE, STATUS, Malformed, PullRequest, dump, load_fields
-from ringtrain.wire.signature import decode_signature, describe_mismatch
-from ringtrain.world.board import Board, CallerGone
+from ringtrain.wire.messages import ABORT, HELLO, MEANING, PROVE, STATUS, Malformed, PullRequest, dump, load_fields
+from ringtrain.wire.signature import Signature, decode_signature, describe_mismatch, is_text
+from ringtrain.world.board import Board, CallerGone, Key
 from ringtrain.world.handshake import Handshake
 from ringtrain.world.monitor import ALIVE, LEFT, Monitor
 from ringtrain.world.place import Place
@@ -48,10 +48,23 @@ class Membership:
             raise
         return member
 
-    def pull_request(self, peer: int, process_set: int, sequence: int, signature: bytes) -> bytes:
-        return PullRequest(
-            self._handshake.session(peer), self.place.rank, process_set, sequence, signature
-        ).encode()
+    def pull_request(self, peer: int, key: Key, what: Signature) -> bytes:
+        return PullRequest(self._handshake.session(peer), self.place.rank, *key, what.compared()).encode()
+
+    def mismatch(self, key: Key, mine: Signature, peer: int, compared: bytes) -> Failure:
+        """What `peer` means otherwise than this rank in collective `key`, of which it has shown `compared`.
+
+        Where that is a digest, the peer is asked for the text.
+        """
+        theirs = decode_signature(compared) if is_text(compared) else self._ask_meaning(peer, key)
+        if theirs is not None and theirs != mine:
+            return Failure("mismatch", describe_mismatch(key[1], (self.place.rank, mine), (peer, theirs)))
+        one, other = sorted((self.place.rank, peer))
+        return Failure(
+            "mismatch",
+            f"{mine.label} #{key[1]}: ranks {one} and {other} mean different things; every rank must make the "
+            f"same calls",
+        )
 
     def leave(self) -> None:
         """Tell the peers, let what they still take flow out, and close. Calling it again does nothing."""
@@ -86,6 +99,10 @@ class Membership:
         if method == STATUS:
             failure = self.verdict.failure
             return dump({"reached": self.board.reached(), "failure": failure and failure.encode()})
+        if method == MEANING:
+            asked = load_fields(request, process_set=int, sequence=int)
+            what = self.board.meaning((asked["process_set"], asked["sequence"]))
+            return b"" if what is None else what.encode()
         return self._answer_watch(caller)
 
     def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
@@ -98,11 +115,9 @@ class Membership:
         caller.on_end(self.board.changed)
         try:
             offer = self.board.offer((pull.process_set, pull.sequence), caller)
-            mine = offer.signature
-            if mine.encode() != pull.signature:
-                theirs = decode_signature(pull.signature)
-                message = describe_mismatch(pull.sequence, (self.place.rank, mine), (pull.rank, theirs))
-                failure = Failure("mismatch", message)
+            if offer.signature.compared() != pull.compared:
+                key = (pull.process_set, pull.sequence)
+                failure = self.mismatch(key, offer.signature, pull.rank, pull.compared)
                 self.monitor.report(failure)
                 raise Refused(failure)
             yield from offer.frames_for(pull.rank, caller)
@@ -115,6 +130,16 @@ class Membership:
         caller.on_end(self.board.watcher_gone)
         ended = self.board.await_end(min(self.place.timeout_s, caller.remaining_s()), caller)
         return LEFT if ended else ALIVE
+
+    def _ask_meaning(self, peer: int, key: Key) -> Signature | None:
+        """The whole signature of a peer's collective; None if it does not answer, or has ended that one."""
+        request = dump({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
+        timeout_s = self.place.probe_timeout_s
+        try:
+            answer = self.transport.ask(peer, MEANING, request, timeout_s).result(2 * timeout_s)
+        except (Broken, Refused, TimeoutError):
+            return None
+        return decode_signature(answer) if answer else None
 
     def _is_over(self, peer: int) -> bool:
         """Whether this world has ended for `peer`: it has left (the news may be on its way), or all failed."""

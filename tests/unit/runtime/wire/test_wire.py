@@ -14,7 +14,7 @@ from ringtrain.wire.dtypes import CODES, dtype_of
 from ringtrain.wire.failure import Failure
 from ringtrain.wire.frame import HEADER_BYTES, Frame, FrameHeader, Step, octets, split_frame
 from ringtrain.wire.messages import PullRequest
-from ringtrain.wire.signature import Signature, Tensor, decode_signature
+from ringtrain.wire.signature import Signature, Tensor, decode_signature, describe_mismatch, is_text
 from ringtrain.wire.values import decode_value, encode_value
 
 
@@ -105,7 +105,7 @@ def test_requests_and_signatures_are_read_back() -> None:
     request = PullRequest(b"s" * 16, 2, 1, 9, signature.encode())
     read = PullRequest.decode(request.encode())
     assert read == request
-    assert decode_signature(read.signature) == signature
+    assert decode_signature(read.compared) == signature
     assert signature.label == 'allreduce "w"'
 
 
@@ -139,3 +139,51 @@ def test_what_would_need_pickle_is_refused(value: Any) -> None:
     """Nothing is pickled unless it is asked for by name."""
     with pytest.raises(ConfigurationError, match="without allow_pickle=True"):
         encode_value(value)
+
+
+def group_of(tensors: int, last: int) -> Signature:
+    """A group of `tensors` scalars, but for the last one, which is a vector of `last`."""
+    return Signature(
+        "allreduce", (*[Tensor(None, "float32", ())] * (tensors - 1), Tensor(None, "float32", (last,)))
+    )
+
+
+@pytest.mark.parametrize("tensors", [1, 10_000], ids=["short", "long"])
+def test_what_ranks_compare_is_short_and_tells_every_difference(tensors: int) -> None:
+    """However long a signature is: equal ones compare equal, and one number at its end makes them differ."""
+    one, same, other = (group_of(tensors, last).compared() for last in (3, 3, 4))
+    assert one == same != other
+    assert len(one) < 20_000
+    assert is_text(one) == (tensors == 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "values"),
+    [
+        (Signature("add(" + "1, " * 2000 + "7)"), Signature("add(" + "1, " * 2000 + "8)"), ("7)", "8)")),
+        (
+            Signature("gather", layout=(*range(100), 901)),
+            Signature("gather", layout=(*range(100), 902)),
+            ("901", "902"),
+        ),
+        (
+            Signature("allreduce", (Tensor("a" * 9000 + "bias", "float32", ()),)),
+            Signature("allreduce", (Tensor("a" * 9000 + "kernel", "float32", ()),)),
+            ("bias", "kernel"),
+        ),
+        (
+            Signature("broadcast", (Tensor("a" * 9000, "float32", (1,)),)),
+            Signature("broadcast", (Tensor("a" * 9000, "float32", (2,)),)),
+            ("(1,)", "(2,)"),
+        ),
+    ],
+    ids=["kind", "bounds", "name", "shape"],
+)
+def test_a_mismatch_shows_both_values_however_late_they_differ(
+    one: Signature, other: Signature, values: tuple[str, str]
+) -> None:
+    """The message that crosses the wire has what differs, and not only the equal beginning."""
+    failure = Failure("mismatch", describe_mismatch(1, (0, one), (1, other)))
+    message = Failure.decode(failure.encode()).message
+    assert all(value in message for value in values), message
+    assert message.endswith(("order", "same", "model")), message

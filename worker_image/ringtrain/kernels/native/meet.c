@@ -84,16 +84,14 @@ int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target) {
 void show_signature(const channel *c, const job *j) {
     signature *mine = &head(c, c->rank)->what[c->collective % PARITIES];
     mine->length = (uint32_t)j->what_bytes;
-    uint64_t kept = j->what_bytes < sizeof mine->bytes ? j->what_bytes : sizeof mine->bytes;
-    memcpy(mine->bytes, j->what, kept);
+    memcpy(mine->bytes, j->what, j->what_bytes);
 }
 
 int compare_signatures(const channel *c, job *j) {
     const signature *mine = &head(c, c->rank)->what[c->collective % PARITIES];
-    uint64_t kept = mine->length < sizeof mine->bytes ? mine->length : sizeof mine->bytes;
     for (int r = 0; r < c->size; r++) {
         const signature *other = &head(c, r)->what[c->collective % PARITIES];
-        if (other->length == mine->length && !memcmp(other->bytes, mine->bytes, kept)) continue;
+        if (other->length == mine->length && !memcmp(other->bytes, mine->bytes, mine->length)) continue;
         j->blamed = r;
         return MISMATCH;
     }

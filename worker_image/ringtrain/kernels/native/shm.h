@@ -16,7 +16,7 @@ typedef struct {
     _Atomic uint32_t sleepers;
 } progress;
 
-/* What a rank means to do: compared before anybody uses its data. */
+/* What a rank means to do: compared before anybody uses its data. The caller makes sure that it fits. */
 typedef struct {
     uint32_t length;
     uint8_t bytes[SIGNATURE_BYTES - 4];
