@@ -106,10 +106,10 @@ def describe_mismatch(sequence: int, first: tuple[int, Signature], second: tuple
                 f"{a.label} #{sequence}: {field} is {one_value} on rank {rank_a} and {other_value} on "
                 f"rank {rank_b}; every rank must pass the same"
             )
-    first = first_difference(a.layout, b.layout)
+    at = first_difference(a.layout, b.layout)
     return (
-        f"{a.label} #{sequence}: bounds or segment size are {_around(a.layout, first)} on rank {rank_a} and "
-        f"{_around(b.layout, first)} on rank {rank_b}; every rank must use the same"
+        f"{a.label} #{sequence}: bounds or segment size are {_around(a.layout, at)} on rank {rank_a} and "
+        f"{_around(b.layout, at)} on rank {rank_b}; every rank must use the same"
     )
 
 
