@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test e2e e2e-local images images-check lint bench bench-operator generate verify clean
+.PHONY: help venv demo test e2e e2e-local images images-check lint bench bench-operator generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -99,6 +99,10 @@ generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and referen
 	$(BIN)/python -m ringtrain_operator.generate .
 	$(BIN)/python charts/generate.py .
 	$(BIN)/python proto/generate.py
+
+pod-schema:  ## renew the schema of pod templates from the cluster of KUBECONFIG
+	kubectl get --raw /openapi/v3/api/v1 | $(BIN)/python -m ringtrain_operator.generate.pod_schema \
+		"$$(kubectl version -o json | $(BIN)/python -c 'import json,sys; v = json.load(sys.stdin)["serverVersion"]; print(v["major"] + "." + v["minor"])')"
 
 verify: generate  ## regenerate, then no diff
 	git diff --exit-code -- manifests charts docs worker_image/ringtrain/gen

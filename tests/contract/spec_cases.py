@@ -68,7 +68,11 @@ ACCEPTED = [
         "two-devices-and-slots",
         manifest(slotsPerWorker=2, worker=worker(devices={"amd.com/gpu": 2, "rdma/hca": 1})),
     ),
-    Case("unknown-fields-in-a-template", manifest(worker=worker(pod={"someFutureField": {"a": [1, None]}}))),
+    Case("nulls-in-a-template", manifest(worker=worker({"env": None}, {"volumes": None, "nodeSelector": None}))),
+    Case(
+        "mount-of-the-operators-volume",
+        manifest(worker=worker({"volumeMounts": [{"name": "ringtrain-shm", "mountPath": "/scratch"}]})),
+    ),
     Case("launcher-node-selector", manifest(launcher={"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}})),
     Case("launcher-container-without-image", manifest(launcher={"template": {"spec": {"containers": [{}]}}})),
     Case("logs-on-a-claim", manifest(logs={"persistentVolumeClaim": {"claimName": "logs"}})),
@@ -214,7 +218,12 @@ REJECTED = [
     ),
     Case(
         "our-mount",
-        manifest(worker=worker({"volumeMounts": [{"name": "x", "mountPath": "/etc/ringtrain/secret/"}]})),
+        manifest(
+            worker=worker(
+                {"volumeMounts": [{"name": "x", "mountPath": "/etc/ringtrain/secret/"}]},
+                {"volumes": [{"name": "x", "emptyDir": {}}]},
+            )
+        ),
         "spec.worker.template.spec.containers[0].volumeMounts[0].mountPath",
         "credentials",
         at_admission=False,
@@ -248,6 +257,80 @@ REJECTED = [
         "spec.worker.template.spec.containers[0].resources[nvidia.com/gpu]",
         "says 2",
         at_admission=False,
+    ),
+]
+
+_MAIN = "spec.worker.template.spec.containers[0]"
+_TWO_VOLUMES = {"volumes": [{"name": "data", "emptyDir": {}}, {"name": "more", "emptyDir": {}}]}
+# Inside templates the CRD keeps everything: the models say what Kubernetes' own schema does not have.
+TEMPLATES = [
+    Case(
+        "typo-in-container",
+        manifest(worker=worker({"resorces": {}})),
+        f"{_MAIN}.resorces",
+        "did you mean resources?",
+    ),
+    Case("typo-in-pod", manifest(worker=worker(pod={"nodeselector": {}})), "spec.nodeselector", "nodeSelector?"),
+    Case(
+        "typo-in-launcher",
+        manifest(launcher={"template": {"spec": {"tolerations": [{"efect": "NoSchedule"}]}}}),
+        "spec.launcher.template.spec.tolerations[0].efect",
+        "did you mean effect?",
+    ),
+    Case("typo-in-metadata", manifest(launcher={"template": {"metadata": {"lables": {}}}}), "lables", "labels?"),
+    Case(
+        "nothing-near-in-template", manifest(worker=worker(pod={"gizmo": 1})), "spec.gizmo", "allowed: activeDead"
+    ),
+    Case(
+        "number-as-env", manifest(worker=worker({"env": [{"name": "A", "value": 1}]})), "env[0].value", "in quotes"
+    ),
+    Case("yaml-yes", manifest(worker=worker({"tty": "yes"})), f"{_MAIN}.tty", "true or false"),
+    Case(
+        "word-for-port", manifest(worker=worker({"ports": [{"containerPort": "80"}]})), "containerPort", "integer"
+    ),
+    Case("mapping-for-list", manifest(worker=worker(pod={"tolerations": {"key": "a"}})), "tolerations", "a list"),
+    Case("null-in-list", manifest(worker=worker(pod={"tolerations": [None]})), "tolerations[0]", "null"),
+    Case("enum", manifest(worker=worker({"imagePullPolicy": "Often"})), "imagePullPolicy", "IfNotPresent"),
+    Case(
+        "no-quantity",
+        manifest(worker=worker({"resources": {"limits": {"memory": "4GB"}}})),
+        f"{_MAIN}.resources.limits[memory]",
+        "4Gi",
+    ),
+    Case("field-missing", manifest(worker=worker({"env": [{"value": "1"}]})), "env[0].name", "missing"),
+    Case(
+        "mount-of-no-volume",
+        manifest(worker=worker({"volumeMounts": [{"name": "dataa", "mountPath": "/d"}]}, _TWO_VOLUMES)),
+        f"{_MAIN}.volumeMounts[0].name",
+        "did you mean data?",
+    ),
+    Case(
+        "mount-of-nothing-near",
+        manifest(worker=worker({"volumeMounts": [{"name": "datasets", "mountPath": "/d"}]})),
+        f"{_MAIN}.volumeMounts[0].name",
+        "it has none",
+    ),
+    Case(
+        "two-mounts-at-one-path",
+        manifest(
+            worker=worker(
+                {"volumeMounts": [{"name": name, "mountPath": "/d"} for name in ("data", "more")]}, _TWO_VOLUMES
+            )
+        ),
+        f"{_MAIN}.volumeMounts[1].mountPath",
+        "as is",
+    ),
+    Case(
+        "two-containers-of-a-name",
+        manifest(worker=worker(pod={"initContainers": [{"name": "train", "image": "i"}]})),
+        f"{_MAIN}.name",
+        "another name",
+    ),
+    Case(
+        "two-volumes-of-a-name",
+        manifest(worker=worker(pod={"volumes": [{"name": "v", "emptyDir": {}}] * 2})),
+        "spec.worker.template.spec.volumes[1].name",
+        "another name",
     ),
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contract.spec_cases import ACCEPTED, REJECTED, UNKNOWN_FIELDS, UPDATES, Case, Update
+from contract.spec_cases import ACCEPTED, REJECTED, TEMPLATES, UNKNOWN_FIELDS, UPDATES, Case, Update
 
 from ringtrain_operator.errors import SpecInvalid
 from ringtrain_operator.spec import parse_job, update_problems
@@ -15,7 +15,7 @@ def test_accepted(case: Case) -> None:
     assert parse_job(case.manifest).name == case.manifest["metadata"]["name"]
 
 
-@pytest.mark.parametrize("case", REJECTED + UNKNOWN_FIELDS, ids=lambda c: c.id)
+@pytest.mark.parametrize("case", REJECTED + UNKNOWN_FIELDS + TEMPLATES, ids=lambda c: c.id)
 def test_rejected(case: Case) -> None:
     """Exactly one problem is told, with the field's path and the way out."""
     with pytest.raises(SpecInvalid) as refusal:

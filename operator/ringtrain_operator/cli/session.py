@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from ringtrain_operator.cluster.api import ApiClient
+    from ringtrain_operator.spec import PodSchema
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -71,6 +72,17 @@ def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]
 
     with told():
         return asyncio.run(run())
+
+
+async def server_schema(session: Session) -> PodSchema:
+    """The cluster's own schema of pod templates. Raises ApiError."""
+    from ringtrain_operator.cluster.api import ApiError
+    from ringtrain_operator.cluster.pod_schema import read_pod_schema
+
+    try:
+        return await read_pod_schema(session.api)
+    except ValueError as exc:
+        raise ApiError(f"the API server's schema could not be read: {exc}") from exc
 
 
 def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

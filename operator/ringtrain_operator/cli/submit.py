@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .failures import told
-from .session import ClusterOptions, Json, Session, cluster_options, with_session
+from .session import ClusterOptions, Json, Session, cluster_options, server_schema, with_session
+
+if TYPE_CHECKING:
+    from ringtrain_operator.spec import PodSchema
 
 
 @click.command()
@@ -20,17 +24,32 @@ def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None
     from ..local.manifest import load_objects
     from ..spec import parse_job
 
-    jobs: list[Json] = []
+    found: list[tuple[Path, Json]] = []
     for path in files:
         with told(f"{path}: "):
             for obj in load_objects(path):
-                parse_job(obj)
-                jobs.append(obj)
-    made = with_session(cluster, lambda session: _create(session, jobs))
+                parse_job(obj, templates=False)
+                found.append((path, obj))
+    schema = with_session(cluster, _schema_of_cluster)
+    for path, obj in found:
+        with told(f"{path}: "):
+            parse_job(obj, schema=schema)
+    made = with_session(cluster, lambda session: _create(session, [obj for _, obj in found]))
     for namespace, name in made:
         click.echo(f"{namespace}/{name} created; follow it with: dtj logs -n {namespace} {name} --follow")
     if wait and with_session(cluster, lambda session: _wait(session, made)):
         sys.exit(1)
+
+
+async def _schema_of_cluster(session: Session) -> PodSchema:
+    """The cluster's schema of pod templates; this package's where the cluster does not show it."""
+    from ringtrain_operator.cluster.api import Forbidden, NotFound
+    from ringtrain_operator.spec import packaged_schema
+
+    try:
+        return await server_schema(session)
+    except (Forbidden, NotFound):
+        return packaged_schema()
 
 
 async def _create(session: Session, jobs: list[Json]) -> list[tuple[str, str]]:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from ..errors import OperatorError
 from .failures import problem_lines
+from .session import ClusterOptions, cluster_options, server_schema, with_session
+
+WAY_OUT = "; if your cluster has it, ask the cluster: --server"
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-def validate(files: tuple[Path, ...]) -> None:
-    """Check every job in FILES and name each problem with its field. Exit code 1 if there is one."""
-    from ..local.manifest import load_objects
-    from ..spec import parse_job
+@click.option("--server", is_flag=True, help="Hold pod templates against the cluster's version of Kubernetes.")
+@cluster_options
+def validate(files: tuple[Path, ...], server: bool, cluster: ClusterOptions) -> None:
+    """Check every job in FILES and name each problem with its field. Exit code 1 if there is one.
 
+    Pod templates are held against Kubernetes' own schema: of the version that this command knows, or of the
+    cluster's with --server.
+    """
+    from ..local.manifest import load_objects
+    from ..spec import packaged_schema, parse_job
+
+    schema = with_session(cluster, server_schema) if server else replace(packaged_schema(), way_out=WAY_OUT)
     failed = False
     for path in files:
         try:
@@ -28,7 +39,7 @@ def validate(files: tuple[Path, ...]) -> None:
             continue
         for obj in jobs:
             try:
-                job = parse_job(obj)
+                job = parse_job(obj, schema=schema)
             except OperatorError as exc:
                 failed = True
                 for line in problem_lines(exc):

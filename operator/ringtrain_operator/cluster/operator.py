@@ -87,9 +87,11 @@ class Operator:
     async def _work(self, lease: LeaderLease | None) -> None:
         scope, enqueue = self.config.namespaces, self.queue.add
         await _first_of(until_served(self.api, scope), self._stop.wait())
+        await _first_of(self._reconciler.pod_schema.refresh(), self._stop.wait())
         parts = [
             watch_cluster(self._scope()),
             resync(self.api, scope, enqueue, self.config.resync_s),
+            self._keep_pod_schema(),
             self._stop.wait(),
         ]
         if lease is not None:
@@ -99,6 +101,12 @@ class Operator:
             await _first_of(*parts)
         finally:
             await self._finish(workers)
+
+    async def _keep_pod_schema(self) -> None:
+        """An API server that is upgraded knows new fields."""
+        while True:
+            await asyncio.sleep(self.config.resync_s)
+            await self._reconciler.pod_schema.refresh()
 
     def _scope(self) -> Scope:
         return Scope(

@@ -13,9 +13,11 @@ from ringtrain_operator.cluster.apply import apply_plan
 from ringtrain_operator.cluster.events import send_events
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.observe import Memory, Reading, read_surroundings
+from ringtrain_operator.cluster.pod_schema import ServedPodSchema
 from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.cluster.poll import LauncherPoller
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
+from ringtrain_operator.observe import Observed
 from ringtrain_operator.plan import Plan, plan_object
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class Reconciler:
     ) -> None:
         self._api = pods.api
         self._pods = pods
+        self.pod_schema = ServedPodSchema(pods.api)
         self._queue = queue
         self._poller = poller
         self._metrics = metrics
@@ -59,9 +62,9 @@ class Reconciler:
         memory = self._memory_of(key, job)
         now = self._clock()
         reading = await read_surroundings(self._pods, job, memory, self._poller.answer(key), now)
-        plan = plan_object(job, reading.observed, now)
+        plan = self._plan(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
-        if plan.status and not (plan.create or plan.delete) and _settles(job, reading, now):
+        if plan.status and not (plan.create or plan.delete) and self._settles(job, reading, now):
             self._settled[key] = job["metadata"]["resourceVersion"]
         surprised = await apply_plan(self._pods, job, plan, memory)
         await send_events(self._api, job, plan.events)
@@ -102,6 +105,14 @@ class Reconciler:
         if restarts > 0:
             self._metrics.restarts.inc(restarts)
 
+    def _plan(self, job: Json, observed: Observed, now: datetime) -> Plan:
+        return plan_object(job, observed, now, schema=self.pod_schema.current)
+
+    def _settles(self, job: Json, reading: Reading, now: datetime) -> bool:
+        """Whether the status just written, planned with again on what was read, asks for nothing more."""
+        again = self._plan(job, replace(reading.observed, status=job["status"]), now)
+        return not (again.create or again.delete or again.status)
+
     def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan) -> None:
         url = launcher_url(reading)
         if url and not _finished(job):
@@ -128,12 +139,6 @@ class Reconciler:
         self._poller.forget(key)
         self._queue.forget(key)
         self._metrics.job_gone(key)
-
-
-def _settles(job: Json, reading: Reading, now: datetime) -> bool:
-    """Whether the status just written, planned with again on what was read, asks for nothing more."""
-    again = plan_object(job, replace(reading.observed, status=job["status"]), now)
-    return not (again.create or again.delete or again.status)
 
 
 def launcher_url(reading: Reading) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ..build import Issuer, issue_credentials
 from ..errors import SpecInvalid
 from ..observe import Observed
-from ..spec import Job, parse_job
+from ..spec import Job, PodSchema, parse_job
 from ..status import JobStatus, dump_status, parse_status
 from ..status.compose import compose, rejected
 from ..status.situation import Situation
@@ -41,18 +41,25 @@ POLICIES: tuple[Policy, ...] = (
 
 
 def plan_object(
-    obj: Mapping[str, Any], observed: Observed, now: datetime, issue: Issuer = issue_credentials
+    obj: Mapping[str, Any],
+    observed: Observed,
+    now: datetime,
+    issue: Issuer = issue_credentials,
+    schema: PodSchema | None = None,
 ) -> Plan:
-    """`plan` for a job as the API holds it; an invalid spec is said in the Accepted condition."""
+    """`plan` for a job as the API holds it; an invalid spec is said in the Accepted condition.
+
+    Templates are held against `schema` (None: the package's) when a job is about to start or to go on. A job that
+    runs was accepted before, perhaps by an operator that knew another version: it runs to its end.
+    """
+    status = parse_status(observed.status)
     try:
-        job = parse_job(obj)
+        job = parse_job(obj, schema=schema, templates=status.attempt == 0 or status.is_true("Suspended"))
     except SpecInvalid as exc:
         if (obj.get("metadata") or {}).get("deletionTimestamp"):
             return Plan()
         generation = int((obj.get("metadata") or {}).get("generation") or 1)
-        previous = parse_status(observed.status)
-        new = rejected(previous, exc, generation, now)
-        return _answer(Plan(), previous, new)
+        return _answer(Plan(), status, rejected(status, exc, generation, now))
     return plan(job, observed, now, issue)
 
 

@@ -2,6 +2,7 @@
 
 from .job import Checkpoint, Job, JobSpec, Launcher, Logs, Mpi, Networking, Worker
 from .parse import parse_job, parse_time, update_problems
+from .pod_schema import PodSchema, packaged_schema
 from .policy import FailureRule, RunPolicy
 
 __all__ = [
@@ -13,8 +14,10 @@ __all__ = [
     "Logs",
     "Mpi",
     "Networking",
+    "PodSchema",
     "RunPolicy",
     "Worker",
+    "packaged_schema",
     "parse_job",
     "parse_time",
     "update_problems",

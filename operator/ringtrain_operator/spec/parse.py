@@ -15,6 +15,8 @@ from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid
 from .base import Rule
 from .job import Job, JobSpec
+from .pod_schema import PodSchema, packaged_schema
+from .references import dangling
 from .reserved import clashes
 from .template import containers_of, launcher_template_problems, worker_template_problems
 
@@ -26,8 +28,12 @@ NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _OPAQUE = frozenset({"template", "emptyDir"})
 
 
-def parse_job(obj: Mapping[str, Any]) -> Job:
-    """The job that `obj` describes. Raises SpecInvalid with every problem: path, value, what is allowed."""
+def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templates: bool = True) -> Job:
+    """The job that `obj` describes. Raises SpecInvalid with every problem: path, value, what is allowed.
+
+    Pod templates are held against `schema`, Kubernetes' own; None: the one of this package. With `templates=False`
+    only what this package itself reads of them is checked, as for a job that was accepted before.
+    """
     metadata = obj.get("metadata")
     if not isinstance(metadata, Mapping):
         raise SpecInvalid([Problem("metadata", f"must be a mapping with a name, is {metadata!r}")])
@@ -35,7 +41,7 @@ def parse_job(obj: Mapping[str, Any]) -> Job:
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise SpecInvalid([*problems, Problem("spec", f"must be a mapping, is {spec!r}")])
-    parsed, spec_problems = _parse_spec(spec)
+    parsed, spec_problems = _parse_spec(spec, (schema or packaged_schema()) if templates else None)
     problems += spec_problems
     if problems or parsed is None:
         raise SpecInvalid(problems)
@@ -84,17 +90,18 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> l
     return problems
 
 
-def _parse_spec(raw: Mapping[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
+def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSpec | None, list[Problem]]:
     pruned = _without_nulls(raw)
     try:
         # By way of JSON: strict types, and lists may become tuples.
         spec = JobSpec.model_validate_json(json.dumps(pruned, default=str))
     except ValidationError as exc:
         problems = [_problem(error, pruned) for error in exc.errors(include_url=False)]
-        return None, problems + _template_problems(pruned, {p.path for p in problems})
+        return None, problems + _template_problems(pruned, {p.path for p in problems}, schema)
     problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
-    problems += _template_problems(pruned, set())
-    return spec, problems or clashes(spec)
+    problems += _template_problems(pruned, set(), schema)
+    # In this order: a mount of the operator's own path is told as that, whatever volume it names.
+    return spec, problems or clashes(spec) or (dangling(spec) if schema is not None else [])
 
 
 def _without_nulls(value: Any) -> Any:
@@ -106,7 +113,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _template_problems(spec: Mapping[str, Any], reported: set[str]) -> list[Problem]:
+def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodSchema | None) -> list[Problem]:
     problems: list[Problem] = []
     for key in ("worker", "launcher"):
         section = spec.get(key)
@@ -116,10 +123,22 @@ def _template_problems(spec: Mapping[str, Any], reported: set[str]) -> list[Prob
             continue
         if key == "worker":
             needs_command = not _launcher_names_the_program(spec)
-            problems += worker_template_problems(template, path, needs_command=needs_command)
+            found = worker_template_problems(template, path, needs_command=needs_command)
         else:
-            problems += launcher_template_problems(template, path)
+            found = launcher_template_problems(template, path)
+        problems += found + _schema_problems(template, path, {problem.path for problem in found}, schema)
     return problems
+
+
+def _schema_problems(
+    template: Mapping[str, Any], path: str, reported: set[str], schema: PodSchema | None
+) -> list[Problem]:
+    """What Kubernetes' schema says and our own words do not; the launcher's first container may lack a name."""
+    if schema is None:
+        return []
+    optional = {"spec.launcher.template.spec.containers", "spec.launcher.template.spec.containers[0].name"}
+    found = schema.problems(template, path)
+    return [p for p in found if p.path not in reported and not (p.path in optional and p.message == "is missing")]
 
 
 def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:

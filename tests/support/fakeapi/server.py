@@ -40,7 +40,8 @@ class Call:
 class FakeApi:
     """`async with FakeApi() as api`: serves on a free port of loopback at `api.url`.
 
-    `api.calls` is every request so far, `api.faults` what is scripted to go wrong, and `api.on_call` (if set) sees
+    `api.openapi`, if a test sets it, is what it says of the core group; `api.calls` is every request so far,
+    `api.faults` what is scripted to go wrong, and `api.on_call` (if set) sees
     each call before it is carried out and may raise to drop its connection.
     """
 
@@ -50,6 +51,7 @@ class FakeApi:
         self.calls: list[Call] = []
         self.on_call: Callable[[Call, str], None] | None = None
         self.url = ""
+        self.openapi: Json | None = None
         self._watches: set[asyncio.Task[Any]] = set()
         self._runner: web.AppRunner | None = None
 
@@ -98,8 +100,15 @@ class FakeApi:
         await asyncio.sleep(seconds)  # the silence itself
         return [call for call in self.calls[before:] if call.agent == agent]
 
+    def _described(self, path: str) -> Json | None:
+        """The OpenAPI document of the core group, and the index that leads to it, if a test has set one."""
+        if self.openapi is None or not path.startswith("/openapi/v3"):
+            return None
+        index = {"paths": {"api/v1": {"serverRelativeURL": "/openapi/v3/api/v1?hash=1"}}}
+        return index if path == "/openapi/v3" else self.openapi
+
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        found = discovery.answer(self.store.catalogue, request.path)
+        found = discovery.answer(self.store.catalogue, request.path) or self._described(request.path)
         if found is not None:
             return web.json_response(found)
         target = self.store.catalogue.target(request.path)

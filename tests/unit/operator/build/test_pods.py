@@ -25,7 +25,7 @@ def parsed(container: Json | None = None, pod: Json | None = None, **spec: Any) 
     worker = manifest["spec"]["worker"]
     worker["template"]["spec"]["containers"][0].update(container or {})
     worker["template"]["spec"].update(pod or {})
-    return parse_job(manifest)
+    return parse_job(manifest, templates=False)
 
 
 def main(pod: Json) -> Json:

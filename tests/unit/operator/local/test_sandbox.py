@@ -29,7 +29,7 @@ def command(root: Path, container: dict[str, Any] | None = None, pod: dict[str, 
     template = manifest["spec"]["worker"]["template"]["spec"]
     template["containers"][0].update(container or {})
     template.update(pod or {})
-    parsed = parse_job(manifest)
+    parsed = parse_job(manifest, templates=False)
     secret = build.build_secret(parsed, dict.fromkeys(contract.SECRET_KEYS, b"x"))["metadata"]["name"]
     built = build.build_worker_pod(parsed, 1, 1)
     pod_dir = root / "pod"

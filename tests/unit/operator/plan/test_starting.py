@@ -136,3 +136,19 @@ def test_steps_are_not_written_one_by_one() -> None:
         w.settle()
         writes.append(w.writes - before)
     assert sum(writes) <= 3
+
+
+def test_a_gang_that_runs_outlives_a_stricter_schema() -> None:
+    """A template that was accepted once is not judged again while its job runs, but when it is to go on."""
+    w = running()
+    w.job["spec"]["worker"]["template"]["spec"]["fieldOfYesterday"] = 1
+    w.settle()
+    assert w.status.state == "Running"
+    w.change(runPolicy={"suspend": True})
+    w.run(seconds=60)
+    w.pods_go()
+    w.settle()
+    w.change(runPolicy={"suspend": False})
+    w.settle()
+    assert condition(w, "Accepted")[:2] == ("False", "InvalidSpec")
+    assert not w.pods

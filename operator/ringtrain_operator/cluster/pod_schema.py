@@ -1,0 +1,44 @@
+"""The schema of pod templates as the API server has it: jobs may use every field that the cluster knows."""
+
+import logging
+from dataclasses import replace
+
+from ringtrain_operator.cluster.api import ApiClient, ApiError
+from ringtrain_operator.spec import PodSchema, packaged_schema
+
+log = logging.getLogger(__name__)
+
+_INDEX, _GROUP = "/openapi/v3", "api/v1"
+
+
+async def read_pod_schema(api: ApiClient) -> PodSchema:
+    """The server's own schema. Raises ApiError, or ValueError for an answer that is no such document."""
+    return await _read(api, f"{_INDEX}/{_GROUP}")
+
+
+class ServedPodSchema:
+    """`current` is what the server said last; until it has said anything, the schema of this package."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+        self._address = ""
+        self.current = packaged_schema()
+
+    async def refresh(self) -> None:
+        """Read the schema if the server has another one than before. A failure is logged and changes nothing."""
+        try:
+            index = await self._api.raw_get(_INDEX)
+            # the address holds a hash of the document
+            address = str(index["paths"][_GROUP]["serverRelativeURL"])
+            if address != self._address:
+                self.current = await _read(self._api, address)
+                self._address = address
+        except (ApiError, ValueError, KeyError, TypeError) as exc:
+            log.warning("pod templates are checked by Kubernetes %s: %s", self.current.version, exc)
+
+
+async def _read(api: ApiClient, path: str) -> PodSchema:
+    document = await api.raw_get(path)
+    version = await api.raw_get("/version")
+    schema = PodSchema.of_openapi(document, f"{version['major']}.{version['minor']}")
+    return replace(schema, way_out=" (asked from the API server)")

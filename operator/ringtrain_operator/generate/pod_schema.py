@@ -1,0 +1,24 @@
+"""`python -m ringtrain_operator.generate.pod_schema VERSION < OPENAPI`: renew spec/pod_schema.json.
+
+OPENAPI is what `kubectl get --raw /openapi/v3/api/v1` prints, VERSION the server's, such as 1.36.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from .. import spec
+from ..spec.pod_schema import PodSchema, dump_schema
+
+
+def main() -> None:
+    """Write the schema of the document on standard input into the package."""
+    schema = PodSchema.of_openapi(json.load(sys.stdin), sys.argv[1])
+    target = Path(spec.__file__).with_name("pod_schema.json")
+    target.write_text(dump_schema(schema), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Kubernetes' own schema of pod templates: the fields that there are, and of which type."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ..errors import Problem
+
+Json = dict[str, Any]
+
+_ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
+_KEPT = ("type", "required", "enum", "format")
+_QUANTITY = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+|[KMGTPE]i|[numkMGTPE])?")
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (Mapping,),
+}
+_TYPE_NAMES = {"array": "a list", "object": "a mapping", "integer": "an integer", "boolean": "true or false"}
+
+
+@dataclass(frozen=True)
+class PodSchema:
+    """The pod template of one version of Kubernetes.
+
+    `definitions` are OpenAPI schemas by their short names. `way_out` ends what is said about an unknown field: how
+    somebody whose cluster has that field gets on.
+    """
+
+    version: str
+    definitions: Mapping[str, Json] = field(repr=False)
+    root: str = "PodTemplateSpec"
+    way_out: str = ""
+
+    @classmethod
+    def of_openapi(cls, document: Mapping[str, Any], version: str) -> PodSchema:
+        """The part that pods need of the document which a server has at /openapi/v3/api/v1. Raises ValueError."""
+        try:
+            schemas = document["components"]["schemas"]
+            return cls(version, dict(_reachable(schemas, _ROOT)))
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise ValueError(f"no OpenAPI document with pod templates: {exc!r}") from exc
+
+    def problems(self, template: Mapping[str, Any], path: str) -> list[Problem]:
+        """Unknown fields, wrong types and missing fields in `template`. A null field is an absent one."""
+        return list(self._check(template, {"ref": self.root}, path))
+
+    def _check(self, value: object, schema: Json, path: str) -> Iterator[Problem]:
+        schema = self.definitions[schema["ref"]] if "ref" in schema else schema
+        kinds = schema.get("oneOf") or [schema["type"]] if "oneOf" in schema or "type" in schema else []
+        if kinds and not any(_is(value, kind) for kind in kinds):
+            yield Problem(path, _wrong_type(value, kinds))
+        elif schema.get("quantity") and not _QUANTITY.fullmatch(str(value)):
+            yield Problem(path, f"is {value!r}; expected a quantity, for example 500m, 2 or 4Gi")
+        elif "enum" in schema and value not in schema["enum"]:
+            yield Problem(path, f"is {value!r}, allowed: {', '.join(schema['enum'])}")
+        elif isinstance(value, Mapping):
+            yield from self._check_mapping(value, schema, path)
+        elif isinstance(value, list) and "items" in schema:
+            for index, item in enumerate(value):
+                where = f"{path}[{index}]"
+                yield from (
+                    [Problem(where, "is null")] if item is None else self._check(item, schema["items"], where)
+                )
+
+    def _check_mapping(self, value: Mapping[Any, Any], schema: Json, path: str) -> Iterator[Problem]:
+        known = schema.get("properties")
+        for key, inner in value.items():
+            if known is not None and key not in known:
+                yield Problem(f"{path}.{key}", self._unknown(str(key), known))
+            elif inner is None:
+                continue
+            elif known is not None:
+                yield from self._check(inner, known[key], f"{path}.{key}")
+            elif "values" in schema:
+                yield from self._check(inner, schema["values"], f"{path}[{key}]")
+        for key in schema.get("required") or ():
+            if value.get(key) is None:
+                yield Problem(f"{path}.{key}", "is missing")
+
+    def _unknown(self, key: str, known: Mapping[str, Any]) -> str:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"allowed: {_some(sorted(known))}"
+        return f"is not a field here in Kubernetes {self.version}; {hint}{self.way_out}"
+
+
+@cache
+def packaged_schema() -> PodSchema:
+    """The schema that comes with this package, for where no server can be asked."""
+    raw = json.loads(resources.files(__package__).joinpath("pod_schema.json").read_text(encoding="utf-8"))
+    return PodSchema(raw["version"], raw["definitions"])
+
+
+def dump_schema(schema: PodSchema) -> str:
+    """`schema` as the text of pod_schema.json."""
+    content = {"version": schema.version, "definitions": schema.definitions}
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+
+def _reachable(schemas: Mapping[str, Any], root: str) -> Iterator[tuple[str, Json]]:
+    seen, todo = set(), [root]
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        schema = _reduced(schemas[name])
+        if _short(name) == "Quantity":
+            schema["quantity"] = True
+        todo += sorted(_references(schemas[name]))
+        yield _short(name), schema
+
+
+def _reduced(schema: Mapping[str, Any]) -> Json:
+    """What is checked of an OpenAPI schema: no descriptions, defaults or hints for patches."""
+    (wrapped,) = schema.get("allOf") or [schema]
+    if "$ref" in wrapped:
+        return {"ref": _short(wrapped["$ref"])}
+    found: Json = {key: schema[key] for key in _KEPT if key in schema}
+    if "oneOf" in schema:
+        found["oneOf"] = [one["type"] for one in schema["oneOf"]]
+    if "properties" in schema:
+        found["properties"] = {key: _reduced(inner) for key, inner in schema["properties"].items()}
+    if "items" in schema:
+        found["items"] = _reduced(schema["items"])
+    if isinstance(schema.get("additionalProperties"), Mapping):
+        found["values"] = _reduced(schema["additionalProperties"])
+    return found
+
+
+def _references(schema: object) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        for key, inner in schema.items():
+            if key == "$ref" and isinstance(inner, str):
+                yield inner.rpartition("/")[2]
+            else:
+                yield from _references(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from _references(inner)
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is(value: object, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _TYPES.get(kind, (object,)))
+
+
+def _wrong_type(value: object, kinds: list[str]) -> str:
+    shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}…"
+    expected = " or ".join(_TYPE_NAMES.get(kind, f"a {kind}") for kind in kinds)
+    quotes = ": put it in quotes" if kinds == ["string"] and not isinstance(value, Mapping | list) else ""
+    return f"is {shown}; must be {expected}{quotes}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
