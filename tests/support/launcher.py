@@ -23,7 +23,8 @@ def report(attempt: int = 1, phase: str = "Running", world: int = 2, **more: Any
         "ranks": [],
         "progress": None,
         "lastProgressTime": None,
-        "startTime": time.time(),
+        "runningSince": None if phase == "Waiting" else time.time(),
+        "slowest": None,
         **more,
     }
 

@@ -38,7 +38,9 @@ class World:
     foreign: tuple[Foreign, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     report: Json | None = None
+    report_age_s: float = 0.0
     events: list[Event] = field(default_factory=list)
+    gangs: dict[int, float] = field(default_factory=dict)
     deleted: bool = False
     writes: int = 0
 
@@ -59,6 +61,7 @@ class World:
             objects=frozenset(self.objects),
             foreign=self.foreign,
             launcher=report,
+            launcher_age_s=self.report_age_s,
             refusals=self.refusals,
             status=self.job.get("status") or {},
         )
@@ -149,8 +152,12 @@ class World:
             ],
             "progress": {"step": step, "totalSteps": 100, "loss": 0.5, "samplesPerSecond": 10} if step else None,
             "lastProgressTime": self.now.timestamp() if step else None,
-            "startTime": self.now.timestamp(),
+            "runningSince": None if phase == "Waiting" else self._since(self.status.attempt),
         }
+
+    def _since(self, attempt: int) -> float:
+        """When the attempt's gang was first said to be complete."""
+        return self.gangs.setdefault(attempt, self.now.timestamp())
 
     def evict(self, name: str) -> None:
         """The node's kubelet ends the pod under pressure."""

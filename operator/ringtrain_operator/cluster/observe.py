@@ -79,6 +79,7 @@ async def read_surroundings(
         foreign=(*others, *memory.foreign.values()),
         launcher=answer.report,
         launcher_error=answer.error,
+        launcher_age_s=answer.age_s,
         refusals=memory.refusals,
         status=status,
     )

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -27,10 +28,16 @@ class PollTimes:
 
 @dataclass(frozen=True)
 class Answer:
-    """The last report of one launcher, or why there is none."""
+    """The last report of one launcher, or why there is none. `at`: when, on the monotonic clock."""
 
     report: LauncherReport | None = None
     error: str = ""
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def age_s(self) -> float:
+        """How long ago that was."""
+        return time.monotonic() - self.at
 
 
 class LauncherPoller:
@@ -82,8 +89,8 @@ class LauncherPoller:
             async with self._slots:
                 answer = await self._ask(url)
             before = self._answers.get(key)
+            self._answers[key] = answer
             if before is None or _news(before, answer):
-                self._answers[key] = answer
                 self._changed(key)
             running = answer.report is not None and answer.report.phase == "Running"
             bound_s = len(self._tasks) / self._times.most_per_s

@@ -84,7 +84,8 @@ class LauncherReport:
     world_size: int
     progress: dict[str, Any] | None = None
     last_progress_time: datetime | None = None
-    start_time: datetime | None = None
+    running_since: datetime | None = None
+    slowest: dict[str, Any] | None = None
     workers: tuple[dict[str, Any], ...] = ()
     ranks: tuple[dict[str, Any], ...] = ()
     logs: dict[str, Any] = field(default_factory=dict)
@@ -95,8 +96,8 @@ class Observed:
     """What exists for one job at one moment.
 
     `objects`: what this job owns besides pods. `foreign`: objects of our names that are someone else's, pods
-    included. `launcher`: its /status, or None with the cause in `launcher_error`. `refusals`: creations that the
-    API refused in the last apply. `status`: the CR's own, as it was read.
+    included. `launcher`: its /status as of `launcher_age_s` ago, or None with the cause in `launcher_error`.
+    `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as it was read.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -104,5 +105,6 @@ class Observed:
     foreign: tuple[Foreign, ...] = ()
     launcher: LauncherReport | None = None
     launcher_error: str = ""
+    launcher_age_s: float = 0.0
     refusals: tuple[Refusal, ...] = ()
     status: dict[str, Any] = field(default_factory=dict)

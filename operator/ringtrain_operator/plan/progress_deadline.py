@@ -1,12 +1,13 @@
-"""runPolicy.progressDeadlineSeconds: a gang that reports no step for so long is restarted."""
+"""runPolicy.progressDeadlineSeconds: a running gang that reports no step for so long is restarted."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from ..status import Failure
+from ..observe import LauncherReport
 from ..status.situation import Situation
 from .failure_rules import judge
+from .slowest import failure_of_slowest
 from .verdict import NO_OPINION, Opinion
 
 REASON = "ProgressDeadlineExceeded"
@@ -18,12 +19,23 @@ def progress_deadline(s: Situation) -> Opinion:
     report = s.report
     if limit is None or report is None or report.phase != "Running":
         return NO_OPINION
-    last = report.last_progress_time or report.start_time
+    last = _counts_from(s, report)
     if last is None:
         return NO_OPINION
     due = last + timedelta(seconds=limit)
     if s.now < due:
         return Opinion(look_again=due)
+    if s.now - timedelta(seconds=s.observed.launcher_age_s) < due:  # a step may have been reported since
+        return Opinion(look_again=s.now + timedelta(seconds=1))
     step = (report.progress or {}).get("step")
     message = f"no step was reported for {limit} s; last step: {'none' if step is None else step}"
-    return Opinion(judge(s, Failure(attempt=s.attempt, reason=REASON, message=message, time=s.now)))
+    return Opinion(judge(s, failure_of_slowest(s, REASON, message)))
+
+
+def _counts_from(s: Situation, report: LauncherReport) -> datetime | None:
+    """The last step, or when all ranks were there: pulling images and queueing are no lack of progress."""
+    running = s.status.condition("Running")
+    since = report.running_since
+    if since is None and running is not None and running.status == "True":
+        since = running.last_transition_time  # a launcher that does not say it
+    return max((moment for moment in (since, report.last_progress_time) if moment is not None), default=None)

@@ -133,5 +133,6 @@ class RunPolicy(SpecModel):
         default=None,
         ge=1,
         le=2**31 - 1,
-        description="Restart the gang when no rank has reported a step for so long while it runs.",
+        description="Restart the gang when it runs and no rank has reported a step for so long. Waiting for pods, "
+        "their images or a queue does not count; what comes before the first step does.",
     )

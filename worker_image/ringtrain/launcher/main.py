@@ -99,7 +99,7 @@ class _Launcher:
             registrations = self._gang.registrations()
             members = self._config.in_order([registrations[index] for index in sorted(registrations)])
             self._gang.give(Start(make_world(members)))
-            self._snapshot.started = True
+            self._snapshot.running_since = time.time()
             log.info("all %d workers are here: %d ranks", self._config.workers, self._config.world_size)
             if self._mpi is not None:
                 self._mpi.start(members)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringtrain import contract
-from ringtrain.control.model import Outcome, Verdict
+from ringtrain.control.model import Outcome, RankPhase, Verdict
 from ringtrain.control.termination import failure_json
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.gang import Gang
 from ringtrain.launcher.throughput import Progress, Throughput
-from ringtrain.launcher.verdict import WorkerView
+from ringtrain.launcher.verdict import GangView, WorkerView
 from ringtrain.logs.store import LogStore
 
 
@@ -34,7 +34,8 @@ class Reports:
 class Snapshot:
     """Where `/status`, `/metrics` and `/healthz` take everything from.
 
-    `last_progress`: when the newest report came, by this host's clock: those of the ranks' hosts may be wrong.
+    `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
+    report came. Both by this host's clock: those of the ranks' hosts may be wrong.
     """
 
     config: LauncherConfig
@@ -42,7 +43,7 @@ class Snapshot:
     store: LogStore
     reports: Reports
     start_time: float = field(default_factory=time.time)
-    started: bool = False
+    running_since: float | None = None
     last_progress: float | None = None
     verdict: Verdict | None = None
 
@@ -51,7 +52,7 @@ class Snapshot:
         """`Waiting` for agents, `Running`, `Succeeded` or `Failed`."""
         if self.verdict is not None:
             return "Succeeded" if self.verdict.outcome is Outcome.SUCCEEDED else "Failed"
-        return "Running" if self.started else "Waiting"
+        return "Waiting" if self.running_since is None else "Running"
 
     def progress(self) -> dict[str, Any] | None:
         """How far training is, as the contract words it; None before the first report."""
@@ -66,6 +67,7 @@ class Snapshot:
         with self.reports as reports:
             progress = reports.progress()
             steps = [reports.step_of(rank) for rank in range(self.config.world_size)]
+            slowest = reports.slowest(state.rank for state in view.ranks if state.phase is RankPhase.RUNNING)
         failure = self.verdict.failure if self.verdict else None
         return {
             "version": contract.STATUS_VERSION,
@@ -85,6 +87,8 @@ class Snapshot:
             "progress": _progress_json(progress) if progress else None,
             "lastProgressTime": self.last_progress,
             "startTime": self.start_time,
+            "runningSince": self.running_since,
+            "slowest": None if slowest is None else self._slowest_json(view, slowest, steps[slowest]),
             "failure": failure_json(failure) if failure else None,
             "logs": {
                 "directory": str(self.store.files.directory),
@@ -92,6 +96,11 @@ class Snapshot:
                 "dropped": self.store.dropped,
             },
         }
+
+    def _slowest_json(self, view: GangView, rank: int, step: int | None) -> dict[str, Any]:
+        worker = view.worker_of(rank)
+        tail = list(self.store.tail(rank))
+        return {"rank": rank, "pod": worker.pod, "node": worker.node, "step": step, "logTail": tail}
 
 
 def _worker_json(worker: WorkerView, address: str) -> dict[str, Any]:

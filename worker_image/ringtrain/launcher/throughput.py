@@ -15,7 +15,7 @@ The first step has no step before it and is not timed.
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,15 @@ class Throughput:
     def step_of(self, rank: int) -> int | None:
         """The newest step that `rank` has reported."""
         return self._steps.get(rank)
+
+    def slowest(self, ranks: Iterable[int]) -> int | None:
+        """Of `ranks` the one at the lowest step; of several there, the one whose last report is the oldest."""
+        never = -1
+
+        def place(rank: int) -> tuple[int, float, int]:
+            return (self._steps.get(rank, never), float(self._latest.get(rank, {}).get("time", never)), rank)
+
+        return min(ranks, key=place, default=None)
 
 
 def _number(value: object) -> float | None:

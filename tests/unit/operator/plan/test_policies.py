@@ -86,6 +86,59 @@ def test_progress_deadline() -> None:
     assert w.status.failure.reason == "ProgressDeadlineExceeded"
 
 
+def test_the_progress_deadline_counts_from_running() -> None:
+    """However long the launcher waits for its workers, the deadline begins when all ranks are there."""
+    w = world(progressDeadlineSeconds=20)
+    w.settle()
+    for name in w.pods:
+        w.pod_runs(name)
+    w.launcher_says("Waiting")
+    w.run(seconds=600)
+    w.launcher_says("Running")
+    w.run(seconds=19)
+    assert (w.status.state, w.status.attempt) == ("Running", 1)
+    w.run(seconds=1)
+    assert w.status.attempt == 2
+
+
+def test_the_progress_deadline_of_a_launcher_that_does_not_say_since_when() -> None:
+    """It counts from the Running condition."""
+    w = running(progressDeadlineSeconds=20)
+    assert w.report is not None
+    w.report["runningSince"] = None
+    w.run(seconds=19)
+    assert w.status.attempt == 1
+    w.run(seconds=1)
+    assert w.status.attempt == 2
+
+
+def test_the_progress_deadline_names_the_slowest_rank() -> None:
+    """With its place and the end of its log, so that somebody can look there."""
+    w = running(progressDeadlineSeconds=20)
+    assert w.report is not None
+    w.report["slowest"] = {
+        "rank": 1, "pod": "digits-worker-1", "node": "node-b", "step": 7, "logTail": ["reading shard 8"],
+    }  # fmt: skip
+    w.run(seconds=20)
+    failure = w.status.failure
+    assert failure is not None
+    assert (failure.rank, failure.pod, failure.node) == (1, "digits-worker-1", "node-b")
+    assert failure.log_tail == ("reading shard 8",)
+    assert failure.message.endswith("the slowest is rank 1 in digits-worker-1 on node-b, at step 7")
+
+
+def test_an_old_answer_of_the_launcher_does_not_end_a_gang() -> None:
+    """The deadline passes between two answers: a step may have been reported since the last one."""
+    w = running(progressDeadlineSeconds=20)
+    w.report_age_s = 8
+    w.now += timedelta(seconds=22)
+    assert w.settle().requeue_after_s == 1
+    assert w.status.attempt == 1
+    w.report_age_s = 1
+    w.settle()
+    assert w.status.attempt == 2
+
+
 def test_scale() -> None:
     """A change of replicas begins the next attempt with the new world; it does not count and is not delayed."""
     w = running(backoffLimit=0)

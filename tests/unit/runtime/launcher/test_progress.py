@@ -4,10 +4,12 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ringtrain.control.model import RankPhase, RankState, Registration
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.console import Console
 from ringtrain.launcher.gang import Gang
@@ -57,6 +59,26 @@ def test_progress_is_dated_by_the_launcher(tmp_path: Path, console: Console, ago
     before = time.time()
     send(snapshot, 1, step=1, time=before - ago_s)
     assert before <= snapshot.status()["lastProgressTime"] <= time.time()
+
+
+def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: Console) -> None:
+    """The rank at the lowest step, the longest silent of several there, of those that still run."""
+    config = replace(CONFIG, slots=4)
+    gang = Gang(config, time.monotonic)
+    ranks = (*(RankState(rank, RankPhase.RUNNING) for rank in range(3)), RankState(3, RankPhase.SUCCEEDED, 0))
+    joined = Registration("uid-1", 1, 0, 4, "i", "digits-worker-0", "node-a", "::1", 1, (), (), 0, ranks)
+    assert gang.register(joined) is None
+    store = LogStore(AttemptFiles.of(tmp_path, "default", "digits", 1), "uid-1", 1)
+    snapshot = Snapshot(config, gang, store, Reports(4))
+    follow_reports(snapshot, console)
+    assert snapshot.status()["runningSince"] is None
+    for rank, step, at in ((0, 9, 1.0), (1, 7, 3.0), (2, 7, 2.0), (3, 1, 0.0)):
+        data = json.dumps({"step": step, "time": at}).encode() + b"\n"
+        store.append(Chunk(Stream.REPORT, rank, 1, 1, data))
+    store.append(Chunk(Stream.LOG, 2, 1, 1, b"reading shard 8\n"))
+    told = {"rank": 2, "pod": "digits-worker-0", "node": "node-a", "step": 7, "logTail": ["reading shard 8"]}
+    assert snapshot.status()["slowest"] == told
+    store.close()
 
 
 def test_a_launcher_that_was_restarted_counts_from_then(tmp_path: Path, console: Console) -> None:
