@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ..status.situation import Situation
+from .slowest import failure_of_slowest
 from .verdict import NO_OPINION, Finish, Opinion
 
 REASON = "DeadlineExceeded"
@@ -18,4 +19,13 @@ def active_deadline(s: Situation) -> Opinion:
     due = s.status.active_since + timedelta(seconds=limit - s.status.active_seconds)
     if s.now < due:
         return Opinion(look_again=due)
-    return Opinion(Finish("Failed", REASON, f"the job was active for longer than activeDeadlineSeconds: {limit}"))
+    message = f"the job was active for longer than activeDeadlineSeconds: {limit}{_what_it_did(s)}"
+    return Opinion(Finish("Failed", REASON, message, failure_of_slowest(s, REASON, message)))
+
+
+def _what_it_did(s: Situation) -> str:
+    """What the job was waiting for, if it did not run: afterwards nobody could tell."""
+    running = s.status.condition("Running")
+    if running is None or running.status == "True" or not running.message:
+        return ""
+    return f"; it did not run ({running.reason}: {running.message})"

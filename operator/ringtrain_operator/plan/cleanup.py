@@ -11,6 +11,8 @@ from . import active_deadline
 
 # How long a finished gang's pods have to end by themselves before they count as still running.
 SETTLE_S = 10
+# How long the launcher of a job that was out of time has to take in the last lines of its workers, and to end.
+FAREWELL_S = 60
 
 
 def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
@@ -20,14 +22,24 @@ def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
         return s.observed.pods, None
     running = tuple(pod for pod in s.pods if pod.phase not in ("Succeeded", "Failed"))
     if _deadline_exceeded(s.status):
-        # Its pods would go on training for a job that has failed; the policy is about what ended by itself.
-        return s.stale_pods + running, None
+        return _out_of_time(s, running)
     if policy == "None" or not running:
         return s.stale_pods, None
     settled = (s.status.completion_time or s.now) + timedelta(seconds=SETTLE_S)
     if s.now < settled:
         return s.stale_pods, settled
     return s.stale_pods + running, None
+
+
+def _out_of_time(s: Situation, running: tuple[PodView, ...]) -> tuple[tuple[PodView, ...], datetime | None]:
+    """Whatever the policy: workers would go on training for a job that has failed.
+
+    The launcher ends when its workers do, and its pod stays: it has their output, and nothing else may have.
+    """
+    ends = (s.status.completion_time or s.now) + timedelta(seconds=FAREWELL_S)
+    launcher_ends = s.launcher is not None and s.launcher.phase == "Running" and s.now < ends
+    unwanted = tuple(pod for pod in running if not (launcher_ends and pod.role == "launcher"))
+    return s.stale_pods + unwanted, ends if launcher_ends else None
 
 
 def _deadline_exceeded(status: JobStatus) -> bool:

@@ -75,7 +75,7 @@ def plan(job: Job, observed: Observed, now: datetime, issue: Issuer = issue_cred
     s = Situation(job, observed, previous, now)
     verdict, timers = _decide(s)
     decided = replace(s, status=enter(s, verdict))
-    new = compose(decided, said(verdict))
+    new = compose(decided, said(verdict), s)
     settled = replace(s, status=new)
     todo = changes(settled, issue)
     timers = [*timers, *([todo.look_again] if todo.look_again else [])]

@@ -13,8 +13,11 @@ from .situation import Situation
 from .waiting import running_or_why_not
 
 
-def compose(s: Situation, decided: Said | None) -> JobStatus:
-    """The whole new status. `s.status` has the decision's bookkeeping already, `decided` is its condition."""
+def compose(s: Situation, decided: Said | None, seen: Situation) -> JobStatus:
+    """The whole new status. `s.status` has the decision's bookkeeping already, `decided` is its condition.
+
+    `seen`: the same before the decision, which may have begun another attempt.
+    """
     said = [] if s.status.finished else [Said("Accepted", "True", "Valid")]
     if decided is not None:
         said.append(decided)
@@ -22,7 +25,7 @@ def compose(s: Situation, decided: Said | None) -> JobStatus:
     if not s.status.finished:
         status = with_conditions(status, _consequences(s, status, decided), s.job.generation, s.now)
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": _state(status)})
-    return status.model_copy(update={**counts(s), **progress_fields(s)})
+    return status.model_copy(update={**counts(s), **progress_fields(seen, status.is_true("Succeeded"))})
 
 
 def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: datetime) -> JobStatus:

@@ -1,32 +1,27 @@
-"""How far training is, taken from the launcher's report, written no more often than a person reads."""
+"""How far training is, from what the launcher says; how often it is asked bounds how often that is written."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from ..observe import is_finite, last_words
 from .model import Progress
 from .situation import Situation
 
-# A status that changed at every step would be an API write at every step.
-WRITE_INTERVAL = timedelta(seconds=10)
 
+def progress_fields(s: Situation, succeeded: bool) -> dict[str, Any]:
+    """The fields `progress` and `progressSummary` as far as they are told. `s.attempt` is the one looked at.
 
-def progress_fields(s: Situation) -> dict[str, Any]:
-    """The fields `progress` and `progressSummary`; empty when what is written is recent enough."""
-    said_last = _last_words(s)
-    new = said_last or (_read(s.report.progress, s.report.last_progress_time) if s.report is not None else None)
-    old = s.status.progress
-    if new is None or new == old:
-        return {}
-    fresh = (
-        old is not None
-        and old.last_progress_time is not None
-        and new.last_progress_time is not None
-        and timedelta() <= new.last_progress_time - old.last_progress_time < WRITE_INTERVAL
-    )
-    return {} if fresh and not said_last else {"progress": new, "progress_summary": summary(new)}
+    They are of the newest attempt that has reported; a job that `succeeded` without a report of its last attempt,
+    which found nothing left to do, has none: an earlier attempt's are not how far it came.
+    """
+    new = _last_words(s)
+    if new is None and succeeded and s.launcher is not None and last_words(s.launcher, s.attempt):
+        return {"progress": None, "progress_summary": ""}
+    if new is None and s.report is not None:
+        new = _read(s.report.progress, s.report.last_progress_time)
+    return {} if new is None else {"progress": new, "progress_summary": summary(new)}
 
 
 def summary(progress: Progress) -> str:

@@ -95,11 +95,16 @@ def test_a_disk_that_is_full_at_the_end(gang: Gang) -> None:
 
 
 def test_a_command_that_does_not_exist(gang: Gang) -> None:
-    """127, as in a shell, and the failure says which program."""
+    """127, as in a shell; the failure, the rank's log and the merged log say which program."""
     job = gang(1, 1)
     launcher, agent = job.launcher(), job.agent(0, "no-such-program")
     assert [launcher.wait(), agent.wait()] == [127, 127]
-    assert "no-such-program cannot be executed" in agent.message()["failure"]["logTail"][0]
+    said = "ringtrain: no-such-program cannot be executed: No such file or directory"
+    for message in (agent.message(), launcher.message()):
+        assert message["failure"]["message"] == f"rank 0 exited with 127: {said}"
+        assert message["failure"]["logTail"] == [said]
+    assert job.rank_log(0) == f"{said}\n".encode()
+    assert f"[0] {said}\n" in launcher.out()
 
 
 def test_a_killed_agent(gang: Gang) -> None:

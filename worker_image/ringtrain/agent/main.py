@@ -27,6 +27,7 @@ from ringtrain.control.rpc import Peer, dial, serve
 from ringtrain.control.termination import termination_message, write_termination_message
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import agent_pb2_grpc, coordinator_pb2_grpc
+from ringtrain.logs.journal import Stream
 from ringtrain.mpi.main_thread import MainThread
 from ringtrain.mpi.worker import MPI_DAEMONS, MpiWorker
 
@@ -109,6 +110,8 @@ class _Pod:
             lambda local: rank_environment(self._config, world, local, self._program.inherited, cores),
         )
         self._collect(processes)
+        for rank, line in self.ranks.not_started():
+            self._spool.put(Stream.LOG, rank, f"{line}\n".encode(errors="replace"))
         self.session.changed()
 
     def collect(self, process: RankProcess) -> None:

@@ -93,6 +93,12 @@ class Ranks:
         """Whether no rank runs (any more)."""
         return not self._running()
 
+    def not_started(self) -> list[tuple[int, str]]:
+        """Ranks whose program could not be executed, each with the line that says why."""
+        with self._lock:
+            states = [life.state for life in self._lives.values() if life.process is None]
+        return [(state.rank, state.log_tail[-1]) for state in states if state.phase is RankPhase.FAILED]
+
     def first_failure(self) -> RankState | None:
         """The rank of this pod that failed first."""
         with self._lock:

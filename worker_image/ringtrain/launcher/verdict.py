@@ -23,6 +23,8 @@ from ringtrain.control.model import ENDED, Failure, Outcome, RankPhase, RankStat
 
 # Signals that a process brings on itself or on others because a peer went away, or that stop it in an orderly way.
 _SOFT_SIGNALS = frozenset({"SIGABRT", "SIGPIPE", "SIGTERM", "SIGINT", "SIGHUP"})
+# A shell's codes for a program that cannot be executed, and for one that is not there: a mistyped command.
+_NOT_EXECUTED = frozenset({126, 127})
 _PEER_LOST = re.compile(r"\bPeerLost\b(.*)")
 _RANK = re.compile(r"\brank (\d+)\b")
 
@@ -195,9 +197,10 @@ def _blamed(view: GangView, failed: Sequence[Exit], accused: Sequence[int]) -> F
 def _rank_failure(view: GangView, exit: Exit) -> Failure:
     state, worker = exit.state, view.worker_of(exit.state.rank)
     how = f"was killed by {state.signal}" if state.signal else f"exited with {state.exit_code}"
+    said = f": {state.log_tail[-1]}" if state.exit_code in _NOT_EXECUTED and state.log_tail else ""
     return Failure(
         reason=state.reason or Reason.RANK_FAILED,
-        message=state.message or f"rank {state.rank} {how}",
+        message=state.message or f"rank {state.rank} {how}{said}",
         rank=state.rank,
         pod=worker.pod,
         node=worker.node,

@@ -42,13 +42,15 @@ class Departure:
     """How a rank ended. `code`: negative for a signal. `world`: size of the world it joined, None for none.
 
     `library`: file name of the MPI library that it was seen to use, as far as that was seen. `told`: by the rank's
-    wrapper; else mpirun has killed that, which it does to all ranks when one has failed.
+    wrapper; else mpirun has killed that, which it does to all ranks when one has failed. `asked`: mpirun sent the
+    signal that ended the rank.
     """
 
     code: int
     world: int | None = None
     library: str = ""
     told: bool = True
+    asked: bool = False
 
 
 class Office(Protocol):
@@ -125,4 +127,4 @@ class RankDesk:
 
 
 def _departure(message: Mapping[str, Any]) -> Departure:
-    return Departure(int(message["code"]), message["world"], str(message["library"]))
+    return Departure(int(message["code"]), message["world"], str(message["library"]), asked=bool(message["asked"]))

@@ -29,7 +29,8 @@ NODE_NAME, OWN_PRELOAD = "RINGTRAIN_MPI_NODE_NAME", "RINGTRAIN_MPI_OWN_PRELOAD" 
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FORWARDED = (*_STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _TOTAL = re.compile(rb"ringtrain: world of (\d+)")
 _LIBRARY = re.compile(rb"libmpi(?:ch)?\.so\.\d+")
 _ABORT = re.compile(rb"cmd=abort exitcode=(-?\d+)")
@@ -63,7 +64,13 @@ def main(program: list[str]) -> int:
         child = _Child(program, rank, seat)
         send_frame(connection, {"pid": child.pid})
         code = child.wait()
-        send_frame(connection, {"code": code, "world": child.world(size), "library": child.library})
+        ended = {
+            "code": code,
+            "world": child.world(size),
+            "library": child.library,
+            "asked": child.asked_to_stop(code),
+        }
+        send_frame(connection, ended)
         receive_frame(connection)  # the agent has noted it: now mpirun may know
     if code < 0:
         _die_likewise(-code)
@@ -121,8 +128,17 @@ class _Child:
             os.close(file)
         if self._relay:
             self._relay.rank_end.close()
+        self._asked: set[int] = set()
         for number in _FORWARDED:
-            signal.signal(number, lambda number, _: _kill(self.pid, number))
+            signal.signal(number, lambda number, _: self._forward(number))
+
+    def _forward(self, number: int) -> None:
+        self._asked.add(number)
+        _kill(self.pid, number)
+
+    def asked_to_stop(self, code: int) -> bool:
+        """Whether an end with `code` was by a signal with which mpirun stops ranks, and which it sent."""
+        return -code in self._asked and -code in _STOPPING
 
     def wait(self) -> int:
         """Relay, look for the MPI library, until the program has ended; exit code, negative for a signal."""

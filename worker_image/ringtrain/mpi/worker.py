@@ -147,7 +147,7 @@ class MpiWorker:
         process = self._seated.pop(rank)
         if process.pid:
             signal_group(process.pid, signal.SIGKILL)
-        problem = None if departure.told else _stopped(rank)
+        problem = None if departure.told and not departure.asked else _stopped(rank, -departure.code)
         # Open MPI shows only by rank 0 that MPI_Init was called; and no rank can call it without the others.
         if departure.code == 0 and (rank == 0 or departure.world is not None) and self._config.mpi_needs_init:
             problem = _no_init(rank, departure, self._starters[rank], self._config.workers * self._config.slots)
@@ -210,9 +210,10 @@ def _no_init(rank: int, departure: Departure, starter: str, world_size: int) -> 
     return _failed(rank, Reason.NO_MPI_INIT, message)
 
 
-def _stopped(rank: int) -> RankState:
-    """A rank that mpirun has killed: a consequence, whoever is heard of first."""
-    return RankState(rank, RankPhase.STOPPED, 128 + signal.SIGKILL, "SIGKILL", message="killed by mpirun")
+def _stopped(rank: int, number: int) -> RankState:
+    """A rank that mpirun has ended by a signal: a consequence, whoever is heard of first."""
+    name = signal.Signals(number).name
+    return RankState(rank, RankPhase.STOPPED, 128 + number, name, message="ended by mpirun")
 
 
 def _failed(rank: int, reason: Reason, message: str) -> RankState:

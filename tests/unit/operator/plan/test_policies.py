@@ -37,15 +37,38 @@ def test_created_suspended() -> None:
 
 
 def test_deadline_counts_waiting() -> None:
-    """A job that waits for pods for longer than activeDeadlineSeconds fails, and its pods go at once."""
+    """A job that waits for pods for longer than activeDeadlineSeconds fails, says for what, and its pods go."""
     w = world(activeDeadlineSeconds=60, cleanPodPolicy="None")
     assert w.settle().requeue_after_s == 60
     w.pod_runs("digits-launcher")
+    w.settle()
     w.run(seconds=60)
     assert condition(w, "Failed")[1] == "DeadlineExceeded"
+    assert "it did not run (WaitingForPods: 2 of 3 pods are not running yet" in condition(w, "Failed")[2]
+    w.pods_go()
+    assert set(w.pods) == {"digits-launcher"}
+    w.run(seconds=60)
     w.pods_go()
     w.settle()
     assert not w.pods
+
+
+def test_the_deadline_leaves_something_to_read() -> None:
+    """The launcher outlives its workers, whose last lines it has, and the status names the slowest rank."""
+    w = running(activeDeadlineSeconds=60)
+    assert w.report is not None
+    w.report["slowest"] = {"rank": 1, "pod": "digits-worker-1", "node": "node-b", "logTail": ["loading"]}
+    w.run(seconds=60)
+    assert condition(w, "Failed")[1] == "DeadlineExceeded"
+    failure = w.status.failure
+    assert failure is not None
+    assert (failure.reason, failure.rank, failure.log_tail) == ("DeadlineExceeded", 1, ("loading",))
+    w.pods_go()
+    assert set(w.pods) == {"digits-launcher"}
+    w.launcher_ends(143, reason="AgentLost")
+    w.run(days=1)
+    assert set(w.pods) == {"digits-launcher"}
+    assert w.status.failure == failure
 
 
 def test_deadline_excludes_suspension() -> None:

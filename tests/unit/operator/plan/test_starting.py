@@ -9,6 +9,7 @@ import pytest
 from support.jobs import job
 from support.planworld import World, condition, running, world
 
+from ringtrain_operator.cluster.poll import PollTimes
 from ringtrain_operator.plan import companion_refs
 from ringtrain_operator.spec import parse_job
 
@@ -125,17 +126,47 @@ def test_transition_times_move_only_with_the_status() -> None:
     assert (after.reason, after.last_transition_time) == ("ErrImagePull", before.last_transition_time)
 
 
-def test_steps_are_not_written_one_by_one() -> None:
-    """Ten seconds of progress between two writes; the last step of a job is written whatever the time."""
+def test_every_answer_of_the_launcher_is_written_once() -> None:
+    """How often it is asked bounds the writes; that is often enough to show a step within five seconds."""
     w = running()
-    writes = []
+    before = w.writes
     for step in range(1, 21):
         w.now += timedelta(seconds=1)
         w.launcher_says("Running", step)
-        before = w.writes
         w.settle()
-        writes.append(w.writes - before)
-    assert sum(writes) <= 3
+        w.settle()
+        assert w.status.progress_summary == f"{step}/100 ({step}%)"
+    assert w.writes - before == 20
+    assert 1.2 * PollTimes().interval_s < 5
+
+
+def test_the_last_progress_of_an_attempt_that_failed_is_kept() -> None:
+    """An attempt that ends between two polls has its last step in the status while the next one starts."""
+    w = running()
+    w.launcher_says("Running", step=3)
+    w.settle()
+    failure = {"rank": 0, "exitCode": 1, "reason": "RankFailed"}
+    words = {"version": 1, "attempt": 1, "outcome": "Failed", "worldSize": 2, "failure": failure}
+    w.pod_ends("digits-launcher", 1, json.dumps(words | {"progress": {"step": 100, "totalSteps": 100}}))
+    w.settle()
+    assert (w.status.attempt, w.status.progress_summary) == (2, "100/100 (100%)")
+
+
+def test_a_last_attempt_that_had_nothing_to_do_does_not_end_at_an_earlier_ones_step() -> None:
+    """It found its checkpoint complete and reported no step; an earlier attempt's step says nothing of its end."""
+    w = running()
+    w.launcher_says("Running", step=25)
+    w.settle()
+    w.evict("digits-worker-0")
+    w.report = None
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    w.start_gang()
+    assert w.status.progress_summary == "25/100 (25%)"
+    w.launcher_ends(0)
+    w.settle()
+    assert (w.status.state, w.status.progress, w.status.progress_summary) == ("Succeeded", None, "")
 
 
 def test_a_gang_that_runs_outlives_a_stricter_schema() -> None:
