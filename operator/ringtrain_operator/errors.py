@@ -2,6 +2,7 @@
 
 OperatorError
 ├── SpecInvalid      the user's DistributedTrainingJob cannot be run as written; lists every problem
+├── ManifestUnreadable  a file is not there, is not YAML, or does not hold what it should
 ├── SchemaUnsupported  a model uses something the CRD converter does not understand (a defect of ours)
 └── ApiError         the Kubernetes API refused or did not answer; its own tree is in cluster/api/errors.py
 """
@@ -33,6 +34,16 @@ class SpecInvalid(OperatorError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(str(problem) for problem in self.problems))
+
+
+class ManifestUnreadable(OperatorError):
+    """The file is not there, is not YAML, or does not hold what it should. The message names the file."""
+
+
+def shown(value: object) -> str:
+    """`value` for a message, shortened where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 class SchemaUnsupported(OperatorError):

@@ -7,12 +7,8 @@ from pathlib import Path
 import click
 import yaml
 
-from ..errors import OperatorError
+from ..errors import ManifestUnreadable
 from .failures import told
-
-
-class NothingToConvert(OperatorError):
-    """The file is not there, is not YAML, or holds no job of a kind that is known."""
 
 
 @click.command()
@@ -24,11 +20,12 @@ def convert(manifest: Path, output: Path | None) -> None:
     Other objects in the file stay as they are. What could not be taken over is said on stderr.
     """
     from ..convert.mpijob import convert_mpijob, is_mpijob
+    from ..spec import read_documents
 
     with told(f"{manifest}: "):
-        documents = _load(manifest)
+        documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
         if not any(is_mpijob(document) for document in documents):
-            raise NothingToConvert("holds no MPIJob of kubeflow.org")
+            raise ManifestUnreadable(f"{manifest}: holds no MPIJob of kubeflow.org")
         made = []
         for document in documents:
             if not is_mpijob(document):
@@ -46,13 +43,3 @@ def convert(manifest: Path, output: Path | None) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise click.FileError(str(output), exc.strerror) from exc
-
-
-def _load(path: Path) -> list[dict[str, object]]:
-    try:
-        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    except OSError as exc:
-        raise NothingToConvert(exc.strerror or str(exc)) from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise NothingToConvert(f"not YAML: {exc}") from exc
-    return [document for document in documents if isinstance(document, dict)]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from ..errors import OperatorError, SpecInvalid
+from ..errors import ManifestUnreadable, OperatorError, SpecInvalid
 
 
 def problem_lines(error: OperatorError) -> list[str]:
@@ -23,5 +23,6 @@ def told(prefix: str = "") -> Iterator[None]:
     try:
         yield
     except OperatorError as exc:
-        lines = [f"{prefix}{line}" for line in problem_lines(exc)]
+        about = "" if isinstance(exc, ManifestUnreadable) else prefix  # it names the file itself
+        lines = [f"{about}{line}" for line in problem_lines(exc)]
         raise click.ClickException("\n       ".join(lines)) from exc

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..contract import API_VERSION, KIND
-from ..errors import Problem, SpecInvalid
+from ..errors import Problem, SpecInvalid, shown
 from ..spec import parse_job
 from ..spec.template import shape_problems
 
@@ -22,6 +22,17 @@ _IMPLEMENTATIONS = ("OpenMPI", "MPICH")
 _MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
 # What MPIJob takes where a field is not set, and we would take something else.
 _BACKOFF_LIMIT = 6
+# A 64-bit number has no more.
+_DIGITS = 19
+# What is read here beside the templates, which have a shape of their own.
+_SHAPE: dict[str, Any] = {
+    "metadata": {"name": str, "namespace": str, "labels": {}, "annotations": {}},
+    "spec": {
+        "runPolicy": {},
+        "mpiImplementation": str,
+        "mpiReplicaSpecs": {"Launcher": {"template": {}}, "Worker": {"template": {}}},
+    },
+}
 
 _DROPPED = {
     "sshAuthMountPath": "there are no ssh keys to mount: the agents start mpirun's daemons",
@@ -56,7 +67,10 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     """
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
-        raise SpecInvalid([Problem("spec", f"must be a mapping, is {spec!r}")])
+        raise SpecInvalid([Problem("spec", f"must be a mapping, is {shown(spec)}")])
+    problems = shape_problems(obj, "", _SHAPE)
+    if problems:
+        raise SpecInvalid(problems)
     notes = ["the image needs ringtrain (pip install ringtrain), and needs neither sshd nor keys any more"]
     worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
     made: dict[str, Any] = {
@@ -92,7 +106,7 @@ def _policy(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
     replica = (spec.get("mpiReplicaSpecs") or {}).get(role)
     path = f"spec.mpiReplicaSpecs.{role}"
-    if not isinstance(replica, Mapping):
+    if replica is None:
         hint = "; a job without workers is the launcher's: run it with a plain Job" if role == "Worker" else ""
         raise SpecInvalid([Problem(path, f"is missing{hint}")])
     problems = shape_problems(replica.get("template") or {}, f"{path}.template")
@@ -106,8 +120,8 @@ def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
 
 def _whole(value: object, path: str) -> int:
     """`value` as a number; YAML and the API both let it be quoted."""
-    if isinstance(value, bool) or not str(value).isdecimal():
-        raise SpecInvalid([Problem(path, f"is {value!r}, expected a whole number")])
+    if isinstance(value, bool) or not str(value).isdecimal() or len(str(value)) > _DIGITS:
+        raise SpecInvalid([Problem(path, f"is {shown(value)}, expected a whole number")])
     return int(str(value))
 
 
@@ -115,8 +129,8 @@ def _mpi(spec: Mapping[str, Any]) -> dict[str, Any]:
     implementation = spec.get("mpiImplementation") or "OpenMPI"
     if implementation not in _IMPLEMENTATIONS:
         message = (
-            f"is {implementation}, allowed: {', '.join(_IMPLEMENTATIONS)}; programs built for Intel MPI run with "
-            "MPICH's mpirun and library, which have the same ABI"
+            f"is {implementation}, allowed: {', '.join(_IMPLEMENTATIONS)}; programs built for Intel MPI "
+            "run with MPICH's mpirun and library, which have the same ABI"
         )
         raise SpecInvalid([Problem("spec.mpiImplementation", message)])
     made: dict[str, Any] = {"implementation": implementation}

@@ -8,27 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..contract import KIND
-from ..errors import OperatorError, SpecInvalid
-from ..spec import parse_job, update_problems
+from ..errors import ManifestUnreadable, SpecInvalid
+from ..spec import parse_job, read_documents, update_problems
 from ..status.model import format_time
-
-
-class ManifestUnreadable(OperatorError):
-    """The file is not there, is not YAML, or holds no job, or several."""
 
 
 def load_objects(path: Path) -> list[dict[str, Any]]:
     """Every DistributedTrainingJob in the file. Raises ManifestUnreadable, which names the file."""
-    try:
-        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    except OSError as exc:
-        raise ManifestUnreadable(f"{path}: {exc.strerror}") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ManifestUnreadable(f"{path}: not YAML: {exc}") from exc
-    jobs = [doc for doc in documents if isinstance(doc, dict) and doc.get("kind") == KIND]
+    jobs = [doc for doc in read_documents(path) if isinstance(doc, dict) and doc.get("kind") == KIND]
     if not jobs:
         raise ManifestUnreadable(f"{path}: holds no {KIND}")
     return jobs

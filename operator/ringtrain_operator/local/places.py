@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import shown
 from ..spec.reserved import VOLUME_LOGS
 from .errors import LocalUnsupported
 from .runner import Secrets
 
 _PORTS = (15_000, 32_000)
 _PORT_TRIES = 1000
+# Names of volumes and claims are directories here: one level, and not a way out.
+_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*")
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,15 @@ def volume_directory(volume: dict[str, Any], places: Places, pod_dir: Path, secr
     if name == VOLUME_LOGS:
         directory = places.logs_dir
     elif "persistentVolumeClaim" in volume:
-        directory = places.claims_dir / str(volume["persistentVolumeClaim"]["claimName"])
+        claim = (volume["persistentVolumeClaim"] or {}).get("claimName")
+        directory = places.claims_dir / _directory_name(claim, f"volume {name!r}: the claim's name")
     elif "emptyDir" in volume:
-        directory = pod_dir / "volumes" / name
+        directory = pod_dir / "volumes" / _directory_name(name, "the volume's name")
     elif "hostPath" in volume:
-        return Path(volume["hostPath"]["path"])
+        return Path(str((volume["hostPath"] or {}).get("path") or "/"))
     elif "secret" in volume:
-        return _secret_directory(volume["secret"], pod_dir / "volumes" / name, secrets)
+        directory = pod_dir / "volumes" / _directory_name(name, "the volume's name")
+        return _secret_directory(volume["secret"] or {}, directory, secrets)
     else:
         kind = next((key for key in volume if key != "name"), "nothing")
         raise LocalUnsupported(f"volume {name!r}: a {kind} cannot be had without a cluster")
@@ -78,12 +84,22 @@ def _secret_directory(source: dict[str, Any], directory: Path, secrets: Secrets)
         raise LocalUnsupported(f"Secret {name!r} is not the job's own and cannot be had without a cluster")
     data = secrets[name]
     items = source.get("items") or [{"key": key, "path": key} for key in data]
-    directory.mkdir(parents=True, mode=0o700)
+    directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     for item in items:
-        handle = os.open(directory / item["path"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        key, path = item.get("key"), _directory_name(item.get("path"), f"Secret {name!r}: the path of a key")
+        if key not in data:
+            raise LocalUnsupported(f"Secret {name!r} has no key {key!r}; it has {', '.join(sorted(data))}")
+        handle = os.open(directory / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
-            file.write(data[item["key"]])
+            file.write(data[key])
     return directory
+
+
+def _directory_name(value: object, what: str) -> str:
+    """`value` as the name of something in one directory. Raises LocalUnsupported when it would lie elsewhere."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value) or len(value) > 253:
+        raise LocalUnsupported(f"{what} is {shown(value)}; expected letters, digits, '-', '_' and '.'")
+    return value
 
 
 def _free_ports() -> Ports:

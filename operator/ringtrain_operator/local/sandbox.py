@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import contract
+from ..errors import shown
 from .errors import LocalUnsupported
 from .places import Places, volume_directory
 from .runner import Pod, Secrets
@@ -73,9 +74,16 @@ def _declared(pod: Pod, main: Mapping[str, Any]) -> dict[str, str]:
         raise LocalUnsupported("envFrom: ConfigMaps and Secrets cannot be had without a cluster")
     env: dict[str, str] = {}
     for variable in main.get("env") or ():
-        name, source = str(variable["name"]), variable.get("valueFrom")
+        name, source = _env_name(variable), variable.get("valueFrom")
         env[name] = _field(pod, name, source) if source else expand(str(variable.get("value") or ""), env)
     return env
+
+
+def _env_name(variable: Mapping[str, Any]) -> str:
+    name = variable.get("name")
+    if not name or "=" in name:
+        raise LocalUnsupported(f"env: a variable's name is {shown(name)}; expected a text without '='")
+    return str(name)
 
 
 def _field(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
@@ -118,17 +126,28 @@ def _mounts(
     spec: Mapping[str, Any], main: Mapping[str, Any], places: Places, pod_dir: Path, secrets: Secrets
 ) -> dict[str, Path]:
     """Directories of this machine by their path in the container. /dev/shm is this machine's own."""
-    volumes = {volume["name"]: volume for volume in spec.get("volumes") or ()}
+    volumes = {volume.get("name"): volume for volume in spec.get("volumes") or ()}
     paths: dict[str, Path] = {}
     for mount in main.get("volumeMounts") or ():
-        path = str(mount["mountPath"]).rstrip("/")
+        path = str(mount.get("mountPath") or "").rstrip("/")
+        if not path.startswith("/"):
+            raise LocalUnsupported(
+                f"volumeMount {mount.get('name')!r} has the mountPath {path!r}; expected a full path"
+            )
         if path == "/dev/shm":
             continue
-        if mount["name"] not in volumes:
-            raise LocalUnsupported(f"volumeMount {mount['name']!r} names no volume")
+        if mount.get("name") not in volumes:
+            raise LocalUnsupported(f"volumeMount {mount.get('name')!r} names no volume")
         directory = volume_directory(volumes[mount["name"]], places, pod_dir, secrets)
-        paths[path] = directory / str(mount.get("subPath") or "")
+        paths[path] = directory / _sub_path(mount)
     return paths
+
+
+def _sub_path(mount: Mapping[str, Any]) -> Path:
+    path = Path(mount.get("subPath") or "")
+    if path.is_absolute() or ".." in path.parts:
+        raise LocalUnsupported(f"volumeMount {mount['name']!r}: subPath {str(path)!r} leaves the volume")
+    return path
 
 
 def _mapped(text: str, paths: Mapping[str, Path]) -> str:

@@ -21,7 +21,9 @@ EmptyDir = Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-pre
 class ClaimSource(SpecModel):
     """A PersistentVolumeClaim of the job's namespace."""
 
-    claim_name: str = Field(min_length=1, max_length=253, description="Name of the claim.")
+    claim_name: str = Field(
+        min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", description="Name of the claim."
+    )
 
 
 class Logs(SpecModel):

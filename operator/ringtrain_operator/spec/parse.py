@@ -12,17 +12,18 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..contract import API_VERSION, KIND
-from ..errors import Problem, SpecInvalid
+from ..errors import Problem, SpecInvalid, shown
 from .base import Rule
 from .job import Job, JobSpec
 from .pod_schema import PodSchema, packaged_schema
 from .references import dangling
 from .reserved import clashes
-from .template import containers_of, launcher_template_problems, worker_template_problems
+from .template import containers_of, launcher_template_problems, shape_problems, worker_template_problems
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
 MAX_NAME_LENGTH = 51
-NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?\Z"
+NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z"
 
 # Dicts that are not ours: their fields are the API server's to judge, nulls included.
 _OPAQUE = frozenset({"template", "emptyDir"})
@@ -36,11 +37,11 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     """
     metadata = obj.get("metadata")
     if not isinstance(metadata, Mapping):
-        raise SpecInvalid([Problem("metadata", f"must be a mapping with a name, is {metadata!r}")])
+        raise SpecInvalid([Problem("metadata", f"must be a mapping with a name, is {shown(metadata)}")])
     problems = _identity_problems(obj, metadata)
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
-        raise SpecInvalid([*problems, Problem("spec", f"must be a mapping, is {spec!r}")])
+        raise SpecInvalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
     parsed, spec_problems = _parse_spec(spec, (schema or packaged_schema()) if templates else None)
     problems += spec_problems
     if problems or parsed is None:
@@ -77,16 +78,34 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> l
     problems = []
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if obj.get(key) != expected:
-            problems.append(Problem(key, f"is {obj.get(key)!r}, expected {expected!r}"))
+            problems.append(Problem(key, f"is {shown(obj.get(key))}, expected {expected!r}"))
     name = metadata.get("name")
     if not isinstance(name, str) or not re.search(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
         problems.append(
             Problem(
                 "metadata.name",
-                f"is {name!r}; it names a Service and hosts, so it must begin with a letter, hold only lower-case "
-                f"letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
+                f"is {shown(name)}; it names a Service and hosts, so it must begin with a letter, hold only "
+                f"lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
             )
         )
+    namespace = metadata.get("namespace") or "default"
+    if not isinstance(namespace, str) or not re.search(NAMESPACE_PATTERN, namespace) or len(namespace) > 63:
+        said = f"is {shown(namespace)}; expected at most 63 lower-case letters, digits and '-'"
+        problems.append(Problem("metadata.namespace", said))
+    return problems + _metadata_problems(metadata)
+
+
+def _metadata_problems(metadata: Mapping[str, Any]) -> list[Problem]:
+    """What the API server would refuse in fields that this package reads."""
+    problems = shape_problems(metadata, "metadata", {"labels": {}, "annotations": {}, "uid": str})
+    generation = metadata.get("generation")
+    if isinstance(generation, bool) or not isinstance(generation, int | None):
+        problems.append(Problem("metadata.generation", f"is {shown(generation)}, expected a whole number"))
+    try:
+        parse_time(metadata.get("creationTimestamp"))
+    except ValueError:
+        said = f"is {shown(metadata['creationTimestamp'])}, expected a time such as 2026-01-31T12:00:00Z"
+        problems.append(Problem("metadata.creationTimestamp", said))
     return problems
 
 
@@ -96,7 +115,7 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
         # By way of JSON: strict types, and lists may become tuples.
         spec = JobSpec.model_validate_json(json.dumps(pruned, default=str))
     except ValidationError as exc:
-        problems = [_problem(error, pruned) for error in exc.errors(include_url=False)]
+        problems = [_problem(error) for error in exc.errors(include_url=False)]
         return None, problems + _template_problems(pruned, {p.path for p in problems}, schema)
     problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
     problems += _template_problems(pruned, set(), schema)
@@ -145,7 +164,9 @@ def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:
     """Whether the workers need no command: an mpi job whose launcher has one."""
     launcher = spec.get("launcher")
     template = launcher.get("template") if isinstance(launcher, Mapping) else None
-    containers = containers_of(template) if isinstance(template, Mapping) else []
+    if not isinstance(template, Mapping) or shape_problems(template, ""):
+        return False
+    containers = containers_of(template)
     return spec.get("backend") == "mpi" and bool(containers and containers[0].get("command"))
 
 
@@ -164,7 +185,7 @@ def _broken_rules(model: BaseModel, path: str) -> Iterator[tuple[str, Rule]]:
                     yield from _broken_rules(item, f"{where}[{index}]")
 
 
-def _problem(error: Any, spec: Mapping[str, Any]) -> Problem:
+def _problem(error: Any) -> Problem:
     """One pydantic error in the words of this page."""
     location = tuple(error["loc"])
     path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
@@ -174,8 +195,8 @@ def _problem(error: Any, spec: Mapping[str, Any]) -> Problem:
     if kind == "extra_forbidden":
         return Problem(path, _unknown_field(location))
     if kind == "literal_error":
-        return Problem(path, f"is {value!r}, allowed: {context['expected']}")
-    return Problem(path, f"is {_short(value)}: {_lower_first(error['msg'])}")
+        return Problem(path, f"is {shown(value)}, allowed: {context['expected']}")
+    return Problem(path, f"is {shown(value)}: {_lower_first(error['msg'])}")
 
 
 def _unknown_field(location: tuple[Any, ...]) -> str:
@@ -201,11 +222,6 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in getattr(annotation, "__args__", ()):
         yield from _models_in(argument)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _lower_first(text: str) -> str:

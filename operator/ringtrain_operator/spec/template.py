@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from ..errors import Problem
+from ..errors import Problem, shown
 from .base import Schema
 
 _PRESERVED: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -48,9 +48,9 @@ _CONTAINER_SHAPE: dict[str, Any] = {
     "args": [str],
     "workingDir": str,
     "terminationMessagePath": str,
-    "env": [{"name": str}],
+    "env": [{"name": str, "value": str, "valueFrom": {"fieldRef": {"fieldPath": str}}}],
     "ports": [{}],
-    "volumeMounts": [{"name": str, "mountPath": str}],
+    "volumeMounts": [{"name": str, "mountPath": str, "subPath": str}],
     "resources": {"limits": {}, "requests": {}},
     "securityContext": {"capabilities": {"add": [str]}},
 }
@@ -59,7 +59,15 @@ _TEMPLATE: dict[str, Any] = {
     "spec": {
         "containers": [_CONTAINER_SHAPE],
         "initContainers": [_CONTAINER_SHAPE],
-        "volumes": [{"name": str}],
+        "volumes": [
+            {
+                "name": str,
+                "emptyDir": {},
+                "hostPath": {"path": str},
+                "persistentVolumeClaim": {"claimName": str},
+                "secret": {"secretName": str, "items": [{"key": str, "path": str}]},
+            }
+        ],
         "imagePullSecrets": [{}],
         "securityContext": {},
         "restartPolicy": str,
@@ -126,13 +134,17 @@ def shape_problems(value: object, path: str, shape: _Shape | None = None) -> lis
         return []
     if isinstance(shape, list):
         if not isinstance(value, list):
-            return [Problem(path, f"must be a list, is {value!r}")]
+            return [Problem(path, f"must be a list, is {shown(value)}")]
         wrong = (shape_problems(item, f"{path}[{index}]", shape[0]) for index, item in enumerate(value))
         nulls = [Problem(f"{path}[{index}]", "is null") for index, item in enumerate(value) if item is None]
         return nulls + [problem for problems in wrong for problem in problems]
     if isinstance(shape, dict):
         if not isinstance(value, Mapping):
-            return [Problem(path, f"must be a mapping, is {value!r}")]
-        inner = (shape_problems(value.get(key), f"{path}.{key}", known) for key, known in shape.items())
+            return [Problem(path, f"must be a mapping, is {shown(value)}")]
+        inner = (
+            shape_problems(value.get(key), f"{path}.{key}" if path else key, known) for key, known in shape.items()
+        )
         return [problem for problems in inner for problem in problems]
-    return [] if isinstance(value, shape) else [Problem(path, f"must be a string, is {value!r}")]
+    if not isinstance(value, shape):
+        return [Problem(path, f"must be a string, is {shown(value)}; put it in quotes")]
+    return [Problem(path, "holds a NUL character, which no process can be given")] if "\0" in str(value) else []

@@ -1,0 +1,181 @@
+"""From a YAML file to plain values: what JSON can hold, as kubectl reads them, and nothing else."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import ManifestUnreadable
+
+# An object in etcd has at most 1.5 MiB.
+MAX_BYTES = 4 << 20
+# Nothing in a pod is a fifth as deep; every walk over a document recurses.
+MAX_DEPTH = 100
+# Values of a document after its anchors are written out: about what fits into an object of etcd.
+MAX_VALUES = 100_000
+
+# JSON's numbers in Kubernetes are int64 or float64.
+_INT64 = range(-(1 << 63), 1 << 63)
+_INT_TAG = "tag:yaml.org,2002:int"
+_TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
+_JSON_TAGS = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
+)
+_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
+
+
+def read_documents(path: Path) -> list[Any]:
+    """Every document of the file, made of dicts with string keys, lists, strings, numbers, booleans and None.
+
+    Raises ManifestUnreadable, which names the file, the line and what is wrong: no file, no YAML, a number or a
+    text that JSON cannot hold, a key given twice, or a document that is deeper or larger than any manifest.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as exc:
+        raise ManifestUnreadable(f"{path}: {getattr(exc, 'strerror', None) or exc}") from exc
+    if len(content) > MAX_BYTES:
+        raise ManifestUnreadable(f"{path}: has more than {MAX_BYTES >> 20} MiB; no manifest is so large")
+    try:
+        return list(yaml.load_all(content, Loader=_Loader))
+    except _NotJson as exc:
+        raise ManifestUnreadable(f"{path}: {exc}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ManifestUnreadable(f"{path}: not YAML: {exc}") from exc
+
+
+class _NotJson(yaml.YAMLError):
+    """YAML that is no JSON; the message has line and column."""
+
+    def __init__(self, mark: yaml.Mark, problem: str) -> None:
+        super().__init__(f"line {mark.line + 1}, column {mark.column + 1}: {problem}")
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, with the types of JSON and bounds on depth and size."""
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(stream)
+        self.name = "the file"
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node. Raises when it is nested too deeply."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _NotJson(self.get_mark(), f"is nested more than {MAX_DEPTH} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        """The document as values. Raises when its anchors make it endless or enormous."""
+        _check_size(node)
+        return super().construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of `node`, of a type of JSON."""
+        if node.tag not in _JSON_TAGS:
+            raise _wrong(node, f"has the tag {node.tag}, for which JSON has no value")
+        try:
+            made = super().construct_object(node, deep)
+        except (ValueError, KeyError) as exc:
+            raise _wrong(node, f"is {_short(node)}, which is no {node.tag.rpartition(':')[2]}") from exc
+        return _checked(node, made)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """A mapping with strings as keys, each given once; `<<` adds what the mapping does not say itself."""
+        if not isinstance(node, yaml.MappingNode):
+            raise _wrong(node, "has the tag of a mapping and is none")
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _wrong(key, "is a key of a mapping and no text")
+            if key.value in seen:
+                raise _wrong(key, f"{_short(key)} is given twice in one mapping")
+            seen.add(key.value)
+        self.flatten_mapping(node)
+        # A key that YAML takes for a number or a boolean (1, on) is its text to JSON.
+        return {_checked(key, key.value): self.construct_object(value, deep) for key, value in node.value}
+
+
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """PyYAML's, as kubectl has them: a date is a text, and 12:30:45 is no number of base 60."""
+    integer = re.compile(r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$")
+    floating = re.compile(
+        r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    )
+    other = {_INT_TAG: integer, "tag:yaml.org,2002:float": floating}
+    return {
+        first: [(tag, other.get(tag, pattern)) for tag, pattern in rules if tag != _TIMESTAMP_TAG]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node).replace("_", "")
+    sign, digits = (-1 if text.startswith("-") else 1), text.lstrip("+-")
+    if len(digits) > 80:  # before int() works on it; 64 binary digits fit
+        raise _wrong(node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits")
+    if digits.startswith("0") and digits.isdigit():
+        digits = f"0o{digits}"
+    return sign * int(digits, 0)
+
+
+_Loader.yaml_implicit_resolvers = _resolvers()
+_Loader.add_constructor(_INT_TAG, _construct_integer)
+
+
+def _checked(node: yaml.Node, made: Any) -> Any:
+    """`made`, unless JSON or a process cannot hold it."""
+    if isinstance(made, str) and (found := _NOT_TEXT.search(made)):
+        raise _wrong(node, f"holds the character {found.group(0)!r}, which no text in a manifest can have")
+    if isinstance(made, float) and not math.isfinite(made):
+        raise _wrong(node, f"is {_short(node)}, which JSON has no number for")
+    if isinstance(made, int) and made not in _INT64:
+        raise _wrong(node, f"is {_short(node)}; JSON's whole numbers have at most 64 bits")
+    return made
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Raise unless the document, with its anchors written out, has an end and at most MAX_VALUES values."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node, depth: int) -> int:
+        if id(node) in sizes:
+            if sizes[id(node)] == 0:
+                raise _wrong(node, "contains itself by its own anchor")
+            return sizes[id(node)]
+        if depth > MAX_DEPTH:
+            raise _wrong(node, f"is nested more than {MAX_DEPTH} levels deep with its anchors written out")
+        sizes[id(node)] = 0
+        total = 1 + sum(size(inner, depth + 1) for inner in _inner(node))
+        if total > MAX_VALUES:
+            raise _wrong(node, f"has more than {MAX_VALUES:,} values with its anchors written out")
+        sizes[id(node)] = total
+        return total
+
+    size(root, 0)
+
+
+def _inner(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [inner for pair in node.value for inner in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _wrong(node: yaml.Node, problem: str) -> _NotJson:
+    return _NotJson(node.start_mark, problem)
+
+
+def _short(node: yaml.Node) -> str:
+    text = str(node.value)
+    return repr(text if len(text) <= 40 else f"{text[:37]}…")
