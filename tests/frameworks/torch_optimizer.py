@@ -18,6 +18,7 @@ from frameworks.torch_training import (
 from torch import nn
 
 import ringtrain.torch as hvd
+from ringtrain.optim import SGD
 
 
 def check_gradients_are_accumulated_over_backward_passes():
@@ -43,7 +44,8 @@ def check_more_backward_passes_than_announced():
         nn.functional.mse_loss(net(x), y).backward()
     with pytest.raises(AssertionError, match="zero_grad"):
         optimizer.zero_grad()
-    optimizer.step()
+    with pytest.raises(ValueError, match="changed, replaced or set to None"):
+        optimizer.step()  # the second pass has added to a gradient that was being reduced
     optimizer.set_backward_passes_per_step(2)
     for _ in range(2):
         nn.functional.mse_loss(net(x), y).backward()
@@ -158,6 +160,74 @@ def check_clipping_between_synchronize_and_step():
     agree(net, other)
 
 
+def check_gradients_that_change_while_they_are_reduced():
+    """A gradient that changes after its reduction began is an error with the recipe, however it changes."""
+    if SIZE == 1:
+        return
+    changes = {
+        "clip_grad_norm_": lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.01),
+        "clip_grad_value_": lambda net: nn.utils.clip_grad_value_(net.parameters(), 1e-4),
+        "through .data": lambda net: net[0].weight.grad.data.mul_(0.5),
+        "taken away": lambda net: net.zero_grad(),
+        "replaced": lambda net: setattr(net[0].weight, "grad", net[0].weight.grad * 0.5),
+    }
+    for case, change in changes.items():
+        for options in ({}, {"groups": 2}, {"compression": hvd.Compression.fp16}):
+            net = model()
+            optimizer = distributed(net, **options)
+            x, y = batches(RANK, 1)[0]
+            nn.functional.mse_loss(net(x), y).backward()
+            change(net)
+            with pytest.raises(
+                ValueError, match=r"gradient\.0\.weight.*optimizer\.synchronize\(\); change"
+            ) as caught:
+                optimizer.step()
+            assert f"rank {RANK}" in str(caught.value), case
+            agree(net, model(), 0)
+            optimizer.zero_grad()
+            train(net, optimizer, batches(RANK, 2))
+            same_everywhere(net)
+
+
+def check_step_without_synchronize_within_skip_synchronize():
+    if SIZE == 1:
+        return
+    net = model()
+    optimizer = distributed(net)
+    x, y = batches(RANK, 1)[0]
+    nn.functional.mse_loss(net(x), y).backward()
+    with optimizer.skip_synchronize(), pytest.raises(ValueError, match="still being reduced"):
+        optimizer.step()
+    optimizer.step()
+    same_everywhere(net)
+
+
+def check_gradients_that_have_left_for_the_host():
+    """Whatever is done with them raises and names the way out; the training goes on after it."""
+    net = model()
+    optimizer = hvd.HostOptimizer(net, SGD(lr=0.1), accumulate=2)
+    uses = [
+        lambda: nn.utils.clip_grad_norm_(net.parameters(), 0.01),
+        lambda: nn.utils.clip_grad_value_(net.parameters(), 1e-4),
+        lambda: net[0].weight.grad.norm(),
+        lambda: net[0].weight.grad.data.mul_(0.5),
+        lambda: [param.grad for param in net.parameters() if param.grad.sum() > 0],
+    ]
+    for x, y in batches(RANK, 2):
+        nn.functional.mse_loss(net(x), y).backward()
+        for use in uses:
+            with pytest.raises(ValueError, match=r"the gradient of '0\.weight' was handed .* clip_norm="):
+                use()
+        with pytest.raises(ValueError, match="submitted twice"):
+            nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        assert all(param.grad is None for param in net.parameters())
+    optimizer.synchronize()
+    same_everywhere(net)
+    assert not torch.equal(net[0].weight, model()[0].weight)
+    optimizer.close()
+
+
 def check_step_after_synchronize_warns():
     if SIZE == 1:
         return
@@ -181,6 +251,27 @@ def check_sparse_gradients():
         every = torch.cat([torch.tensor([rank, 5]) for rank in range(SIZE)])
         (other(every).sum() / SIZE).backward()
         torch.optim.SGD(other.parameters(), lr=0.5).step()
+        agree(net, other)
+
+
+def check_sparse_adam():
+    """An optimizer that takes sparse gradients only gets them, however they travel."""
+    for sparse_as_dense in (False, True):
+        net, other = (nn.Embedding(8, 3, sparse=True, _weight=torch.ones(8, 3)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SparseAdam(net.parameters(), lr=0.1),
+            net.named_parameters(),
+            sparse_as_dense=sparse_as_dense,
+        )
+        alone = torch.optim.SparseAdam(other.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            net(torch.tensor([(RANK + step) % 8, 5])).sum().backward()
+            optimizer.step()
+            alone.zero_grad()
+            every = torch.cat([torch.tensor([(rank + step) % 8, 5]) for rank in range(SIZE)])
+            (other(every).sum() / SIZE).backward()
+            alone.step()
         agree(net, other)
 
 

@@ -1,6 +1,7 @@
 """Checks of allreduce and reducescatter of ringtrain.torch against numpy, run on every rank of a world."""
 
 import numpy as np
+import pytest
 import torch
 from frameworks.torch_values import (
     DIMS,
@@ -132,6 +133,34 @@ def check_grouped_allreduce_gradient():
             torch.autograd.backward(ys, [torch.full_like(y, RANK + 1.0) for y in ys])
             for dim, x in zip(DIMS, xs, strict=True):
                 same(x.grad, allreduce_gradient(dim, dtype, op), (dtype, dim, op), dtype)
+
+
+def check_backward_through_a_group_one_by_one():
+    """Each output of a grouped collective can be taken back by itself, as in Horovod."""
+    for op in FOLDS:
+        xs = [value(RANK, dim, "float32").requires_grad_() for dim in DIMS]
+        for y in hvd.grouped_allreduce(xs, op=getattr(hvd, op), prescale_factor=2.0):
+            y.backward(torch.full_like(y, RANK + 1.0))
+        for dim, x in zip(DIMS, xs, strict=True):
+            same(x.grad, allreduce_gradient(dim, "float32", op), (dim, op), "float32")
+    for grouped in (hvd.grouped_allgather, hvd.grouped_reducescatter):
+        xs = [value(RANK, dim, "float32", SIZE).requires_grad_() for dim in DIMS]
+        for y in grouped(xs):
+            y.backward(torch.ones_like(y))
+        for x in xs:
+            same(x.grad, np.ones(tuple(x.shape)), grouped, "float32")
+
+
+def check_backward_after_a_tensor_was_overwritten():
+    """The gradient of Min, Max and Product needs input and output: one that has changed is an error."""
+    for op in (hvd.Min, hvd.Max, hvd.Product):
+        x = value(RANK, 1, "float32").requires_grad_()
+        own = x * 1
+        y = hvd.allreduce(own, op=op)
+        with torch.no_grad():
+            own.mul_(2)
+        with pytest.raises(RuntimeError, match="was overwritten between forward and backward"):
+            y.sum().backward()
 
 
 def adasum_reference(arrays: list[np.ndarray]) -> np.ndarray:

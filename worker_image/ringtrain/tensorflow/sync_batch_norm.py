@@ -31,13 +31,19 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         own_mean = tf.math.divide_no_nan(tf.reduce_sum(wide * weights, axes), own_count)
         shape = [-1 if axis not in axes else 1 for axis in range(wide.shape.rank)]
         own_deviation = tf.reduce_sum(weights * tf.square(wide - tf.reshape(own_mean, shape)), axes)
-        rows = allgather(tf.stack([own_count, own_mean, own_deviation])[tf.newaxis])
+        rows = allgather(_summing(tf.stack([own_count, own_mean, own_deviation])[tf.newaxis]))
         counts, means, deviations = rows[:, 0], rows[:, 1], rows[:, 2]
         count = tf.reduce_sum(counts, 0)
         mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), count)
         between = tf.reduce_sum(counts * tf.square(means - mean), 0)
         variance = tf.math.divide_no_nan(tf.reduce_sum(deviations, 0) + between, count)
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+
+
+@tf.custom_gradient
+def _summing(row: Any) -> Any:
+    """Return `row`, whose gradient is that of all ranks' losses: Horovod's allgather gives their mean."""
+    return tf.identity(row), lambda grad: grad * tf.cast(members(global_process_set), grad.dtype)
 
 
 def _spread(mask: Any, like: Any) -> Any:

@@ -147,14 +147,29 @@ class _Allreduce(torch.autograd.Function):
     def forward(ctx: Any, request: Request, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
         outputs = synchronize(_submit(tensors, request, process_set, lambda result: _as_tensors(tensors, result)))
         ctx.request, ctx.process_set = request, process_set
-        ctx.save_for_backward(*tensors, *outputs) if request.op in ("Min", "Max", "Product") else None
+        # Not save_for_backward, which lets go of them with the first backward pass: the outputs of a group may be
+        # taken back one by one. Detached, so that no output holds itself.
+        ctx.kept = [_kept(t) for t in (*tensors, *outputs)] if request.op in ("Min", "Max", "Product") else []
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        saved = ctx.saved_tensors
-        pairs = list(zip(saved[: len(grads)], saved[len(grads) :], strict=True))
+        kept = [_unchanged(tensor, version) for tensor, version in ctx.kept]
+        pairs = list(zip(kept[: len(grads)], kept[len(grads) :], strict=True))
         return (None, None, *allreduce_gradients(ctx.request, ctx.process_set, grads, pairs))
+
+
+def _kept(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return tensor.detach(), tensor._version
+
+
+def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    if tensor._version != version:
+        raise RuntimeError(
+            "an input or output of an allreduce with Min, Max or Product was overwritten between forward and "
+            "backward, and its gradient needs both; pass a clone() of it, or overwrite it later"
+        )
+    return tensor
 
 
 def _request(

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from ringtrain import rank
 from ringtrain.errors import ConfigurationError
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.world import trains_alone
-from ringtrain.torch.allreduce import allreduce_async_, grouped_allreduce_async_
+from ringtrain.torch.allreduce import grouped_allreduce_async
 from ringtrain.torch.compression import Compressor
+from ringtrain.torch.fingerprint import Fingerprint
 from ringtrain.torch.handles import Handle, synchronize
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
 
@@ -37,9 +39,11 @@ class SyncOptions:
 
 @dataclass(frozen=True)
 class _UnderWay:
+    """`given`: what each parameter's gradient was when its reduction began."""
+
     handle: Handle | SparseHandle
     params: tuple[Param, ...]
-    tensors: tuple[torch.Tensor, ...]
+    given: tuple[Fingerprint, ...]
     contexts: tuple[Any, ...]
 
 
@@ -84,7 +88,7 @@ class GradientSync:
         `param.grad`.
 
         A parameter that the pass did not reach counts as a gradient of zeros, since another rank may have reached
-        it.
+        it. Raises ConfigurationError where a gradient was changed or taken away after its reduction had begun.
         """
         if trains_alone(self.options.process_set):
             return
@@ -95,10 +99,18 @@ class GradientSync:
                 self._ready.add(param)
         for unit in sorted({self._unit_of[param] for param in self._ready}):
             self._submit(unit)
+        changed: set[Param] = set()
         for under_way in self._under_way.values():
-            self._receive(under_way)
+            reduced = self._received(under_way)
+            for param, given, grad in zip(under_way.params, under_way.given, reduced, strict=True):
+                if given.is_of(param.grad):
+                    _store(param, grad)
+                else:
+                    changed.add(param)
         self.reset()
         self.watch()
+        if changed:
+            raise ConfigurationError(_changed([name for param, name in self._names.items() if param in changed]))
 
     def reset(self) -> None:
         """Begin the next step."""
@@ -131,6 +143,7 @@ class GradientSync:
 
     def _reduced(self, params: tuple[Param, ...]) -> _UnderWay:
         options = self.options
+        given = tuple(Fingerprint.of(param.grad) for param in params)
         grads = [_gradient(param, options.sparse_as_dense) for param in params]
         if any(grad.is_sparse for grad in grads):
             if len(params) > 1:
@@ -138,24 +151,22 @@ class GradientSync:
                     "a group holds a sparse gradient; pass sparse_as_dense=True, or leave it out"
                 )
             handle = sparse_allreduce_async(grads[0], self._names[params[0]], options.op, options.process_set)
-            return _UnderWay(handle, params, (), ())
+            return _UnderWay(handle, params, given, ())
         small = [options.compression.compress(grad) for grad in grads]
-        tensors = tuple(tensor.contiguous() for tensor, _ in small)
+        tensors = [tensor for tensor, _ in small]
         factors = (options.prescale, options.postscale)
-        name = self._names[params[0]]
-        if len(params) == 1:
-            dense = allreduce_async_(tensors[0], None, name, options.op, *factors, options.process_set)
-        else:
-            dense = grouped_allreduce_async_(tensors, None, name, options.op, *factors, options.process_set)
-        return _UnderWay(dense, params, tensors, tuple(ctx for _, ctx in small))
+        # Not in place: the gradient stays as it is until the step, so that a change of it is seen.
+        dense = grouped_allreduce_async(
+            tensors, None, self._names[params[0]], options.op, *factors, options.process_set
+        )
+        return _UnderWay(dense, params, given, tuple(ctx for _, ctx in small))
 
-    def _receive(self, under_way: _UnderWay) -> None:
+    def _received(self, under_way: _UnderWay) -> list[torch.Tensor]:
         if isinstance(under_way.handle, SparseHandle):
-            under_way.params[0].grad = under_way.handle()
-            return
-        synchronize(under_way.handle)
-        for param, tensor, ctx in zip(under_way.params, under_way.tensors, under_way.contexts, strict=True):
-            _store(param, self.options.compression.decompress(tensor, ctx))
+            return [under_way.handle()]
+        tensors = synchronize(under_way.handle)
+        decompress = self.options.compression.decompress
+        return [decompress(tensor, ctx) for tensor, ctx in zip(tensors, under_way.contexts, strict=True)]
 
 
 def named_or_numbered(
@@ -203,17 +214,27 @@ def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
 
 
 def _gradient(param: Param, sparse_as_dense: bool) -> torch.Tensor:
-    assert param.grad is not None
-    if param.grad.is_sparse and sparse_as_dense:
-        param.grad = param.grad.to_dense()
-    return param.grad
+    grad: torch.Tensor = param.grad
+    return grad.to_dense() if grad.is_sparse and sparse_as_dense else grad
 
 
 def _store(param: Param, reduced: torch.Tensor) -> None:
-    assert param.grad is not None
-    if reduced.data_ptr() != param.grad.data_ptr():
-        with torch.no_grad():
-            param.grad.copy_(reduced)
+    """Put `reduced` where the parameter's gradient is. A sparse one stays sparse: SparseAdam takes no other."""
+    if param.grad.is_sparse:
+        param.grad = reduced if reduced.is_sparse else reduced.to_sparse(param.grad.sparse_dim())
+        return
+    with torch.no_grad():
+        param.grad.copy_(reduced)
+
+
+def _changed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        f"rank {rank()}: {shown}: changed, replaced or set to None after its reduction had begun, so that ranks "
+        "would end with different weights; expected gradients to stay as backward() made them until they are "
+        "reduced. To clip or unscale: loss.backward(); optimizer.synchronize(); change the gradients; "
+        "with optimizer.skip_synchronize(): optimizer.step()"
+    )
 
 
 def warn_twice() -> None:

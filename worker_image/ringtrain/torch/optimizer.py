@@ -24,7 +24,9 @@ class DistributedMixin:
     _skip: bool
 
     def synchronize(self) -> None:
-        """Wait until every gradient is reduced. Follow it with `step()` inside `skip_synchronize()`."""
+        """Wait until every gradient is reduced; then they may be changed, to clip them for example. Follow it with
+        `step()` inside `skip_synchronize()`. Raises ConfigurationError for a gradient that was changed before.
+        """
         self.sync.finish()
         self._synchronized = True
 
@@ -43,6 +45,11 @@ class DistributedMixin:
         """Reduce the gradients, then step. A closure's gradients are reduced each time that it is evaluated."""
         step: Callable[..., Any] = self._wrapped().step
         if self._skip:
+            if self.sync.busy:
+                raise ConfigurationError(
+                    "step() was called within skip_synchronize() while gradients are still being reduced; call "
+                    "optimizer.synchronize() after backward() and before it"
+                )
             self._synchronized = False
             return step() if closure is None else step(closure)
         if closure is not None:
@@ -102,7 +109,14 @@ def DistributedOptimizer(
 ) -> Any:
     """Return `optimizer` as one that reduces gradients over all ranks while the backward pass goes on.
 
-    The result is of a class derived from the optimizer's own and shares its parameter groups and state.
+    The result is of a class derived from the optimizer's own and shares its parameter groups and state. Between
+    `backward()` and `step()` gradients must stay as they are. To clip them:
+
+        loss.backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
 
     `named_parameters`: names that pair gradients of different ranks, as `model.named_parameters()` gives.
     `backward_passes_per_step`: passes whose gradients are summed locally first. `gradient_predivide_factor`:

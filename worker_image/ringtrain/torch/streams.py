@@ -1,19 +1,48 @@
 """Gradients on their way to the host, and weights on their way back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.named.group import Array
 from ringtrain.optim import HostOptimizer
 from ringtrain.torch.bridge import to_arrays, to_tensor
 
 
+class HandedOver(torch.Tensor):
+    """Stands in `param.grad` from the hand-over of a gradient to the end of its step, and needs no memory.
+
+    Whatever is done with it raises ConfigurationError: `clip_grad_norm_`, for one, passes over a gradient that is
+    None without a word.
+    """
+
+    parameter: str
+
+    @classmethod
+    def of(cls, name: str, param: torch.Tensor) -> "HandedOver":
+        one = torch.zeros((), dtype=param.dtype, device=param.device)
+        made: HandedOver = torch.Tensor._make_subclass(cls, one.expand(param.shape))
+        made.__dict__["parameter"] = name
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = next((arg for arg in _flat(args) if isinstance(arg, cls)), None)
+        name = "a parameter" if own is None else repr(own.__dict__["parameter"])
+        raise ConfigurationError(
+            f"the gradient of {name} was handed to the HostOptimizer during backward() and is no longer in "
+            "param.grad; to clip, pass clip_norm=... to HostOptimizer, whose gradient_norm then tells the norm; "
+            "to change single gradients, do it in a hook on the parameter (param.register_hook)"
+        )
+
+
 class GradientStream:
-    """Hands each gradient to the host optimizer when the backward pass has completed it.
+    """Hands each gradient to the host optimizer when the backward pass has completed it. Until the step ends a
+    `HandedOver` is in its place.
 
     From the CPU it is copied at once. From another device it is copied into pinned memory behind the work that
     makes it, and a thread hands it over when the copy is there, so that the backward pass never waits.
@@ -26,7 +55,9 @@ class GradientStream:
         self._under_way: list[Future[None]] = []
         on_cpu = all(param.device.type == "cpu" for param in params.values())
         self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients")
-        self._hooks = [
+        self._places = {name: HandedOver.of(name, param) for name, param in params.items()}
+        self._hooks = [param.register_hook(_make_way(param)) for param in params.values()]
+        self._hooks += [
             param.register_post_accumulate_grad_hook(lambda param, name=name: self._take(name, param))
             for name, param in params.items()
         ]
@@ -37,7 +68,7 @@ class GradientStream:
             if name not in self._arrived:
                 param.grad = torch.zeros_like(param) if param.grad is None else param.grad
                 self._take(name, param)
-        self._arrived.clear()
+        self._clear()
         under_way, self._under_way = self._under_way, []
         for copy in under_way:
             copy.result()
@@ -45,12 +76,19 @@ class GradientStream:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._clear()
         if self._thread is not None:
             self._thread.shutdown()
 
+    def _clear(self) -> None:
+        self._arrived.clear()
+        for param in self._params.values():
+            if isinstance(param.grad, HandedOver):
+                param.grad = None
+
     def _take(self, name: str, param: Any) -> None:
         grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
-        param.grad = None
+        param.grad = self._places[name]
         self._arrived.add(name)
         arrays = to_arrays([grad])
         if self._thread is None:
@@ -111,6 +149,24 @@ class WeightStream:
             if param.device.type != "cpu":
                 with torch.no_grad():
                     param.copy_(self._views[name], non_blocking=True)
+
+
+def _make_way(param: Any) -> Callable[[torch.Tensor], None]:
+    """Return a hook that runs before autograd adds to `param.grad`."""
+
+    def clear(_: torch.Tensor) -> None:
+        if isinstance(param.grad, HandedOver):
+            param.grad = None
+
+    return clear
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
 
 
 def _arenas(host: HostOptimizer) -> list[Array]:

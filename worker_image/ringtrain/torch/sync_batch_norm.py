@@ -63,6 +63,8 @@ def _moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     own_mean = wide.sum(dim=1) / own_count.clamp(min=1)
     own_deviation = (wide - own_mean[:, None]).square().sum(dim=1)
     row = torch.cat([own_count, own_mean, own_deviation]).unsqueeze(0)
+    if row.requires_grad:  # the gradient is that of all ranks' losses, and Horovod's allgather gives their mean
+        row.register_hook(lambda grad: grad * members(global_process_set))
     rows = allgather(row, process_set=global_process_set)
     channels = wide.shape[0]
     counts, means, deviations = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
