@@ -154,6 +154,9 @@ class _Answering:
     def __init__(self, handshake: Handshake) -> None:
         self._handshake = handshake
 
+    def is_peer(self, rank: int, session: bytes) -> bool:
+        return False
+
     def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
         if method == HELLO:
             return self._handshake.answer_hello(request)

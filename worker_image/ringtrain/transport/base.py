@@ -66,8 +66,11 @@ class Caller(Protocol):
 class Service(Protocol):
     """What a rank answers.
 
-    Both methods may block, and raise Refused, or Broken (CLOSED) if the rank is leaving.
+    `answer` and `pull` may block, and raise Refused, or Broken (CLOSED) if the rank is leaving.
     """
+
+    def is_peer(self, rank: int, session: bytes) -> bool:
+        """Whether `session` is what the peer `rank` was given. At once."""
 
     def answer(self, method: str, request: bytes, caller: Caller) -> bytes: ...
 
@@ -81,6 +84,9 @@ class Transport(Protocol):
     @property
     def data_port(self) -> int | None:
         """Where this rank answers `pull`, if not with all the rest. Known once it serves."""
+
+    def use_session(self, peer: int, session: bytes) -> None:
+        """Show `session` with every request to `peer` from now on."""
 
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         """Pull from `peer` there, if it can be reached. `request`: shows the session, and is refused."""

@@ -137,6 +137,9 @@ class MemoryTransport:
 
     data_port = None
 
+    def use_session(self, peer: int, session: bytes) -> None:
+        """There are no strangers."""
+
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         """There are no ports."""
 

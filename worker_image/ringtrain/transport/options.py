@@ -3,6 +3,13 @@
 from grpc.experimental import ChannelOptions
 
 _UNLIMITED = -1
+# A request carries a signature at most. gRPC's own limit.
+_MOST_REQUEST_BYTES = 4 << 20
+# Connections at a time. A peer has one.
+_MOST_CONNECTIONS = 256
+_HANDSHAKE_MS = 10_000
+# A peer always has a question open; who asks nothing for so long is none.
+_IDLE_MS = 20_000
 
 Options = list[tuple[str, int]]
 
@@ -11,6 +18,7 @@ def channel_options(timeout_s: float) -> Options:
     """Options of the channel to one peer, which reads frames in the calling thread."""
     return [
         *_common(timeout_s),
+        ("grpc.max_receive_message_length", _UNLIMITED),
         ("grpc.use_local_subchannel_pool", 1),
         # Ranks of one job come up within seconds of each other: gRPC's own backoff would add a second or more.
         ("grpc.initial_reconnect_backoff_ms", 50),
@@ -23,9 +31,14 @@ def channel_options(timeout_s: float) -> Options:
     ]
 
 
-def server_options(timeout_s: float) -> Options:
+def server_options(timeout_s: float, size: int) -> Options:
+    """Options of the server of one rank of `size`."""
     return [
         *_common(timeout_s),
+        ("grpc.max_receive_message_length", _MOST_REQUEST_BYTES),
+        ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS + 2 * size),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
         ("grpc.so_reuseport", 0),  # otherwise a second task with the same address would share it silently
         ("grpc.http2.min_ping_interval_without_data_ms", 1),
         ("grpc.http2.max_ping_strikes", 0),
@@ -35,7 +48,6 @@ def server_options(timeout_s: float) -> Options:
 def _common(timeout_s: float) -> Options:
     return [
         ("grpc.max_send_message_length", _UNLIMITED),
-        ("grpc.max_receive_message_length", _UNLIMITED),
         # A stopped process or a cut network is noticed after at most half of the timeout: pings are answered by
         # gRPC's own threads, so that a rank that computes without releasing the interpreter is not taken for lost.
         ("grpc.keepalive_time_ms", max(1, int(timeout_s * 1000 / 6))),

@@ -3,6 +3,7 @@
 Frames and control messages are raw bytes on generic handlers: no protobuf around a tensor.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NoReturn
@@ -15,13 +16,17 @@ from ringtrain.transport.base import Broken, FrameStream, How, Service, Unexpect
 from ringtrain.transport.http2.path import DataPath
 from ringtrain.transport.options import channel_options, server_options
 from ringtrain.transport.outcome import error_of, status_of
+from ringtrain.transport.strangers import Strangers
 from ringtrain.transport.threads import DaemonPool
-from ringtrain.wire.failure import Refused
+from ringtrain.wire.failure import Failure, Refused, Stranger
 from ringtrain.wire.frame import split_frame
-from ringtrain.wire.messages import METHODS
+from ringtrain.wire.messages import METHODS, MOST_CONTROL_BYTES
 
 _SERVICE: Final = "ringtrain.Ring"
 _PULL: Final = "Pull"
+_SESSION_KEY: Final = "ringtrain-session"
+# Calls without a session at a time: each holds a thread, and a message of at most 4 MiB.
+_MOST_CALLS: Final = 16
 
 
 class RpcCaller:
@@ -96,19 +101,23 @@ class RpcTransport:
         self._methods: dict[tuple[int, str], Any] = {}
         self._data = DataPath(rank, addresses, timeout_s) if data_path else None
         self._data_port: int | None = None
+        self._strangers = Strangers(_MOST_CALLS)
+        self._sessions: dict[int, tuple[tuple[str, str]]] = {}
 
     @property
     def data_port(self) -> int | None:
         return self._data_port
+
+    def use_session(self, peer: int, session: bytes) -> None:
+        self._sessions[peer] = ((_SESSION_KEY, f"{self._rank}-{session.hex()}"),)
 
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         if self._data is not None:
             self._data.meet(peer, port, request)
 
     def serve(self, service: Service) -> None:
-        self._server = grpc.server(
-            self._pool, handlers=[ring_handlers(service)], options=server_options(self._timeout_s)
-        )
+        options = server_options(self._timeout_s, len(self._addresses))
+        self._server = grpc.server(self._pool, handlers=[RingHandlers(service, self._strangers)], options=options)
         address = self._addresses[self._rank]
         try:
             self._server.add_insecure_port(listening_address(address))
@@ -133,14 +142,19 @@ class RpcTransport:
             else:
                 answer.set_exception(_ours(error) if isinstance(error, grpc.RpcError) else error)
 
-        self._method(peer, method).future(request, timeout=timeout_s, wait_for_ready=patient).add_done_callback(
-            done
+        shown = self._sessions.get(peer)
+        call = self._method(peer, method).future(
+            request, timeout=timeout_s, wait_for_ready=patient, metadata=shown
         )
+        call.add_done_callback(done)
         return answer
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:
         stream = self._data.pull(peer, request, timeout_s) if self._data is not None else None
-        return stream or RpcStream(self._method(peer, _PULL)(request, timeout=timeout_s))
+        if stream is not None:
+            return stream
+        shown = self._sessions.get(peer)
+        return RpcStream(self._method(peer, _PULL)(request, timeout=timeout_s, metadata=shown))
 
     def close(self, grace_s: float) -> None:
         stopped = self._server.stop(grace_s) if self._server is not None else None
@@ -150,6 +164,7 @@ class RpcTransport:
             stopped.wait()
         for channel in self._channels.values():
             channel.close()
+        self._strangers.close()
         self._pool.shutdown()
 
     def _method(self, peer: int, method: str) -> Any:
@@ -164,26 +179,92 @@ class RpcTransport:
         return made
 
 
-def ring_handlers(service: Service) -> Any:
-    def pull(request: bytes, context: Any) -> Iterator[bytes]:
+class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds who answers a call, before anything of its message is read.
+
+    A caller whose metadata shows a session is a peer. Any other is a stranger: few at a time, each for some
+    seconds. A stranger's message is read by the thread that answers it, so that none of either is left over.
+    """
+
+    def __init__(self, service: Service, strangers: Strangers) -> None:
+        self._service = service
+        self._strangers = strangers
+        self._calls = _Count()
+        self._of_peers = {method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS}
+        self._of_peers[_PULL] = grpc.unary_stream_rpc_method_handler(self._pull)
+        self._of_strangers = {
+            method: grpc.stream_unary_rpc_method_handler(self._once(self._answering(method))) for method in METHODS
+        }
+        self._of_strangers[_PULL] = grpc.stream_unary_rpc_method_handler(self._once(self._refuse_pull))
+
+    def service(self, handler_call_details: Any) -> Any:
+        service, _, method = handler_call_details.method.removeprefix("/").partition("/")
+        if service != _SERVICE or method not in self._of_peers:
+            return None
+        shown = dict(handler_call_details.invocation_metadata or ()).get(_SESSION_KEY, "")
+        if self._is_peer(shown):
+            return self._of_peers[method]
+        # Twice as many as may stay: those that have to go need a moment. None: the caller is told to come again.
+        return self._of_strangers[method] if self._calls.add_one(2 * _MOST_CALLS) else None
+
+    def _is_peer(self, shown: str | bytes) -> bool:
+        rank, _, session = (shown if isinstance(shown, str) else "").partition("-")
         try:
-            for frame in service.pull(request, RpcCaller(context)):
+            return self._service.is_peer(int(rank[:10]), bytes.fromhex(session))
+        except ValueError:
+            return False
+
+    def _pull(self, request: bytes, context: Any) -> Iterator[bytes]:
+        try:
+            for frame in self._service.pull(request, RpcCaller(context)):
                 yield frame.joined()
         except (Refused, Broken) as error:
             _abort(context, error)
 
-    def answering(method: str) -> Callable[[bytes, Any], bytes]:
+    def _refuse_pull(self, request: bytes, context: Any) -> bytes:
+        return _abort(context, Stranger(Failure("configuration", "a pull without a session")))
+
+    def _answering(self, method: str) -> Callable[[bytes, Any], bytes]:
         def answer(request: bytes, context: Any) -> bytes:
             try:
-                return service.answer(method, request, RpcCaller(context))
+                return self._service.answer(method, request, RpcCaller(context))
             except (Refused, Broken) as error:
                 return _abort(context, error)
 
         return answer
 
-    handlers = {method: grpc.unary_unary_rpc_method_handler(answering(method)) for method in METHODS}
-    handlers[_PULL] = grpc.unary_stream_rpc_method_handler(pull)
-    return grpc.method_handlers_generic_handler(_SERVICE, handlers)
+    def _once(self, answer: Callable[[bytes, Any], bytes]) -> Callable[[Iterator[bytes], Any], bytes]:
+        """`answer` for a stranger: waits for the message here."""
+
+        def limited(requests: Iterator[bytes], context: Any) -> bytes:
+            stranger = self._strangers.enter(context.cancel)
+            try:
+                return answer(next(requests, b"")[: MOST_CONTROL_BYTES + 1], context)
+            finally:
+                self._strangers.leave(stranger)
+                self._calls.take_one()
+
+        return limited
+
+
+class _Count:
+    """How many of something there are."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add_one(self, most: int) -> bool:
+        """Count one more; False if there are `most` already."""
+        with self._lock:
+            if self._count >= most:
+                return False
+            self._count += 1
+            return True
+
+    def take_one(self) -> None:
+        with self._lock:
+            self._count -= 1
 
 
 def _abort(context: Any, error: Refused | Broken) -> NoReturn:

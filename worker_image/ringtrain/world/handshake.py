@@ -87,10 +87,14 @@ class Handshake:
         session = self._session_for(theirs.rank, theirs.instance)
         return dump({"session": session.hex(), "data_port": data_port})
 
+    def is_peer(self, rank: int, session: bytes) -> bool:
+        """Whether `session` is what the peer `rank` was given."""
+        instance = self._given.get(rank)
+        return instance is not None and trust.same(self._session_for(rank, instance), session)
+
     def check_session(self, rank: int, session: bytes) -> None:
         """Raises Stranger unless `session` is what the peer `rank` was given."""
-        instance = self._given.get(rank)
-        if instance is None or not trust.same(self._session_for(rank, instance), session):
+        if not self.is_peer(rank, session):
             raise Stranger(Failure("configuration", f"no session for a request in the name of rank {rank}"))
 
     # What this rank asks
@@ -140,6 +144,7 @@ class Handshake:
     def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
         """Keep what the peer's answer to Prove holds."""
         self._held[peer] = load_fields(reply, session=bytes)["session"]
+        transport.use_session(peer, self._held[peer])
         data_port = load(reply).get("data_port")
         if isinstance(data_port, int):
             # No collective has the number 0: the answer is that it has ended.

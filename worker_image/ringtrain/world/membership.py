@@ -78,6 +78,9 @@ class Membership:
 
     # Service
 
+    def is_peer(self, rank: int, session: bytes) -> bool:
+        return self._handshake.is_peer(rank, session)
+
     def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
         """Answer a control request. Raises Refused: also for bytes that are no request, as a stranger may send."""
         try:

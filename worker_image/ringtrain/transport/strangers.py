@@ -1,0 +1,105 @@
+"""Limits for unauthenticated connections and calls, on every port of the runtime."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+# At most so many at a time, on each port: a peer proves itself within milliseconds, and nobody else needs to stay.
+MOST_STRANGERS: Final = 64
+# How long one may take to prove itself.
+STRANGER_S: Final = 10.0
+_COMPLAIN_EVERY_S: Final = 10.0
+
+
+@dataclass(eq=False)
+class Stranger:
+    """A connection or call that has not proved itself. `end`: makes it give up; called at most once."""
+
+    deadline: float
+    end: Callable[[], None]
+
+
+class Strangers:
+    """Holds at most `most` strangers, each for at most `limit_s`: for one too many the oldest has to go.
+
+    The oldest, because a peer is done in a moment: who stays long enough to be the oldest is none. One thread ends
+    those whose time is over; it starts with the first of them, and `close` ends it.
+    """
+
+    def __init__(self, most: int = MOST_STRANGERS, limit_s: float = STRANGER_S) -> None:
+        self._most = most
+        self._limit_s = limit_s
+        self._changed = threading.Condition()
+        self._here: dict[Stranger, None] = {}  # oldest first
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def enter(self, end: Callable[[], None]) -> Stranger:
+        """Count one more; `end` is called, from any thread, if it has to go before `leave`."""
+        stranger = Stranger(time.monotonic() + self._limit_s, end)
+        with self._changed:
+            oldest = next(iter(self._here)) if len(self._here) >= self._most else None
+            if oldest is not None:
+                del self._here[oldest]
+            self._here[stranger] = None
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._watch, name="ringtrain-strangers", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        if oldest is not None:
+            oldest.end()
+        return stranger
+
+    def leave(self, stranger: Stranger) -> None:
+        """The stranger has proved itself, or is gone. Calling it again does nothing."""
+        with self._changed:
+            self._here.pop(stranger, None)
+
+    def close(self) -> None:
+        """End all that are here, and the thread."""
+        with self._changed:
+            self._closed = True
+            left, self._here = list(self._here), {}
+            self._changed.notify_all()
+        for stranger in left:
+            stranger.end()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closed:
+            with self._changed:
+                first = next(iter(self._here), None)
+                left = None if first is None else first.deadline - time.monotonic()
+                if left is None or left > 0:
+                    if not self._closed:
+                        self._changed.wait(left)
+                    continue
+                assert first is not None
+                del self._here[first]
+            first.end()
+
+
+class Complaints:
+    """Log lines that strangers cause: at most one in ten seconds, which says how many were left out."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._next = 0.0
+        self._left_out = 0
+
+    def say(self, line: str) -> None:
+        """Log `line`, or count it."""
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next:
+                self._left_out += 1
+                return
+            self._next, left_out, self._left_out = now + _COMPLAIN_EVERY_S, self._left_out, 0
+        self._warn(f"{line} ({left_out} more such lines were left out)" if left_out else line)
