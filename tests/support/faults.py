@@ -65,6 +65,9 @@ class FaultyTransport:
     def data_port(self) -> int | None:
         return self._transport.data_port
 
+    def use_session(self, peer: int, session: bytes) -> None:
+        self._transport.use_session(peer, session)
+
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         self._transport.use_data_port(peer, port, request)
 
@@ -117,6 +120,9 @@ class _FaultyService:
     def __init__(self, service: Service, before: Callable[[Where, bytes], None]) -> None:
         self._service = service
         self._before = before
+
+    def is_peer(self, rank: int, session: bytes) -> bool:
+        return self._service.is_peer(rank, session)
 
     def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
         return self._service.answer(method, request, caller)

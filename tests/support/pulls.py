@@ -16,7 +16,8 @@ from ringtrain.transport.http2.client import PullStream
 from ringtrain.transport.http2.connection import Connection
 from ringtrain.transport.http2.frames import MAX_WINDOW
 from ringtrain.transport.http2.server import DataServer
-from ringtrain.transport.rpc import ring_handlers
+from ringtrain.transport.rpc import RingHandlers
+from ringtrain.transport.strangers import Strangers
 from ringtrain.wire.failure import Failure, Refused, Stranger
 from ringtrain.wire.frame import HEADER_BYTES, Frame
 
@@ -89,9 +90,9 @@ def our_server(service: Any) -> Iterator[int]:
 @contextlib.contextmanager
 def their_server(service: Any) -> Iterator[int]:
     with ThreadPoolExecutor(4) as pool:
-        server = grpc.server(
-            pool, handlers=[ring_handlers(service)], options=[("grpc.max_send_message_length", -1)]
-        )
+        pull = grpc.unary_stream_rpc_method_handler(RingHandlers(service, Strangers()).pull)
+        handlers = [grpc.method_handlers_generic_handler("ringtrain.Ring", {"Pull": pull})]
+        server = grpc.server(pool, handlers=handlers, options=[("grpc.max_send_message_length", -1)])
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:

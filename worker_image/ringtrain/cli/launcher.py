@@ -19,6 +19,7 @@ def launcher(command: tuple[str, ...]) -> None:
     """
     # mpirun is forked from a process in which gRPC runs; its fork handlers would wait for threads of ours.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
     log_to_stderr("launcher")
 
     def body() -> int:

@@ -223,6 +223,7 @@ def _transport(place: Place, data_path: str) -> Transport:
     # Data loaders fork. gRPC's handlers for that wait for its threads, which are ours, and hang the child or abort
     # it. It looks here when it is loaded.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
     from ringtrain.transport.rpc import RpcTransport
 
     return RpcTransport(place.rank, place.addresses, place.timeout_s, data_path == "auto")

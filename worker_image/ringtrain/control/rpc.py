@@ -5,12 +5,13 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
 from ringtrain.control.ports import PortTaken
 from ringtrain.control.secrets import Secrets, channel_credentials, dns_name, server_credentials
+from ringtrain.transport.strangers import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,16 @@ _CLIENT = (
     # The launcher's name may appear in DNS after its workers have started: ask again every second, not every 30.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
-_SERVER = (*_COMMON, ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5000))
+# Clients prove themselves while they connect, where there are certificates.
+_HANDSHAKE_MS = 10_000
+# Connections at a time beyond those of the gang.
+_MOST_STRANGERS = 256
+_SERVER = (
+    *_COMMON,
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,8 @@ def serve(
     Without certificates it listens on loopback only. Raises PortTaken when the port is in use.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
-    server = grpc.server(pool, options=_SERVER, interceptors=[_CheckPeer(secrets, peer)])
+    options = (*_SERVER, ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * threads))
+    server = grpc.server(pool, options=options, interceptors=[_CheckPeer(secrets, peer)])
     register(server)
     try:
         if secrets.tls is None:
@@ -123,33 +134,46 @@ class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, secrets: Secrets, peer: Peer) -> None:
         self._secrets = secrets
         self._peer = peer
+        self._complaints = Complaints(log.warning)
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        token = dict(handler_call_details.invocation_metadata).get(TOKEN_KEY, "")
+        if not self._knows_token(dict(handler_call_details.invocation_metadata).get(TOKEN_KEY, "")):
+            # A handler that gets its requests as a stream runs before any of them is read.
+            refuse = self._refuse("the job's token is missing or wrong")
+            if handler.response_streaming:
+                return grpc.stream_stream_rpc_method_handler(refuse)
+            return grpc.stream_unary_rpc_method_handler(refuse)
         if handler.unary_unary:
-            wrapped = self._guard(handler.unary_unary, token)
-            return handler._replace(unary_unary=wrapped)
+            return handler._replace(unary_unary=self._guard(handler.unary_unary))
         if handler.unary_stream:
-            return handler._replace(unary_stream=self._guard(handler.unary_stream, token))
-        return handler._replace(stream_stream=self._guard(handler.stream_stream, token))
+            return handler._replace(unary_stream=self._guard(handler.unary_stream))
+        return handler._replace(stream_stream=self._guard(handler.stream_stream))
 
-    def _guard(self, behaviour: Any, token: str | bytes) -> Any:
+    def _guard(self, behaviour: Any) -> Any:
         def guarded(request: Any, context: Any) -> Any:
-            problem = self._problem(token, context)
+            problem = self._problem(context)
             if problem:
-                log.warning("refused a call from %s: %s", context.peer(), problem)
-                context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+                self._refuse(problem)(request, context)
             return behaviour(request, context)
 
         return guarded
 
-    def _problem(self, token: str | bytes, context: Any) -> str:
+    def _refuse(self, problem: str) -> Callable[[Any, Any], NoReturn]:
+        def refuse(_: Any, context: Any) -> NoReturn:
+            self._complaints.say(f"refused a call from {context.peer()}: {problem}")
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+            raise AssertionError("abort() raises")
+
+        return refuse
+
+    def _knows_token(self, token: str | bytes) -> bool:
         given = token if isinstance(token, bytes) else token.encode()
-        if self._secrets.token and not hmac.compare_digest(given, self._secrets.token.encode()):
-            return "the job's token is missing or wrong"
+        return not self._secrets.token or hmac.compare_digest(given, self._secrets.token.encode())
+
+    def _problem(self, context: Any) -> str:
         if self._secrets.tls is None:
             return ""
         wanted = dns_name(self._peer.role, self._peer.uid)

@@ -1,12 +1,13 @@
 """The launcher's HTTP port: `/status`, `/metrics`, `/healthz`."""
 
+import contextlib
 import json
 import math
 import socket
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,6 +16,12 @@ from prometheus_client.registry import Collector
 
 from ringtrain.control.model import RankPhase
 from ringtrain.control.ports import PortTaken
+from ringtrain.transport.strangers import Stranger, Strangers
+
+# Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
+_MOST_REQUEST_BYTES: Final = 16 << 10
+_MOST_CONNECTIONS: Final = 64
+_CONNECTION_S: Final = 10.0
 
 
 class StatusCollector(Collector):
@@ -85,6 +92,7 @@ class StatusServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._server.strangers.close()
 
 
 def _finite(value: Any) -> Any:
@@ -96,28 +104,72 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _open_server(port: int, handler: type[BaseHTTPRequestHandler], everywhere: bool) -> ThreadingHTTPServer:
-    dual = everywhere and socket.has_dualstack_ipv6()
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection: few at a time, each for some seconds; for one too many the oldest goes."""
 
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if dual else socket.AF_INET
-        daemon_threads = True
+    daemon_threads = True
 
-        def server_bind(self) -> None:
-            if dual:
-                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            super().server_bind()
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], *, dual: bool) -> None:
+        self.address_family = socket.AF_INET6 if dual else socket.AF_INET
+        self._dual = dual
+        self.strangers = Strangers(_MOST_CONNECTIONS, _CONNECTION_S)
+        self._entered: dict[Any, Stranger] = {}
+        super().__init__(address, handler)
 
+    def server_bind(self) -> None:
+        if self._dual:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._entered[request] = self.strangers.enter(lambda: _shut(request))
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.strangers.leave(self._entered.pop(request))
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is not worth a line."""
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _open_server(port: int, handler: type[BaseHTTPRequestHandler], everywhere: bool) -> _Server:
     try:
-        return Server(("" if everywhere else "127.0.0.1", port), handler)
+        dual = everywhere and socket.has_dualstack_ipv6()
+        return _Server(("" if everywhere else "127.0.0.1", port), handler, dual=dual)
     except OSError as exc:
         raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
+
+
+class _Beginning:
+    """Lines of the first bytes of a request; what is longer ends there."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = _MOST_REQUEST_BYTES
+
+    def readline(self, limit: int = -1) -> bytes:
+        line = self._file.readline(self._left if limit < 0 else min(limit, self._left))
+        self._left -= len(line)
+        return line
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _handler(answer: Callable[[str], tuple[int, str, bytes]]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         # A client that connects and says nothing must not hold its thread for ever.
         timeout = 10
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile: Any = _Beginning(self.rfile)
 
         def do_GET(self) -> None:
             code, content_type, body = answer(self.path.partition("?")[0])

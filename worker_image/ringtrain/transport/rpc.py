@@ -190,8 +190,10 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._service = service
         self._strangers = strangers
         self._calls = _Count()
-        self._of_peers = {method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS}
-        self._of_peers[_PULL] = grpc.unary_stream_rpc_method_handler(self._pull)
+        self._of_peers = {
+            method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS
+        }
+        self._of_peers[_PULL] = grpc.unary_stream_rpc_method_handler(self.pull)
         self._of_strangers = {
             method: grpc.stream_unary_rpc_method_handler(self._once(self._answering(method))) for method in METHODS
         }
@@ -214,7 +216,8 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         except ValueError:
             return False
 
-    def _pull(self, request: bytes, context: Any) -> Iterator[bytes]:
+    def pull(self, request: bytes, context: Any) -> Iterator[bytes]:
+        """Frames as messages, for a peer."""
         try:
             for frame in self._service.pull(request, RpcCaller(context)):
                 yield frame.joined()

@@ -10,7 +10,8 @@ from typing import Final
 MOST_STRANGERS: Final = 64
 # How long one may take to prove itself.
 STRANGER_S: Final = 10.0
-_COMPLAIN_EVERY_S: Final = 10.0
+_WINDOW_S: Final = 10.0
+_LINES_A_WINDOW: Final = 10
 
 
 @dataclass(eq=False)
@@ -86,20 +87,23 @@ class Strangers:
 
 
 class Complaints:
-    """Log lines that strangers cause: at most one in ten seconds, which says how many were left out."""
+    """Log lines that strangers cause: at most ten in ten seconds; the next one says how many were left out."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._lock = threading.Lock()
-        self._next = 0.0
-        self._left_out = 0
+        self._window_ends = 0.0
+        self._said = self._left_out = 0
 
     def say(self, line: str) -> None:
         """Log `line`, or count it."""
         with self._lock:
             now = time.monotonic()
-            if now < self._next:
+            if now >= self._window_ends:
+                self._window_ends, self._said = now + _WINDOW_S, 0
+            if self._said >= _LINES_A_WINDOW:
                 self._left_out += 1
                 return
-            self._next, left_out, self._left_out = now + _COMPLAIN_EVERY_S, self._left_out, 0
+            self._said += 1
+            left_out, self._left_out = self._left_out, 0
         self._warn(f"{line} ({left_out} more such lines were left out)" if left_out else line)

@@ -1,7 +1,9 @@
 """The launcher's HTTP port and its stdout: what they show, and that they hold nothing up."""
 
+import contextlib
 import json
 import os
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -111,3 +113,30 @@ def test_a_reader_that_is_gone() -> None:
     console.close(60)
     os.close(write)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_connections_that_say_nothing_do_not_pile_up(server: tuple[StatusServer, list[bool]]) -> None:
+    """Each has a thread; for one too many the oldest goes, and whoever asks is answered at once."""
+    before = threading.active_count()
+    silent = [socket.create_connection(("127.0.0.1", server[0].port), 60) for _ in range(200)]
+    try:
+        assert _get(server[0], "/healthz") == (200, "ok\n")
+        assert silent[0].recv(1) == b""
+        while threading.active_count() - before > 70:  # those that have just been ended
+            assert _get(server[0], "/healthz") == (200, "ok\n")
+    finally:
+        for sock in silent:
+            sock.close()
+
+
+def test_an_endless_request_is_cut(server: tuple[StatusServer, list[bool]]) -> None:
+    """More than a request can need is not read."""
+    with socket.create_connection(("127.0.0.1", server[0].port), 60) as endless:
+        endless.sendall(b"GET /healthz HTTP/1.0\r\n")
+        with contextlib.suppress(ConnectionError):
+            for number in range(1000):
+                endless.sendall(b"x-%d: %s\r\n" % (number, b"y" * 1000))
+        with contextlib.suppress(ConnectionError):
+            while endless.recv(4096):
+                pass
+    assert _get(server[0], "/healthz") == (200, "ok\n")

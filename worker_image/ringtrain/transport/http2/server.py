@@ -11,12 +11,12 @@ from ringtrain.transport.base import Service
 from ringtrain.transport.http2.channel import Channel
 from ringtrain.transport.http2.errors import ConnectionLost
 from ringtrain.transport.http2.serving import Serving
+from ringtrain.transport.strangers import Complaints, Strangers
 
 log = logging.getLogger("ringtrain")
 
-# Connections that have not shown a session yet. Peers show theirs with their first Pull; of others there may be
-# any number, and each costs a thread.
-_MOST_STRANGERS: Final = 64
+# From its first byte until a connection has shown a session: two requests' time, see `serving`.
+_STRANGER_S: Final = 20.0
 _ACCEPT_S: Final = 1.0
 # Threads that wait for the next call wake up so often: it costs nothing beside a tick of the reading side.
 _TICK_S: Final = 1.0
@@ -34,6 +34,8 @@ class DataServer:
         self._changed = threading.Condition()
         self._closing = False
         self._serving: dict[Serving, threading.Thread] = {}
+        self._strangers = Strangers(limit_s=_STRANGER_S)
+        self._complaints = Complaints(log.warning)
         self._acceptor = threading.Thread(target=self._accept, name="ringtrain-data-port", daemon=True)
         self._acceptor.start()
 
@@ -48,6 +50,7 @@ class DataServer:
         for one in serving:
             one.shut()
         self._acceptor.join()
+        self._strangers.close()
         for thread in serving.values():
             thread.join(grace_s + _ACCEPT_S)
         self._listener.close()
@@ -69,7 +72,7 @@ class DataServer:
                 continue
             except OSError as error:
                 if not self._closing:
-                    log.warning("the data port accepts nobody for a moment: %s", error.strerror)
+                    self._complaints.say(f"the data port accepts nobody for a moment: {error.strerror}")
                     time.sleep(_ACCEPT_S)  # out of file descriptors, most likely
                 continue
             self._take_in(sock)
@@ -80,23 +83,30 @@ class DataServer:
         except (OSError, ConnectionLost):
             sock.close()
             return
-        one = Serving(channel, self._service, self.enter)
+        one = Serving(channel, self._service, self.enter, self._complaints)
         with self._changed:
-            strangers = sum(not other.is_proven for other in self._serving)
-            refused = self._closing or strangers >= _MOST_STRANGERS
-            if not refused:
-                thread = threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
-                self._serving[one] = thread
-        if refused:
-            log.warning("the data port refuses %s: %d others have not shown a session", channel.peer, strangers)
-            channel.close()
-            return
+            if self._closing:
+                channel.close()
+                return
+            thread = threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
+            self._serving[one] = thread
+        stranger = self._strangers.enter(lambda: self._put_out(one))
+        one.on_proven = lambda: self._strangers.leave(stranger)
         thread.start()
+
+    def _put_out(self, one: Serving) -> None:
+        """`one` is not to stay any longer without a session."""
+        self._complaints.say(
+            f"the data port closed a connection from {one.peer}: it has shown no session, and others came or its "
+            f"time was over"
+        )
+        one.shut()
 
     def _serve(self, one: Serving) -> None:
         try:
             one.run()
         finally:
+            one.on_proven()
             with self._changed:
                 self._serving.pop(one, None)
                 self._changed.notify_all()

@@ -22,6 +22,7 @@ from ringtrain.transport.http2.headers import (
 )
 from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
 from ringtrain.transport.outcome import DEADLINE_EXCEEDED, UNKNOWN, status_of
+from ringtrain.transport.strangers import Complaints
 from ringtrain.wire.failure import Refused, Stranger
 
 log = logging.getLogger("ringtrain")
@@ -39,7 +40,17 @@ _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
 class Serving:
     """Answers one call after the other. `enter(self, busy)`: told when a call begins and ends; False: stop."""
 
-    def __init__(self, channel: Channel, service: Service, enter: Callable[["Serving", bool], bool]) -> None:
+    # Called once: when a session has been shown, or the connection ends without.
+    on_proven: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(
+        self,
+        channel: Channel,
+        service: Service,
+        enter: Callable[["Serving", bool], bool],
+        complaints: Complaints,
+    ) -> None:
+        self._complaints = complaints
         self._channel = channel
         self._service = service
         self._enter = enter
@@ -47,6 +58,11 @@ class Serving:
         self.is_busy = False
         self._has_begun = False  # the current call's first headers are sent
         self._began = time.monotonic()
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+        return self._channel.peer
 
     def shut(self) -> None:
         """End it, from another thread."""
@@ -118,16 +134,17 @@ class Serving:
         try:
             for frame in self._service.pull(request, caller):
                 if not self._has_begun:
-                    self.is_proven = self._has_begun = True
+                    self._has_begun = True
+                    self._prove()
                     connection.send_block(response_block(), end=False)
                 connection.send_message(frame.head, frame.payload)
-            self.is_proven = True
+            self._prove()
             return caller.status()
         except Stranger as error:
             self.is_proven = False
             return status_of(error)
         except (Refused, Broken) as error:
-            self.is_proven = True
+            self._prove()
             return status_of(error)
         except _ENDS:
             raise
@@ -137,8 +154,12 @@ class Serving:
         finally:
             caller.leave()
 
+    def _prove(self) -> None:
+        self.is_proven = True
+        self.on_proven()
+
     def _refuse(self, connection: Connection, reason: str) -> None:
-        log.warning("the data port closed a connection from %s: %s", self._channel.peer, reason)
+        self._complaints.say(f"the data port closed a connection from {self._channel.peer}: {reason}")
         self._channel.deadline = time.monotonic() + 1.0
         connection.go_away(Code.PROTOCOL_ERROR, reason)
 
