@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -14,6 +16,9 @@ from ringtrain_operator import contract
 from ringtrain_operator.errors import OperatorError
 
 from .session import ClusterOptions, Json, Session, cluster_options, job_argument, with_session
+
+# A container has ended some seconds before its pod says so, more of them on a busy node.
+_ENDS_WITHIN_S = 20.0
 
 
 class LogsElsewhere(OperatorError):
@@ -102,7 +107,7 @@ def _merged(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
 
 async def _from_store(session: Session, wanted: Wanted, pod: Json, found: int) -> AsyncGenerator[bytes, None]:
     """The store's own file. When the launcher ends meanwhile, the rest comes from its output."""
-    from ringtrain_operator.cluster.api import Forbidden, Unreachable
+    from ringtrain_operator.cluster.api import Forbidden, NotFound, ServerError, Unreachable
     from ringtrain_operator.cluster.api.execute import execute
 
     container, counter = pod["spec"]["containers"][0]["name"], LineCounter()
@@ -122,9 +127,30 @@ async def _from_store(session: Session, wanted: Wanted, pod: Json, found: int) -
     except Unreachable:
         if not own or (wanted.tail is not None and counter.lines):
             raise
+    except (ServerError, NotFound):
+        # So a kubelet answers when the container has ended; the pod says that it has a moment later.
+        if not own or not await _ends(session, wanted.pod):
+            raise
     async with aclosing(_of_rank(session, wanted, skip=counter.lines)) as chunks:
         async for chunk in chunks:
             yield chunk
+
+
+async def _ends(session: Session, name: str) -> bool:
+    """Whether the pod has ended, or does within a few seconds."""
+    from ringtrain_operator.cluster.api import PODS, NotFound
+
+    give_up_at = time.monotonic() + _ENDS_WITHIN_S
+    while True:
+        try:
+            pod = await session.api.get(PODS, session.namespace, name)
+        except NotFound:
+            return False
+        if not _is_running(pod):
+            return True
+        if time.monotonic() >= give_up_at:
+            return False
+        await asyncio.sleep(0.2)
 
 
 async def _of_rank(session: Session, wanted: Wanted, skip: int) -> AsyncGenerator[bytes, None]:

@@ -90,7 +90,14 @@ async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, ve
             assert "Error: there is no rank 4:" in await logs(c, tmp_path, ns, "--rank=4")
             if c.fake is not None:
                 await without_the_right_to_exec(c, tmp_path, ns)
+            refused = c.fake.faults.add("GET", "pods/exec", 500) if c.fake is not None else None
+            late = await start_dtj(c, tmp_path, ns, "--rank=3") if refused else None
+            while refused and not refused.fired:
+                await c.pause()
             go_on.touch()
+            if late is not None:  # the container has ended, and the pod says so in a moment
+                out, err = await late.communicate()
+                assert (out.decode(), late.returncode) == (whole.format("\n"), 0), err
             rest, _ = await following.communicate()
             assert "begin 2 3\n" + rest.decode() in (whole.format("\r"), whole.format("\n"))
             await c.until(JOBS, ns, "talk", lambda j: state(j) == "Succeeded")

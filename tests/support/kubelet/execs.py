@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import WSMsgType, web
@@ -41,6 +42,8 @@ async def serve_exec(request: web.Request, start: Start) -> web.StreamResponse:
     else:
         process.kill()
         await ended
+        if not socket.closed:  # the container has ended, and the command with it, as any process of it
+            await socket.send_bytes(STATUS + json.dumps(_status(128 + signal.SIGKILL)).encode())
     for task in (*pumps, *gone):
         task.cancel()
     await socket.close()

@@ -1,6 +1,7 @@
 """Run a command in a container and read what it prints, as `kubectl exec` does, over a WebSocket."""
 
 import json
+import signal
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from ringtrain_operator.cluster.api.resources import PODS
 
 # Channels of the protocol v4.channel.k8s.io: the first byte of every message.
 _PROTOCOL = "v4.channel.k8s.io"
+# Of a command that was killed, as all are when their container ends.
+_KILLED = str(128 + signal.SIGKILL)
 _STDOUT, _STDERR, _STATUS = 1, 2, 3
 
 
@@ -47,7 +50,7 @@ async def execute(
                 elif channel == _STDERR:
                     said += data
                 elif channel == _STATUS and data:
-                    _check(json.loads(data), said)
+                    _check(pod, json.loads(data), said)
                     return
     except aiohttp.WSServerHandshakeError as exc:
         raise error_of(exc.status, {"message": f"exec in pod {pod} was refused with {exc.status}"}, None) from exc
@@ -56,7 +59,10 @@ async def execute(
     raise Unreachable(f"exec in pod {pod}: the stream ended before the command")
 
 
-def _check(status: dict[str, Any], said: bytes) -> None:
+def _check(pod: str, status: dict[str, Any], said: bytes) -> None:
+    causes = (status.get("details") or {}).get("causes") or []
+    if any(cause.get("reason") == "ExitCode" and cause.get("message") == _KILLED for cause in causes):
+        raise Unreachable(f"exec in pod {pod}: the command was killed; has its container ended?")
     if status.get("status") != "Success":
         words = said.decode(errors="replace").strip().removeprefix("Error: ")
         raise CommandFailed(words or str(status.get("message") or "it failed"))
