@@ -10,6 +10,7 @@ from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.lease import LeaseTimes
 from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.poll import PollTimes
+from ringtrain_operator.cluster.reach import ReachTimes
 from ringtrain_operator.cluster.reconcile import Clock, utc_now
 
 QUICK_POLLS = PollTimes(interval_s=0.2, first_s=0.05)
@@ -20,13 +21,19 @@ async def start_operator(
     clock: Clock = utc_now,
     *,
     lease_times: LeaseTimes | None = None,
+    reach_times: ReachTimes | None = None,
     wait: bool = True,
     **config: Any,
 ) -> "tuple[Operator, asyncio.Task[None]]":
     """An operator that watches (unless not to `wait`), and the task it runs in; raises what kept it from that."""
     settings: dict[str, Any] = {"listen": "127.0.0.1:0", "leader_election": False, "grace_s": 5.0, **config}
     operator = Operator(
-        OperatorConfig(**settings), connection, poll_times=QUICK_POLLS, lease_times=lease_times, clock=clock
+        OperatorConfig(**settings),
+        connection,
+        poll_times=QUICK_POLLS,
+        lease_times=lease_times,
+        reach_times=reach_times,
+        clock=clock,
     )
     running = asyncio.create_task(operator.run())
     if wait:

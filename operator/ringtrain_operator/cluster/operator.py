@@ -15,6 +15,7 @@ from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
+from ringtrain_operator.cluster.reach import ApiReach, ReachTimes
 from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
 from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
 
@@ -35,6 +36,7 @@ class Operator:
         *,
         poll_times: PollTimes | None = None,
         lease_times: LeaseTimes | None = None,
+        reach_times: ReachTimes | None = None,
         clock: Clock = utc_now,
     ) -> None:
         self.config = config
@@ -46,6 +48,7 @@ class Operator:
         self._stop = asyncio.Event()
         self.queue = KeyedQueue()
         self.api = ApiClient(connection, connections=config.connections)
+        self._reach = ApiReach(connection, reach_times)
         self._poller = LauncherPoller(self.queue.add, poll_times)
         self._pods = PodReader(self.api)
         self._reconciler = Reconciler(self._pods, self.queue, self._poller, self.metrics, clock)
@@ -64,6 +67,8 @@ class Operator:
             stack.push_async_callback(self.api.close)
             server = await stack.enter_async_context(HealthServer(self.config.address(), probes, self.metrics))
             self.port = server.port
+            asking = asyncio.create_task(self._reach.ask_forever())
+            stack.push_async_callback(_cancelled, asking)
             lease = await self._lead()
             if not self._stop.is_set():
                 await self._work(lease)
@@ -185,7 +190,15 @@ class Operator:
         self._watch_turned_at = time.monotonic()
 
     def _why_not_ready(self) -> str:
-        return "" if self._standby or self.watching.is_set() else "not watching yet"
+        silent = self._reach.why_not()
+        if self._standby or self.watching.is_set():
+            return silent
+        return f"not watching yet; {silent}" if self._reach.failed and silent else "not watching yet"
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _lost(lease: LeaderLease) -> None:

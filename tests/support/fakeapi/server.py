@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -45,12 +46,15 @@ class FakeApi:
     each call before it is carried out and may raise to drop its connection.
     """
 
-    def __init__(self, store: Store | None = None, faults: FaultPlan | None = None) -> None:
+    def __init__(
+        self, store: Store | None = None, faults: FaultPlan | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.store = store or Store()
         self.faults = faults or FaultPlan()
         self.calls: list[Call] = []
         self.on_call: Callable[[Call, str], None] | None = None
         self.url = ""
+        self._tls = tls
         self.openapi: Json | None = None
         self._watches: set[asyncio.Task[Any]] = set()
         self._runner: web.AppRunner | None = None
@@ -60,9 +64,9 @@ class FakeApi:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(self, *exc: type[BaseException] | BaseException | TracebackType | None) -> None:
