@@ -224,3 +224,77 @@ def test_training_with_int8_gets_as_far() -> None:
     assert squeezed[0] == squeezed[1]
     assert plain[0] > 0.88
     assert abs(squeezed[0] - plain[0]) <= 0.01
+
+
+def compressed_training(compression: str, group: Group, steps: range, state: Any = None) -> HostOptimizer:
+    """Train on gradients that depend on the rank and the step alone, from `state` if it is given."""
+    params = {"w": np.zeros((40, 7), np.float32), "b": np.zeros(13, np.float32)}
+    options: dict[str, Any] = {"compression": compression, "bucket_bytes": 64, "group": group}
+    opt = HostOptimizer(params, SGD(lr=0.1, momentum=0.9), **options)
+    if state is not None:
+        opt.load_state_dict(state)
+    for step in steps:
+        for name, value in params.items():
+            opt.submit(name, made(value.shape, "float32", 100 * step + group.rank))
+        opt.step()
+    return opt
+
+
+@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8"])
+def test_a_resumed_training_has_the_bits_of_one_that_went_on(compression: str) -> None:
+    """What rounding took away is in the checkpoint."""
+
+    def work(group: Group) -> None:
+        whole = compressed_training(compression, group, range(8))
+        saved = compressed_training(compression, group, range(4)).state_dict()
+        resumed = compressed_training(compression, group, range(4, 8), saved)
+        for name, weights in whole.weights.items():
+            assert_same_bits(resumed.weights[name], weights)
+        assert_same_bits(
+            resumed.state_dict()["error_feedback"]["lost"]["w"], whole.state_dict()["error_feedback"]["lost"]["w"]
+        )
+        without = compressed_training(compression, group, range(4)).state_dict(error_feedback=False)
+        assert "error_feedback" not in without
+        other = compressed_training(compression, group, range(4, 8), without)
+        assert not np.array_equal(other.weights["w"], whole.weights["w"])
+
+    run_threads(work, SIZE)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_what_is_owed_keeps_its_mean_in_a_world_of_another_size(size: int) -> None:
+    """The mean over ranks of what is owed, which is what the update will get, is the same."""
+    saved = run_threads(lambda group: compressed_training("int8", group, range(4)).state_dict(), SIZE)[0]
+    owed = saved["error_feedback"]
+
+    def work(group: Group) -> Any:
+        opt = compressed_training("int8", group, range(0), saved)
+        for name in ("w", "b"):
+            assert_same_bits(opt.weights[name], saved["arrays"]["weights"][name])
+        return opt.state_dict().get("error_feedback")
+
+    for again in run_threads(work, size):
+        if size == 1:
+            assert again is None
+            continue
+        for name in ("w", "b"):
+            assert again["lost"][name].shape == (size, *owed["lost_change"][name].shape)
+            np.testing.assert_allclose(
+                again["lost"][name].mean(0), owed["lost"][name].mean(0), rtol=1e-5, atol=1e-9
+            )
+            assert_same_bits(again["lost_change"][name], owed["lost_change"][name])
+
+
+def test_feedback_of_another_model_is_refused() -> None:
+    """The error names the parameter, and nothing has changed."""
+
+    def work(group: Group) -> None:
+        opt = compressed_training("int8", group, range(2))
+        state = opt.state_dict()
+        state["error_feedback"]["lost"]["b"] = np.zeros((SIZE, 5), np.float32)
+        before = opt.weights["w"].copy()
+        with pytest.raises(ConfigurationError, match=r'"lost" of parameter "b" is \(3, 5\); expected \(3, 13\)'):
+            opt.load_state_dict(state)
+        assert_same_bits(opt.weights["w"], before)
+
+    run_threads(work, SIZE)

@@ -8,6 +8,8 @@ import pytest
 
 import ringtrain as rt
 from ring.worlds import TRANSPORTS, world_of
+from ringtrain.errors import MismatchError
+from ringtrain.optim import SGD, HostOptimizer
 
 # What three ranks call, of which one is different, and what every one of them must then read.
 CASES: dict[str, tuple[Callable[[int], object], str]] = {
@@ -48,6 +50,18 @@ CASES: dict[str, tuple[Callable[[int], object], str]] = {
     "group-size": (
         lambda rank: rt.grouped_allreduce([np.ones(2)] * (3 if rank == 0 else 2), name="g"),
         r'rank 0 called allreduce "g.0" and 2 more of 3 tensors and rank [12] called .* and 1 more of 2 tensors',
+    ),
+    "group-of-none": (
+        lambda rank: rt.grouped_allreduce([]) if rank == 0 else rt.barrier(),
+        r"collective #1: rank 0 called allreduce and rank [12] called barrier; every rank must call the same",
+    ),
+    "scatter-group-of-none": (
+        lambda rank: rt.grouped_reducescatter([]) if rank == 0 else rt.grouped_reducescatter([np.ones(3)]),
+        r"reducescatter.* on rank|rank 0 called reducescatter",
+    ),
+    "no-rows": (
+        lambda rank: rt.allgather(np.ones((0, 3))) if rank == 0 else rt.barrier(),
+        r"collective #1: rank 0 called allgather and rank [12] called barrier; every rank must call the same",
     ),
     "group-member": (
         lambda rank: rt.grouped_allreduce([np.ones(2), np.ones(2 + (rank == 2))], name="g"),
@@ -221,3 +235,31 @@ def test_a_collective_without_init_says_so() -> None:
     assert not rt.is_initialized()
     with pytest.raises(rt.errors.NotInitializedError):
         rt.size()
+
+
+@pytest.mark.parametrize("transport", ["memory", "shm"])
+def test_state_dict_of_one_rank_alone_is_an_error(transport: str) -> None:
+    """Also where no array would travel: plain SGD has no state, and every rank has all weights."""
+
+    def work(rank: int) -> None:
+        opt = HostOptimizer({"w": np.zeros(3, np.float32)}, SGD(lr=0.1))
+        if rank == 0:
+            opt.state_dict(root=0)
+        rt.barrier()
+
+    with world_of(2, transport) as world:
+        for error in world.errors(work):
+            assert isinstance(error, MismatchError)
+            assert "every rank must call the same collectives in the same order" in str(error)
+
+
+def test_state_dict_of_ranks_at_different_updates_is_an_error() -> None:
+    """The message names both values."""
+
+    def work(rank: int) -> None:
+        HostOptimizer({"w": np.zeros(3, np.float32)}, SGD(lr=0.1)).state_dict(root=rank)
+
+    with world_of(2) as world:
+        for error in world.errors(work):
+            assert isinstance(error, MismatchError)
+            assert "root is 0 on rank 0 and 1 on rank 1" in str(error)

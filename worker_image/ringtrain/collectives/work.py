@@ -60,6 +60,8 @@ def grouped_allreduce(xs: Sequence[ArrayLike], op: Op, name: str | None) -> Work
     what = _reduction("allreduce", sources, op, name)
 
     def work(communicator: Communicator) -> list[Array]:
+        if not sources:  # nothing to send, and still every rank must call it
+            communicator.barrier(what)
         results: list[Array] = [np.empty(0)] * len(sources)
         anywhere = communicator if isinstance(communicator, PieceReducer) else None
         for indices in _by_dtype(sources):
@@ -85,6 +87,8 @@ def grouped_reducescatter(xs: Sequence[ArrayLike], op: Op, name: str | None) -> 
     what = _reduction("reducescatter", sources, op, name)
 
     def work(communicator: Communicator) -> list[Array]:
+        if not sources:
+            communicator.barrier(what)
         size, position = len(communicator.ranks), communicator.position
         results: list[Array] = [np.empty(0)] * len(sources)
         for indices in _by_dtype(sources):

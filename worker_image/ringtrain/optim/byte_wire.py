@@ -73,6 +73,12 @@ class ByteWire:
 
         return Then(self._gatherer.all_gather(encoded, bounds), apply)
 
+    def lost(self, bucket: Bucket) -> Flat:
+        return self._memories[bucket.index].lost
+
+    def lost_change(self, bucket: Bucket) -> Flat:
+        return self._memories[bucket.index].lost_change
+
     def _own_weights(self, bucket: Bucket) -> Flat:
         return self._arenas.weights(bucket)[bucket.shard(self._group.rank)]
 

@@ -204,19 +204,24 @@ class HostOptimizer:
         self._error = self._error or RingtrainError("the optimizer was closed")
         self._inbox.cancel()
 
-    def state_dict(self, root: int | None = None) -> dict[str, Any]:
+    def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
         """Gather weights and state of all ranks, whole and by name. Collective, between updates.
 
         `root`: only this rank gets them, the others get {} and need no memory for them; None: every rank does.
+        `error_feedback`: with `compression`, also what rounding took away and is still to be added: an array as
+        long as the weights for each rank, and one more. Without it a resumed training goes on with other weights
+        than one that was not interrupted.
         """
         self._raise_if_broken()
         self._end_update()
         self._require_idle("state_dict")
-        return gather_state(self._machine, self._updates, keep=root in (None, self._machine.group.rank))
+        return gather_state(self._machine, self._updates, root, error_feedback)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set weights, state and count of updates from a `state_dict`, of any world size. Not collective.
 
+        What compression owed is owed again: in a world of the same size to the bit; in one of another size each
+        rank owes the mean of what the ranks owed; on a single rank, which compresses nothing, it is dropped.
         Raises ConfigurationError, with nothing changed, when it is of another rule or model.
         """
         self._raise_if_broken()

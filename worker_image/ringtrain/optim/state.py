@@ -7,28 +7,35 @@ import numpy as np
 
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.group import Flat
+from ringtrain.optim import feedback
 from ringtrain.optim.layout import Bucket, ParamSpec
 from ringtrain.optim.pipeline import Machine
 
 WEIGHTS = "weights"
 
 
-def gather_state(machine: Machine, updates: int, keep: bool) -> dict[str, Any]:
-    """Gather the state of all ranks. With `keep` false this rank only takes part and gets {}.
+def gather_state(machine: Machine, updates: int, root: int | None, error_feedback: bool) -> dict[str, Any]:
+    """Gather the state of all ranks on rank `root` (None: on all). The others only take part and get {}.
 
-    Returns `{"updates", "rule", "size", "arrays": {"weights": {name: array}, slot: {name: array}, …}}`. Arrays
-    have the parameter's shape; those of a local parameter are stacked by rank, because each rank has its own.
+    Returns `{"updates", "rule", "size", "arrays": {"weights": {name: array}, slot: {name: array}, …}}`, and with
+    `error_feedback` what compression owes. Arrays have the parameter's shape; those of a local parameter are
+    stacked by rank, because each rank has its own. Raises MismatchError where ranks pass different arguments or
+    are at different updates.
     """
+    _agree(machine, {"updates": updates, "root": root, "error_feedback": error_feedback})
+    keep = root in (None, machine.group.rank)
     arrays: dict[str, dict[str, Flat]] = {}
     for bucket in machine.layout.buckets:
         for slot, values in _slots(machine, bucket).items():
             whole = _gathered(machine, bucket, values, complete=slot == WEIGHTS)
             if keep:
                 arrays.setdefault(slot, {}).update(_by_name(bucket, whole))
+    owed = feedback.gather_feedback(machine, keep) if error_feedback else {}
     if not keep:
         return {}
     rule = type(machine.rule).__name__
-    return {"updates": updates, "rule": rule, "size": machine.group.size, "arrays": arrays}
+    state = {"updates": updates, "rule": rule, "size": machine.group.size, "arrays": arrays}
+    return {**state, feedback.KEY: owed} if owed else state
 
 
 def restore_state(machine: Machine, state: Mapping[str, Any]) -> int:
@@ -41,7 +48,22 @@ def restore_state(machine: Machine, state: Mapping[str, Any]) -> int:
         for slot, values in _slots(machine, bucket).items():
             whole = _flat(machine, bucket, state["arrays"][slot])
             values[:] = whole if values.size == bucket.size else whole[machine.arenas.owned(bucket)]
+    feedback.restore_feedback(machine, state)
     return int(state["updates"])
+
+
+def _agree(machine: Machine, asked: Mapping[str, Any]) -> None:
+    """Meet, also where no array will travel: a call that one rank makes alone must not pass."""
+    if machine.group.size == 1:
+        return
+    told = machine.group.allgather_object({"state_dict": True, **asked})
+    for rank, other in enumerate(told[1:], start=1):
+        for what, expected in told[0].items():
+            if other.get(what) != expected:
+                raise MismatchError(
+                    f"state_dict: {what} is {expected} on rank 0 and {other.get(what)} on rank {rank}; every rank "
+                    "must call it with the same arguments after the same update"
+                )
 
 
 def _slots(machine: Machine, bucket: Bucket) -> dict[str, Flat]:
@@ -98,6 +120,7 @@ def _check(machine: Machine, state: Mapping[str, Any]) -> None:
         for slot in _slots(machine, bucket):
             for place in bucket.places:
                 _check_array(machine, place.spec, slot, state)
+    feedback.check_feedback(machine, state)
 
 
 def _check_array(machine: Machine, spec: ParamSpec, slot: str, state: Mapping[str, Any]) -> None:

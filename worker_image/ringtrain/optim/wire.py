@@ -30,6 +30,12 @@ class Wire(Protocol):
     def all_gather(self, bucket: Bucket) -> Pending:
         """Send what changed in the own shard; all weights are new, and the same on all ranks, after `wait`."""
 
+    def lost(self, bucket: Bucket) -> Flat:
+        """What rounding has taken from this rank's gradients of `bucket`, and the next ones will get; writable."""
+
+    def lost_change(self, bucket: Bucket) -> Flat:
+        """What rounding has taken from the last change of the own shard; writable."""
+
 
 @dataclass
 class _Memory:
@@ -83,6 +89,12 @@ class HalfWire:
         weights[shard] = memory.before
         pending = self._gatherer.all_gather(memory.half, bucket.bounds)
         return Then(pending, lambda _: self._apply(weights, memory.half))
+
+    def lost(self, bucket: Bucket) -> Flat:
+        return self._memories[bucket.index].lost
+
+    def lost_change(self, bucket: Bucket) -> Flat:
+        return self._memories[bucket.index].lost_change
 
     def _apply(self, weights: Flat, changes: Flat) -> None:
         wide = np.empty(len(changes), np.float32)

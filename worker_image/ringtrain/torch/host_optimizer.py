@@ -97,11 +97,11 @@ class HostOptimizer:
         """Bytes of optimizer state that this rank holds in host memory."""
         return self._host.state_bytes
 
-    def state_dict(self, root: int | None = None) -> dict[str, Any]:
+    def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
         """Gather weights and state of all ranks as arrays by name. Collective. `root`: only this rank gets
-        them.
+        them. `error_feedback`: as of `ringtrain.optim.HostOptimizer`.
         """
-        return self._host.state_dict(root)
+        return self._host.state_dict(root, error_feedback)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set weights and state, of any world size; the model's parameters follow."""
