@@ -6,16 +6,19 @@ from typing import Any
 
 import torch
 
+from ringtrain.checkpoint import attempt_directory, readable_directories
+
 
 class Checkpoint:
-    """A file in `directory`, by default the one that the job keeps across attempts; without either, nothing.
+    """A file in `directory`, by default in those that the job keeps for its attempts; without either, nothing.
 
     Only rank 0 writes.
     """
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
-        chosen = directory or os.environ.get("RINGTRAIN_CHECKPOINT_DIR")
-        self.path = Path(chosen) / name if chosen else None
+        own = directory or attempt_directory()
+        self.path = own / name if own else None
+        self._readable = [folder / name for folder in ((directory,) if directory else readable_directories())]
 
     def save(self, state: dict[str, Any]) -> None:
         """Write `state`, so that a file of this name is always a whole one. `state["done"]`: what it is after."""
@@ -28,8 +31,9 @@ class Checkpoint:
 
     def load(self) -> dict[str, Any] | None:
         """Return what was saved last, if anything."""
-        if self.path is None or not self.path.exists():
+        path = next((path for path in self._readable if path.exists()), None)
+        if path is None:
             return None
-        state: dict[str, Any] = torch.load(self.path, weights_only=True)
-        print(f"resumed from {self.path} after {state['done']}", flush=True)
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        print(f"resumed from {path} after {state['done']}", flush=True)
         return state

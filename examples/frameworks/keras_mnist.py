@@ -6,7 +6,6 @@
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import keras
@@ -14,6 +13,7 @@ from digits import load_digits
 
 import ringtrain as rt
 import ringtrain.keras as hvd
+from ringtrain.checkpoint import attempt_directory, readable_directories
 
 
 class Report(keras.callbacks.Callback):
@@ -60,16 +60,19 @@ def main() -> None:
     )
     steps = len(data.train_images) // hvd.size() // options.batch_size  # the same on every rank
     images, labels = images[: steps * options.batch_size], labels[: steps * options.batch_size]
-    directory = os.environ.get("RINGTRAIN_CHECKPOINT_DIR")
-    checkpoint = Path(directory) / "keras-mnist.keras" if directory else None
+    directory = attempt_directory()
+    checkpoint = directory / "keras-mnist.keras" if directory else None
     epoch_file = checkpoint.with_suffix(".epoch") if checkpoint else None
+    # The newest attempt that has saved both.
+    epoch_files = [folder / "keras-mnist.epoch" for folder in readable_directories()]
+    saved = next((path for path in epoch_files if path.exists() and path.with_suffix(".keras").exists()), None)
 
     first = 0
-    if checkpoint and epoch_file and checkpoint.exists() and epoch_file.exists():
-        model = hvd.load_model(checkpoint)
-        first = int(epoch_file.read_text())
+    if saved:
+        model = hvd.load_model(saved.with_suffix(".keras"))
+        first = int(saved.read_text())
         if hvd.rank() == 0:
-            print(f"resumed from {checkpoint} after {first}", flush=True)
+            print(f"resumed from {saved.with_suffix('.keras')} after {first}", flush=True)
     else:
         model = network(images.shape[1])
         rate = 1e-3 * hvd.size() ** 0.5

@@ -15,6 +15,7 @@ from digits import Digits, load_digits
 
 import ringtrain as rt
 import ringtrain.tensorflow as hvd
+from ringtrain.checkpoint import attempt_directory, readable_directories
 from ringtrain.data import shard
 
 
@@ -77,11 +78,12 @@ def accuracy(model: keras.Model, data: Digits) -> float:
 
 
 class Checkpoint:
-    """Variables in a file of the job's checkpoint directory, written and read by rank 0; without one, nothing."""
+    """Variables in a file of the job's checkpoint directories, written and read by rank 0; without, nothing."""
 
     def __init__(self, name: str, variables: list) -> None:
-        directory = os.environ.get("RINGTRAIN_CHECKPOINT_DIR")
-        self.path = Path(directory) / name if directory else None
+        directory = attempt_directory()
+        self.path = directory / name if directory else None
+        self.saved = next((path for folder in readable_directories() if (path := folder / name).exists()), None)
         self.variables = variables
 
     def save(self, epochs: int) -> None:
@@ -96,12 +98,12 @@ class Checkpoint:
     def resume(self) -> int:
         """Return the first epoch to train, the same on every rank."""
         epochs = 0
-        if self.path is not None and hvd.rank() == 0 and self.path.exists():
-            saved = np.load(self.path)
+        if self.saved is not None and hvd.rank() == 0:
+            saved = np.load(self.saved)
             epochs = int(saved["epochs"])
             for index, variable in enumerate(self.variables):
                 variable.assign(saved[f"v{index}"])
-            print(f"resumed from {self.path} after {epochs}", flush=True)
+            print(f"resumed from {self.saved} after {epochs}", flush=True)
         return int(hvd.broadcast_object(epochs, 0))
 
 

@@ -78,6 +78,7 @@ ACCEPTED = [
     Case("logs-on-a-claim", manifest(logs={"persistentVolumeClaim": {"claimName": "logs"}})),
     Case("logs-in-an-emptydir", manifest(logs={"emptyDir": {"sizeLimit": "1Gi"}})),
     Case("checkpoint", manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data/c"})),
+    Case("restore", manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "older"})),
     Case("null-is-absent", manifest(slotsPerWorker=None) | {"status": {}}),
     Case(
         "every-policy",
@@ -196,6 +197,12 @@ REJECTED = [
         "mount-path-relative",
         manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "data"}),
         "spec.checkpoint.mountPath",
+        "pattern",
+    ),
+    Case(
+        "restore-from-outside",
+        manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "../x"}),
+        "spec.checkpoint.restoreFrom",
         "pattern",
     ),
     Case("timeout-zero", manifest(networking={"timeoutSeconds": 0}), "spec.networking.timeoutSeconds", "1"),

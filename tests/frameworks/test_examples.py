@@ -37,7 +37,7 @@ def two_ranks(script: str, *arguments: str, tmp_path: Path, **env: str) -> str:
     return run([*runner, sys.executable, str(EXAMPLES / script), *arguments], **env)
 
 
-def as_job(sample: str, *arguments: str, tmp_path: Path, run_name: str = "run") -> str:
+def as_job(sample: str, *arguments: str, tmp_path: Path, run_name: str = "run", restore_from: str = "") -> str:
     """Run the sample as it is, but for `arguments` to its script and a claim for its checkpoints.
 
     Return the log of its only attempt.
@@ -45,6 +45,8 @@ def as_job(sample: str, *arguments: str, tmp_path: Path, run_name: str = "run") 
     job = yaml.safe_load((SAMPLES / f"{sample}.yaml").read_text())
     job["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] += arguments
     job["spec"]["checkpoint"] = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
+    if restore_from:
+        job["spec"]["checkpoint"]["restoreFrom"] = restore_from
     job["metadata"]["name"] = run_name
     path = tmp_path / f"{run_name}.yaml"
     path.write_text(yaml.safe_dump(job))
@@ -60,9 +62,9 @@ def score(output: str) -> float:
 
 @pytest.mark.parametrize("sample", ["torch-mnist", "torch-ddp", "tensorflow-mnist", "keras-mnist"])
 def test_digits_as_a_job_evaluates_learns_and_resumes(sample, tmp_path):
-    """The second job goes on where the first one ended, from what rank 0 saved."""
+    """The second job, which says so, goes on where the first one ended, from what rank 0 saved."""
     first = as_job(sample, "--epochs", "2", tmp_path=tmp_path, run_name="first")
-    second = as_job(sample, "--epochs", "4", tmp_path=tmp_path, run_name="second")
+    second = as_job(sample, "--epochs", "4", tmp_path=tmp_path, run_name="second", restore_from="first")
     evaluated = re.compile(r"epoch (\d+)/\d+ .*accuracy [\d.]+|Epoch (\d+)/\d+", re.IGNORECASE)
     epochs = [[int(a or b) for a, b in evaluated.findall(log)] for log in (first, second)]
     assert epochs == [[1, 2], [3, 4]]
@@ -96,7 +98,7 @@ def test_language_model_as_a_job_evaluates_learns_and_resumes(tmp_path):
     """Better than guessing among all characters."""
     every = ["--every", "20"]
     as_job("torch-lm", "--steps", "40", *every, tmp_path=tmp_path, run_name="first")
-    log = as_job("torch-lm", "--steps", "60", *every, tmp_path=tmp_path, run_name="second")
+    log = as_job("torch-lm", "--steps", "60", *every, tmp_path=tmp_path, run_name="second", restore_from="first")
     assert re.search(r"resumed from \S+ after 40\b", log)
     assert re.findall(r"step (\d+)/60  loss [\d.]+  perplexity [\d.]+", log) == ["60"]
     perplexity, characters = re.search(r"perplexity: ([\d.]+) over (\d+)", log).groups()

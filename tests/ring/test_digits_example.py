@@ -47,7 +47,7 @@ def test_one_process_learns_the_digits_and_resumes_to_the_same_bits(tmp_path: Pa
     options = ("--epochs", "20", "--checkpoint-every", "10")
     whole = _output(_start(*options, RINGTRAIN_CHECKPOINT_DIR=str(tmp_path)))
     assert float(_found(r"^test accuracy: (0\.\d+)$", whole)) >= 0.96
-    (tmp_path / "ckpt-0000000020.npz").unlink()
+    (tmp_path / "attempt-0001" / "ckpt-0000000020.npz").unlink()
     resumed = _output(_start(*options, RINGTRAIN_CHECKPOINT_DIR=str(tmp_path)))
     assert "ckpt-0000000010.npz after 10 epochs" in resumed
     weights = r"^weights sha256: (\w+)$"

@@ -56,6 +56,7 @@ class WorkerConfig:
     report_fd: int | None = None
     check_in_file: Path | None = None
     checkpoint_dir: Path | None = None
+    restore_from: str = ""
     timeline: Path | None = None
     job_name: str | None = None
     job_namespace: str | None = None
@@ -87,6 +88,7 @@ class WorkerConfig:
             report_fd=_integer(env, contract.ENV_REPORT_FD, -1) if env.get(contract.ENV_REPORT_FD) else None,
             check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
+            restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
             timeline=_path(env, contract.ENV_TIMELINE),
             job_name=env.get(contract.ENV_JOB_NAME),
             job_namespace=env.get(contract.ENV_JOB_NAMESPACE),

@@ -16,6 +16,9 @@ from ringtrain.errors import ConfigurationError
 # int64, as a status of Kubernetes holds it.
 _MOST = 2**63 - 1
 
+# Of a path; with every character escaped it still fits into a pipe's atomic write.
+_PATH_CHARS = 300
+
 _lock = threading.Lock()
 _dropped = 0
 
@@ -43,6 +46,13 @@ def report(
     fd = _report_fd()
     if fd is not None:
         _write(fd, line)
+
+
+def report_start(step: int, path: str) -> None:
+    """Report that training goes on from the checkpoint of `step` at `path`, or (empty) from none."""
+    fd = _report_fd()
+    if fd is not None:
+        _write(fd, _encode({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]}))
 
 
 def _document(

@@ -8,7 +8,7 @@ from typing import Any
 from .. import contract
 from ..spec import Job, Mpi
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES
-from .names import launcher_address
+from .names import checkpoint_folder, launcher_address
 
 DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
 
@@ -57,7 +57,9 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
         **_mpi(job),
     }
     if job.spec.checkpoint is not None:
-        variables[contract.ENV_CHECKPOINT_DIR] = job.spec.checkpoint.mount_path
+        variables[contract.ENV_CHECKPOINT_DIR] = f"{job.spec.checkpoint.mount_path}/{checkpoint_folder(job)}"
+        if job.spec.checkpoint.restore_from:
+            variables[contract.ENV_RESTORE_FROM] = job.spec.checkpoint.restore_from
     return variables
 
 

@@ -23,6 +23,11 @@ def secret_name(job: Job) -> str:
     return f"{job.name}-{job.uid[:8]}"
 
 
+def checkpoint_folder(job: Job) -> str:
+    """Name of the job's folder on its checkpoints' claim. With the uid in it no other job finds it as its own."""
+    return f"{job.name}-{job.uid}"
+
+
 def launcher_address(job: Job) -> str:
     """`host:port` of the launcher's control service inside the cluster."""
     return f"{launcher_name(job)}.{job.name}.{job.namespace}.svc:{contract.PORT_LAUNCHER}"

@@ -44,6 +44,8 @@ def explain(job: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
     yield f"{name} is {state}"
     yield from (f"  {line}" for line in _conditions(status))
     yield from (f"    {line}" for line in _pods(pods))
+    if started := (status.get("progress") or {}).get("startedFrom"):
+        yield f"  training last went on from {started}"
     yield from _failure(status)
     yield from (f"  {line}" for line in _warnings(events))
 

@@ -33,7 +33,16 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
         if after.attempt != before.attempt
         else ()
     )
-    return (*started, *(event for event in told if event is not None))
+    return (*started, *_goes_on(before, after), *(event for event in told if event is not None))
+
+
+def _goes_on(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+    """What checkpoint an attempt went on from, once it is known."""
+    was = before.progress.started_from if before.progress else None
+    now = after.progress.started_from if after.progress else None
+    if now is None or now == was:
+        return ()
+    return (Event("Normal", "StartedFrom", f"attempt {after.attempt} went on from {now}"),)
 
 
 def _event(before: Condition | None, after: Condition) -> Event | None:

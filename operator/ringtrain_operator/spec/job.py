@@ -45,14 +45,22 @@ class Logs(SpecModel):
 
 
 class Checkpoint(SpecModel):
-    """Where checkpoints outlive an attempt. Every pod mounts it: with several nodes the claim is ReadWriteMany."""
+    """Where checkpoints outlive an attempt. Every pod mounts the claim: with several nodes it is ReadWriteMany."""
 
     persistent_volume_claim: ClaimSource = Field(description="Claim that all pods mount.")
     mount_path: str = Field(
         default=CHECKPOINT_DIR,
         pattern=r"^/[^:]*[^:/]$",
         max_length=1024,
-        description="Directory in the pods, given to the training code as RINGTRAIN_CHECKPOINT_DIR.",
+        description="Where pods mount the claim. In it the job has a folder of its own, <job>-<uid>, which the "
+        "training code is given as RINGTRAIN_CHECKPOINT_DIR.",
+    )
+    restore_from: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        max_length=100,
+        description="A job that has left checkpoints on the claim, or its folder there: training begins with its "
+        "newest checkpoint as long as this job has none. Unset: a new job begins without.",
     )
 
 

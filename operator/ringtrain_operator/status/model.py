@@ -65,6 +65,9 @@ class Progress(StatusModel):
     loss: float | None = Field(default=None, description="Last loss reported.")
     metrics: dict[str, float] = Field(default={}, description="Other numbers reported, for example accuracy.")
     last_progress_time: Time | None = Field(default=None, description="When a step was last reported.")
+    started_from: str | None = Field(
+        default=None, description="Checkpoint that the last attempt went on from, or that there was none."
+    )
 
 
 class Failure(StatusModel):

@@ -54,6 +54,7 @@ def _read(raw: object, last: datetime | None) -> Progress | None:
         metrics={str(k): float(v) for k, v in metrics.items() if _is_number(v)}
         if isinstance(metrics, dict)
         else {},
+        started_from=_of(raw, "startedFrom", str),
         last_progress_time=last.replace(microsecond=0) if last is not None else None,
     )
 

@@ -37,6 +37,7 @@ class AgentConfig:
     pod_ip: str
     node: str
     checkpoint_dir: str
+    restore_from: str
     timeout_s: float
     start_timeout_s: float
     secrets: Secrets
@@ -96,6 +97,7 @@ class AgentConfig:
             pod_ip=read.optional(contract.ENV_POD_IP) or "",
             node=read.text(contract.ENV_NODE_NAME, socket.gethostname()),
             checkpoint_dir=read.optional(contract.ENV_CHECKPOINT_DIR) or "",
+            restore_from=read.optional(contract.ENV_RESTORE_FROM) or "",
             timeout_s=read.seconds(contract.ENV_TIMEOUT, 60),
             start_timeout_s=read.seconds(contract.ENV_START_TIMEOUT, 600),
             secrets=load_secrets(read),

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ringtrain import contract
@@ -101,6 +102,7 @@ class _Pod:
     def start_ranks(self, world: World) -> None:
         """Start all ranks in `world`."""
         self._held.release()
+        _make_directory(self._config.checkpoint_dir)
         if self._mpi is not None:
             self._mpi.begin(world)  # mpirun starts them
             return
@@ -213,6 +215,15 @@ class _Pod:
         )
         stack.callback(server.close, 0.5)
         return server.port
+
+
+def _make_directory(path: str) -> None:
+    """Make the job's folder on its claim, for programs that write there without ringtrain's checkpoints."""
+    try:
+        if path:
+            Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as exc:  # for the ranks to fail of, if they write there at all
+        log.warning("%s=%s cannot be made: %s", contract.ENV_CHECKPOINT_DIR, path, exc)
 
 
 @contextmanager

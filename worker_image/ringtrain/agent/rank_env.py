@@ -64,6 +64,8 @@ def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, st
         ours[contract.ENV_TOKEN_FILE] = str(config.secrets.token_file)
     if config.checkpoint_dir:
         ours[contract.ENV_CHECKPOINT_DIR] = config.checkpoint_dir
+    if config.restore_from:
+        ours[contract.ENV_RESTORE_FROM] = config.restore_from
     told = {name: str(value) for name, value in {**torchrun, **ours}.items()}
     return {**told, "TF_CONFIG": tf_config(world, rank)}
 

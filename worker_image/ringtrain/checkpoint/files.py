@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -50,18 +50,27 @@ def set_aside(path: Path) -> Path:
     return path.rename(path.with_name(f"{path.name}.damaged"))
 
 
-def remove_old(directory: Path, keep: int, newest: Path) -> None:
+def remove_old(folders: Sequence[Path], keep: int, newest: Path) -> None:
     """Remove what is no longer needed: all but `newest` and the `keep` latest checkpoints, damaged ones older than
-    those, and files that a crash left half-written."""
-    found = checkpoints_by_step(directory)
-    kept = dict(list(found.items())[:keep])
-    stale = [path for step, path in found.items() if step not in kept and path != newest]
-    stale += [path for step, path in _matching(directory, ASIDE).items() if step < min(kept)]
-    stale += list(directory.glob("ckpt-*.npz.tmp"))
-    for path in stale:
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # nothing is lost if a removed file comes back
-        sync_directory(directory)
+    those, and files that a crash left half-written.
+
+    `folders`: that of `newest`, then those of earlier attempts, newest first. Any checkpoint of an attempt is
+    later than all of those before it. Folders that are empty then are removed.
+    """
+    for folder in folders:
+        found = checkpoints_by_step(folder)
+        kept = dict(list(found.items())[:keep])
+        keep -= len(kept)
+        stale = [path for step, path in found.items() if step not in kept and path != newest]
+        stale += [path for step, path in _matching(folder, ASIDE).items() if not kept or step < min(kept)]
+        stale += list(folder.glob("ckpt-*.npz.tmp"))
+        for path in stale:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # nothing is lost if a removed file comes back
+            sync_directory(folder)
+        if folder != newest.parent:
+            with contextlib.suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()
 
 
 def sync_directory(directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from ringtrain.checkpoint.format import (
     split,
     write_state,
 )
-from ringtrain.collectives.session import current
+from ringtrain.checkpoint.places import Place, place_of
 from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.group import Group, world_group
+from ringtrain.report import report_start
 
 log = logging.getLogger("ringtrain.checkpoint")
 
@@ -42,14 +43,6 @@ class Saved:
     path: Path
 
 
-def job_directory() -> Path | None:
-    """Return where the job keeps checkpoints across attempts (RINGTRAIN_CHECKPOINT_DIR); None if it keeps none.
-
-    Raises NotInitializedError.
-    """
-    return current().config.checkpoint_dir
-
-
 class Checkpoints:
     """The checkpoints in one directory, of which the latest `keep` stay.
 
@@ -59,6 +52,9 @@ class Checkpoints:
 
     Only rank 0 touches the directory; it may be on one node only. What rank 0 read is broadcast, so that all ranks
     resume from the same file whatever they could see of it.
+
+    In the job's own directory (`job_directory()`, or a folder in it) each attempt of the job writes into a folder
+    of its own, and `latest` takes the newest attempt's. For `keep`, what an earlier attempt wrote is older.
     """
 
     def __init__(
@@ -94,11 +90,14 @@ class Checkpoints:
             return
         if step < 0:
             raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
+        place = place_of(self.directory)
         if not background:
-            self._write(step, state)
+            self._write(place, step, state)
             return
         # Not a daemon: the interpreter waits for it before it ends.
-        self._writer = threading.Thread(target=self._write_apart, args=(step, state), name="ringtrain-checkpoint")
+        self._writer = threading.Thread(
+            target=self._write_apart, args=(place, step, state), name="ringtrain-checkpoint"
+        )
         self._writer.start()
 
     def finish(self) -> None:
@@ -110,18 +109,18 @@ class Checkpoints:
         if failure is not None:
             raise failure
 
-    def _write_apart(self, step: int, state: Mapping[str, Any]) -> None:
+    def _write_apart(self, place: Place, step: int, state: Mapping[str, Any]) -> None:
         try:
-            self._write(step, state)
+            self._write(place, step, state)
         except Exception as error:
             log.error("%s", error)  # here too, because training may end before anyone asks
             self._failure = error
 
-    def _write(self, step: int, state: Mapping[str, Any]) -> None:
-        path = checkpoint_path(self.directory, step)
+    def _write(self, place: Place, step: int, state: Mapping[str, Any]) -> None:
+        path = checkpoint_path(place.own, step)
         try:
             write_atomically(path, lambda file: write_state(file, step, state), self._on_stage)
-            remove_old(self.directory, self._keep, path)
+            remove_old((place.own, *place.earlier), self._keep, path)
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint {path} cannot be written: {error.strerror or error}; check the space and rights of "
@@ -131,8 +130,11 @@ class Checkpoints:
     def latest(self) -> Saved | None:
         """Return the newest checkpoint that is whole; None when there is none at all. Collective.
 
+        Of the job's own none, the newest of the job that `spec.checkpoint.restoreFrom` names; that job's files are
+        left as they are. The launcher is told which it is, for its log and the job's status.
         A damaged one is logged and renamed to `….damaged`, and the one before it is used. Raises CheckpointError
-        on every rank when all are damaged (better than starting over in silence) or the directory cannot be read.
+        on every rank when all are damaged (better than starting over in silence), when the directory cannot be
+        read, and when a job was named whose checkpoints are not there.
         """
         self.finish()
         found: Saved | None = None
@@ -141,6 +143,7 @@ class Checkpoints:
             try:
                 found = self._read_latest()
                 told = _announcement(found)
+                report_start(found.step if found else 0, str(found.path) if found else "")
             except CheckpointError as error:
                 told = {"error": str(error)}
         told = self._group.broadcast_object(told)
@@ -151,26 +154,37 @@ class Checkpoints:
         return self._receive(told, found)
 
     def _read_latest(self) -> Saved | None:
-        damaged: list[Path] = []
-        reasons: list[str] = []
+        place = place_of(self.directory)
+        found = self._newest_in((place.own, *place.earlier), own=True)
+        if found is None and place.restore_from:
+            found = self._newest_in(place.sources(), own=False)
+            if found is None:
+                raise CheckpointError(
+                    f"checkpoint.restoreFrom is {place.restore_from!r}, which has left no checkpoint in "
+                    f"{place.below}; remove restoreFrom to begin without"
+                )
+        return found
+
+    def _newest_in(self, folders: Sequence[Path], own: bool) -> Saved | None:
+        """The first whole checkpoint of `folders`. Damaged ones are set aside if they are our `own`."""
+        damaged: dict[Path, str] = {}
         try:
-            for step, path in checkpoints_by_step(self.directory).items():
+            for step, path in (item for folder in folders for item in checkpoints_by_step(folder).items()):
                 try:
                     saved = Saved(step, read_state(path), path)
                 except DamagedCheckpoint as error:
                     log.warning("%s; trying the checkpoint before it", error)
-                    damaged.append(path)
-                    reasons.append(str(error))
+                    damaged[path] = str(error)
                     continue
-                for bad in damaged:
+                for bad in damaged if own else ():
                     log.warning("resuming from %s; the damaged one is now %s", path, set_aside(bad))
                 return saved
         except OSError as error:
             raise CheckpointError(f"{self.directory}: {error}; make it readable for this user") from error
         if damaged:
             raise CheckpointError(
-                f"every checkpoint in {self.directory} is damaged: {'; '.join(reasons)}; restore one, or remove "
-                f"them to start over"
+                f"every checkpoint in {folders[-1]} is damaged: {'; '.join(damaged.values())}; restore one, or "
+                f"remove them to start over"
             )
         return None
 

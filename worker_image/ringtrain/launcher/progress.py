@@ -16,6 +16,9 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
 
     def on_report(rank: int, report: dict[str, Any]) -> None:
         nonlocal printed_at
+        if _notes_start(snapshot, report):
+            console.show(f"training goes on from {snapshot.start_text()}\n".encode())
+            return
         snapshot.last_progress = time.time()
         with snapshot.reports as reports:
             closed, last = reports.add(rank, report), reports.last_report_time or 0.0
@@ -28,10 +31,21 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
 
     with snapshot.reports as reports:
         for rank, report in snapshot.store.rows():
+            if _notes_start(snapshot, report):
+                continue
             reports.add(rank, report)
             snapshot.last_progress = time.time()
     snapshot.store.on_merged = console.show
     snapshot.store.on_report = on_report
+
+
+def _notes_start(snapshot: Snapshot, report: dict[str, Any]) -> bool:
+    """Whether `report` is no step but says what training went on from. What was said first counts."""
+    path = report.get("startedFrom")
+    if path is None:
+        return False
+    snapshot.started_from = snapshot.started_from or (int(report["step"]), path)
+    return True
 
 
 def say_total(snapshot: Snapshot, console: Console) -> None:

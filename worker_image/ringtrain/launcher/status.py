@@ -36,6 +36,7 @@ class Snapshot:
 
     `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
     report came. Both by this host's clock: those of the ranks' hosts may be wrong.
+    `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
     """
 
     config: LauncherConfig
@@ -45,6 +46,7 @@ class Snapshot:
     start_time: float = field(default_factory=time.time)
     running_since: float | None = None
     last_progress: float | None = None
+    started_from: tuple[int, str] | None = None
     verdict: Verdict | None = None
 
     @property
@@ -58,7 +60,7 @@ class Snapshot:
         """How far training is, as the contract words it; None before the first report."""
         with self.reports as reports:
             progress = reports.progress()
-        return _progress_json(progress) if progress else None
+        return self._progress_json(progress)
 
     def status(self) -> dict[str, Any]:
         """The document that `/status` answers with."""
@@ -84,7 +86,7 @@ class Snapshot:
                 {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step}
                 for state, step in zip(view.ranks, steps, strict=True)
             ],
-            "progress": _progress_json(progress) if progress else None,
+            "progress": self._progress_json(progress),
             "lastProgressTime": self.last_progress,
             "startTime": self.start_time,
             "runningSince": self.running_since,
@@ -102,6 +104,29 @@ class Snapshot:
         tail = list(self.store.tail(rank))
         return {"rank": rank, "pod": worker.pod, "node": worker.node, "step": step, "logTail": tail}
 
+    def _progress_json(self, progress: Progress | None) -> dict[str, Any] | None:
+        start = self.start_text()
+        if progress is None:
+            # Known before the first step: where training begins.
+            return {"step": self.started_from[0], "startedFrom": start} if self.started_from else None
+        return {
+            "step": progress.step,
+            "totalSteps": progress.total_steps,
+            "epoch": progress.epoch,
+            "samplesPerSecond": progress.samples_per_s,
+            "unit": progress.unit,
+            "loss": progress.loss,
+            "metrics": progress.metrics,
+            "startedFrom": start,
+        }
+
+    def start_text(self) -> str | None:
+        """What training went on from, for people; None as long as nobody said."""
+        if self.started_from is None:
+            return None
+        step, path = self.started_from
+        return f"step {step} of {path}" if path else "nothing: there was no checkpoint"
+
 
 def _worker_json(worker: WorkerView, address: str) -> dict[str, Any]:
     return {
@@ -110,16 +135,4 @@ def _worker_json(worker: WorkerView, address: str) -> dict[str, Any]:
         "node": worker.node,
         "address": address,
         "registered": bool(address),
-    }
-
-
-def _progress_json(progress: Progress) -> dict[str, Any]:
-    return {
-        "step": progress.step,
-        "totalSteps": progress.total_steps,
-        "epoch": progress.epoch,
-        "samplesPerSecond": progress.samples_per_s,
-        "unit": progress.unit,
-        "loss": progress.loss,
-        "metrics": progress.metrics,
     }

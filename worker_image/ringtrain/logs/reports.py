@@ -17,6 +17,7 @@ _MOST = 2**63 - 1
 _LATEST = 253_402_300_799
 # Cuts what is shown of a line, a value or a unit.
 _SHOWN = 120
+_PATH_SHOWN = 500
 # Lone surrogates, which UTF-8 does not have, and control characters, which would end a line or steer a terminal.
 _UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x1f\x7f-\x9f]")
 
@@ -93,6 +94,10 @@ def _word(value: object) -> str | None:
     return printable(value)[:_SHOWN] if isinstance(value, str) else None
 
 
+def _path(value: object) -> str | None:
+    return printable(value)[-_PATH_SHOWN:] if isinstance(value, str) else None
+
+
 def _numbers(value: object) -> dict[str, int | float | None] | None:
     if not isinstance(value, dict) or not all(inner is None or _is_number(inner) for inner in value.values()):
         return None
@@ -111,4 +116,5 @@ _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
     "unit": (_word, "a word"),
     "metrics": (_numbers, "an object with numbers"),
     "dropped": (_whole, "a whole number from 0 on"),
+    "startedFrom": (_path, "a path"),
 }

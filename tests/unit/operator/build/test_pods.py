@@ -102,11 +102,20 @@ def test_volumes() -> None:
     worker, launcher = build_worker_pod(given_job, 1, 0), build_launcher_pod(given_job, 1)
     assert set(mounts(worker)) == {"/etc/ringtrain/secret", "/data", "/dev/shm"}
     assert set(mounts(launcher)) == {"/etc/ringtrain/secret", "/data", "/var/log/ringtrain"}
-    assert env(worker)[contract.ENV_CHECKPOINT_DIR] == "/data"
+    assert env(worker)[contract.ENV_CHECKPOINT_DIR] == "/data/digits-0a1b2c3d-0000"
+    assert contract.ENV_RESTORE_FROM not in env(worker)
     sources = {volume["name"]: volume for volume in worker["spec"]["volumes"]}
     assert sources["ringtrain-shm"]["emptyDir"] == {"medium": "Memory"}
     keys = {item["key"] for item in sources["ringtrain-secret"]["secret"]["items"]}
     assert keys == {"ca.crt", "worker.crt", "worker.key", "token"}
+
+
+def test_a_job_begins_with_anothers_checkpoint_only_when_it_says_so() -> None:
+    """spec.checkpoint.restoreFrom reaches the workers; the job's own folder has its uid, so that it is new."""
+    claim = {"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "older"}
+    found = env(build_worker_pod(parsed(checkpoint=claim), 1, 0))
+    assert found[contract.ENV_RESTORE_FROM] == "older"
+    assert found[contract.ENV_CHECKPOINT_DIR] == "/checkpoints/digits-0a1b2c3d-0000"
 
 
 def test_a_users_own_shared_memory_is_kept() -> None:

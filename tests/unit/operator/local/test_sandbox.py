@@ -45,7 +45,7 @@ def test_the_environment_is_this_machines(tmp_path: Path) -> None:
     assert int(port) != contract.PORT_LAUNCHER
     assert env[contract.ENV_AGENT_PORT] == env[contract.ENV_RING_PORT_BASE] == "0"
     assert env[contract.ENV_POD_NAME] == "digits-worker-1"
-    assert Path(env[contract.ENV_CHECKPOINT_DIR]) == (tmp_path / "claims/c").resolve()
+    assert Path(env[contract.ENV_CHECKPOINT_DIR]) == (tmp_path / "claims/c/digits-0a1b2c3d").resolve()
     assert env["PATH"].startswith(str(Path(sys.executable).parent))
 
 

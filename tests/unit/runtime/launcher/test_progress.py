@@ -46,7 +46,7 @@ def begin(directory: Path, console: Console) -> Snapshot:
     return snapshot
 
 
-def send(snapshot: Snapshot, first: int, **report: float) -> None:
+def send(snapshot: Snapshot, first: int, **report: float | str) -> None:
     data = json.dumps(report).encode() + b"\n"
     assert snapshot.store.append(Chunk(Stream.REPORT, 0, first, 1, data)) == first
 
@@ -92,3 +92,28 @@ def test_a_launcher_that_was_restarted_counts_from_then(tmp_path: Path, console:
     assert status["progress"]["step"] == 1
     assert before <= status["lastProgressTime"] <= time.time()
     second.store.close()
+
+
+def test_what_training_went_on_from(tmp_path: Path, console: Console) -> None:
+    """It is in the status from the first word on, also of a launcher that was restarted, and counts as no step."""
+    first = begin(tmp_path, console)
+    send(first, 1, step=140, time=1000.0, startedFrom="/c/a-uid/attempt-0001/ckpt-0000000140.npz")
+    told = "step 140 of /c/a-uid/attempt-0001/ckpt-0000000140.npz"
+    assert first.status()["progress"] == {"step": 140, "startedFrom": told}
+    assert first.status()["lastProgressTime"] is None
+    send(first, 2, step=150, time=1001.0, startedFrom="/c/other")
+    send(first, 3, step=141, time=1002.0)
+    assert first.status()["progress"]["startedFrom"] == told
+    assert first.status()["ranks"][0]["step"] == 141
+    first.store.close()
+    second = begin(tmp_path, console)
+    assert second.progress() == first.progress()
+    second.store.close()
+
+
+def test_training_that_begins_without_a_checkpoint(tmp_path: Path, console: Console) -> None:
+    """That is said, too: a restart that begins at 0 is worth knowing of."""
+    snapshot = begin(tmp_path, console)
+    send(snapshot, 1, step=0, time=1000.0, startedFrom="")
+    assert snapshot.status()["progress"] == {"step": 0, "startedFrom": "nothing: there was no checkpoint"}
+    snapshot.store.close()

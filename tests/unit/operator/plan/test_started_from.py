@@ -1,0 +1,28 @@
+"""What checkpoint an attempt went on from is told once, and stays in the status."""
+
+from __future__ import annotations
+
+from support.jobs import job
+from support.planworld import World
+
+from ringtrain_operator.cli.why import explain
+
+TOLD = "step 140 of /checkpoints/a-uid/attempt-0001/ckpt-0000000140.npz"
+
+
+def test_it_is_an_event_and_in_why() -> None:
+    """From the launcher's first word of it, before any step."""
+    w = World(job())
+    w.start_gang()
+    w.report = {
+        "attempt": 1,
+        "phase": "Running",
+        "worldSize": 2,
+        "progress": {"step": 140, "startedFrom": TOLD},
+    }
+    w.settle()
+    w.settle()
+    assert [e.message for e in w.events if e.reason == "StartedFrom"] == [f"attempt 1 went on from {TOLD}"]
+    assert w.status.progress is not None
+    assert w.status.progress.started_from == TOLD
+    assert any(TOLD in line for line in explain(w.job, [], []))

@@ -1,0 +1,136 @@
+"""Where a job's checkpoints are: a folder for each job on its claim, in it a folder for each attempt.
+
+    <claim>/<job>-<uid>/attempt-0002/ckpt-0000000140.npz
+
+An attempt writes into its own folder alone, so that a gang of an earlier attempt which still runs behind a broken
+network can neither change nor remove what the present one has written. Readers take the newest attempt that has
+any checkpoint, whatever steps earlier ones have reached since. See docs/decisions/0015-a-folder-for-each-job.md.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringtrain.collectives.session import current_or_none
+from ringtrain.config import WorkerConfig
+from ringtrain.errors import CheckpointError
+
+_ATTEMPT = re.compile(r"attempt-(\d{4,})")
+_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Folders of one `Checkpoints`: `own` is written, `earlier` are read after it, newest first.
+
+    `job_dir` is the job's folder and `below` the path in it, when the job has one and this is in it;
+    `restore_from` is the job whose checkpoints to begin with, or its folder.
+    """
+
+    own: Path
+    earlier: tuple[Path, ...] = ()
+    job_dir: Path | None = None
+    below: Path = Path()
+    restore_from: str = ""
+
+    def sources(self) -> tuple[Path, ...]:
+        """Folders of the job or folder to begin with, newest first; none where none was named.
+
+        Raises CheckpointError when it is not there, or when several jobs had that name.
+        """
+        if not self.restore_from or self.job_dir is None:
+            return ()
+        return _folders(_source(self.job_dir, self.restore_from) / self.below)
+
+
+def job_directory() -> Path | None:
+    """Return where the job keeps checkpoints across attempts (RINGTRAIN_CHECKPOINT_DIR); None if it keeps none.
+
+    `Checkpoints` in it makes a folder for each attempt. Before `init()` it is what the environment says.
+    """
+    return _config().checkpoint_dir
+
+
+def attempt_directory() -> Path | None:
+    """Return where this attempt may write files of its own format, made if need be; None if the job keeps none.
+
+    What earlier attempts wrote is found in `readable_directories`. Raises CheckpointError.
+    """
+    directory = job_directory()
+    if directory is None:
+        return None
+    own = place_of(directory).own
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{own} cannot be made: {error.strerror or error}") from error
+    return own
+
+
+def readable_directories() -> tuple[Path, ...]:
+    """Return where to look for what to go on from, in this order: this attempt's folder, earlier attempts', then
+    those of the job that `spec.checkpoint.restoreFrom` names. Raises CheckpointError.
+    """
+    directory = job_directory()
+    if directory is None:
+        return ()
+    place = place_of(directory)
+    return (place.own, *place.earlier, *place.sources())
+
+
+def place_of(directory: Path) -> Place:
+    """The folders of checkpoints in `directory`. Outside the job's own folder that is all there is."""
+    config = _config()
+    job_dir = config.checkpoint_dir
+    if job_dir is None or not directory.absolute().is_relative_to(job_dir.absolute()):
+        return Place(directory)
+    own = directory / f"attempt-{config.attempt:04d}"
+    return Place(
+        own,
+        tuple(folder for folder in _folders(directory, below=config.attempt) if folder != own),
+        job_dir,
+        directory.absolute().relative_to(job_dir.absolute()),
+        config.restore_from,
+    )
+
+
+def _config() -> WorkerConfig:
+    session = current_or_none()
+    return session.config if session is not None else WorkerConfig.from_env(os.environ)
+
+
+def _folders(directory: Path, below: int | None = None) -> tuple[Path, ...]:
+    """Folders of attempts (before `below`) in `directory`, newest first, then `directory` itself."""
+    found: dict[int, Path] = {}
+    if directory.is_dir():
+        for path in directory.iterdir():
+            match = _ATTEMPT.fullmatch(path.name)
+            if match and path.is_dir() and (below is None or int(match[1]) < below):
+                found[int(match[1])] = path
+    return (*(path for _, path in sorted(found.items(), reverse=True)), directory)
+
+
+def _source(job_dir: Path, name: str) -> Path:
+    claim = job_dir.parent
+    if (claim / name).is_dir():
+        return claim / name
+    found = [path for path in sorted(claim.glob(f"{name}-*")) if _is_folder_of(path, name) and path != job_dir]
+    if len(found) == 1:
+        return found[0]
+    way_out = (
+        "give one of them as checkpoint.restoreFrom" if found else f"there are {_names(sorted(claim.iterdir()))}"
+    )
+    raise CheckpointError(
+        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have left checkpoints on the claim "
+        f"({_names(found)}); {way_out}"
+    )
+
+
+def _is_folder_of(path: Path, name: str) -> bool:
+    return bool(_UID.fullmatch(path.name.removeprefix(f"{name}-"))) and path.is_dir()
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths if path.is_dir()) or "none"
