@@ -9,6 +9,7 @@ CHECKS = Checks(
         "tensorflow_names",
         "tensorflow_training",
         "tensorflow_v1",
+        "tensorflow_graphs",
         "keras_training",
         "tensorflow_reductions",
         "tensorflow_exchanges",

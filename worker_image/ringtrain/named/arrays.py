@@ -55,7 +55,11 @@ def allreduce(arrays: Sequence[Array], how: Reduction, name: str | None, series:
 
 
 def allreduce_gradient(
-    grads: Sequence[Array], inputs: Sequence[Array], outputs: Sequence[Array], how: Reduction
+    grads: Sequence[Array],
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    how: Reduction,
+    name: str | None = None,
 ) -> list[Array]:
     """Return the gradients of the inputs of an allreduce from those of its outputs, of which every rank has one.
 
@@ -63,16 +67,18 @@ def allreduce_gradient(
     the value, in equal parts. Product: the sum times the product of the other ranks' inputs.
     """
     if how.op in ("Sum", "Average", "Adasum"):
-        return allreduce(grads, how, None, "allreduce_gradient")
+        return allreduce(grads, how, name, "allreduce_gradient")
     total = Reduction("Sum", how.process_set)
-    summed = allreduce(grads, total, None, "allreduce_gradient")
+    summed = allreduce(grads, total, name, "allreduce_gradient")
     factor = how.prescale * how.postscale
     if how.op == "Product":
-        others = [_product_of_others(array, how) for array in inputs]
+        others = [
+            _product_of_others(array, how, _part(name, f"input{index}")) for index, array in enumerate(inputs)
+        ]
         return [np.asarray(factor * g * o, g.dtype) for g, o in zip(summed, others, strict=True)]
     scaled = [array * array.dtype.type(how.prescale) * array.dtype.type(how.postscale) for array in inputs]
     held = [np.asarray(x == y, x.dtype) for x, y in zip(scaled, outputs, strict=True)]
-    holders = allreduce(held, total, None, "allreduce_gradient")
+    holders = allreduce(held, total, _part(name, "holders"), "allreduce_gradient")
     return [np.asarray(factor * g * h / n, g.dtype) for g, h, n in zip(summed, held, holders, strict=True)]
 
 
@@ -82,10 +88,12 @@ def allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None
     return run(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
 
 
-def allgather_gradient(grads: Sequence[Array], rows: Sequence[int], process_set: ProcessSet) -> list[Array]:
+def allgather_gradient(
+    grads: Sequence[Array], rows: Sequence[int], process_set: ProcessSet, name: str | None = None
+) -> list[Array]:
     """Return the gradients of this rank's rows (`rows` of each array): the mean of every rank's, as in Horovod."""
-    means = allreduce(grads, Reduction("Average", process_set), None, "allgather_gradient")
-    (everyone,) = allgather([np.array([rows], np.int64)], process_set)
+    means = allreduce(grads, Reduction("Average", process_set), name, "allgather_gradient")
+    (everyone,) = allgather([np.array([rows], np.int64)], process_set, _part(name, "rows"))
     before = everyone[: process_set.rank() or 0].sum(axis=0)
     return [grad[start : start + own] for grad, start, own in zip(means, before, rows, strict=True)]
 
@@ -96,6 +104,12 @@ def broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name:
     return run(request, arrays, process_set)
 
 
+def begin_allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str) -> Any:
+    """Begin to gather; return the future of every rank's rows of each array."""
+    request = Request(Kind.ALLGATHER, name_for("allgather", name, process_set))
+    return begin(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
+
+
 def begin_broadcast(array: Array, root: int, process_set: ProcessSet, name: str) -> Any:
     """Begin to broadcast; return the future of a list with the one result."""
     return begin(
@@ -103,9 +117,9 @@ def begin_broadcast(array: Array, root: int, process_set: ProcessSet, name: str)
     )
 
 
-def broadcast_gradient(grad: Array, root: int, process_set: ProcessSet) -> Array:
+def broadcast_gradient(grad: Array, root: int, process_set: ProcessSet, name: str | None = None) -> Array:
     """Return the mean of every rank's gradient at the root, and zeros elsewhere, as in Horovod."""
-    (mean,) = allreduce([grad], Reduction("Average", process_set), None, "broadcast_gradient")
+    (mean,) = allreduce([grad], Reduction("Average", process_set), name, "broadcast_gradient")
     return mean if queue_of(process_set).group.rank == root else np.zeros_like(mean)
 
 
@@ -126,13 +140,17 @@ def reducescatter(arrays: Sequence[Array], how: Reduction, name: str | None) -> 
     return run(request, arrays, how.process_set, scalar_error([np.shape(array) for array in arrays]))
 
 
-def reducescatter_gradient(grads: Sequence[Array], how: Reduction) -> list[Array]:
+def reducescatter_gradient(grads: Sequence[Array], how: Reduction, name: str | None = None) -> list[Array]:
     """Return every rank's gradients, gathered; for Sum times the number of ranks, as Horovod does."""
     factor = how.prescale * how.postscale * (members(how.process_set) if how.op == "Sum" else 1)
-    return [np.asarray(grad * factor, grad.dtype) for grad in allgather(grads, how.process_set)]
+    return [np.asarray(grad * factor, grad.dtype) for grad in allgather(grads, how.process_set, name)]
 
 
-def _product_of_others(array: Array, how: Reduction) -> Array:
-    (stacked,) = allgather([array.reshape(1, -1)], how.process_set)
+def _part(name: str | None, part: str) -> str | None:
+    return None if name is None else f"{name}.{part}"
+
+
+def _product_of_others(array: Array, how: Reduction, name: str | None) -> Array:
+    (stacked,) = allgather([array.reshape(1, -1)], how.process_set, name)
     kept = np.delete(stacked, how.process_set.rank() or 0, axis=0)
     return np.asarray(np.prod(kept * kept.dtype.type(how.prescale), axis=0).reshape(array.shape))

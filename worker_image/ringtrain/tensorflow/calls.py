@@ -4,33 +4,109 @@ Inside `tf.function` such calls keep the order of the program, so that ranks tha
 same calls in the same order. They cannot be compiled by XLA.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
 
 from ringtrain.named.group import Array
+from ringtrain.tensorflow.errors import as_tensorflow
+from ringtrain.tensorflow.operation import Function, add_operation
+from ringtrain.transport.threads import DaemonPool
+
+# How long a thread of TensorFlow's may be held by a call that waits for other ranks, before the graph asks now and
+# then. Functions make their calls one after the other, so few threads are held; a session makes all at once.
+HOLD_IN_FUNCTION_S, HOLD_IN_SESSION_S = 0.05, 0.001
+PAUSE_FIRST_US, PAUSE_MAX_US = 250, 4000
 
 Shape = Sequence[int | None]
 
 
+class _Calls:
+    """Calls that graphs have begun, by ticket, each in a thread of ours."""
+
+    def __init__(self) -> None:
+        self._pool = DaemonPool("ringtrain-tensorflow")
+        self._tickets = itertools.count()
+        self._begun: dict[int, Future[Sequence[Array]]] = {}
+
+    def begin(self, function: Function, arrays: Sequence[Array], hold_s: float) -> list[Array]:
+        """Begin a call; return its ticket, and whether it still goes on after `hold_s`."""
+        ticket = next(self._tickets)
+        self._begun[ticket] = call = self._pool.submit(function, *arrays)
+        wait([call], hold_s)
+        return [np.asarray(ticket, np.int64), *self.goes_on(ticket)]
+
+    def goes_on(self, ticket: Any) -> list[Array]:
+        """Return whether the call goes on."""
+        return [np.asarray(not self._begun[int(ticket)].done())]
+
+    def take(self, ticket: Any) -> Sequence[Array]:
+        """Return the results of a call that has ended, or raise its error."""
+        return self._begun.pop(int(ticket)).result()
+
+
+_calls: Final = _Calls()
+
+
+@tf.autograph.experimental.do_not_convert
 def host_call(
-    function: Callable[..., Sequence[Array]], inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]
+    function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]
 ) -> list[Any]:
-    """Return `function(*arrays of inputs)` as tensors of the given dtypes and (partly known) shapes."""
+    """Return `function(*arrays of inputs)` as tensors of the given dtypes and (partly known) shapes.
 
-    def call(*arrays: Array) -> list[Array]:
-        results = function(*(np.asarray(array) for array in arrays))
+    In a graph the call runs beside TensorFlow's threads, which only ask whether it has ended: blocked ones would
+    fill the inter-op pool, and ranks that began different calls first would wait for each other for ever. Eagerly
+    errors are Ringtrain's and TensorFlow's at once, in graphs TensorFlow's.
+    """
+    if tf.executing_eagerly():
+        with as_tensorflow():
+            results = function(*(np.asarray(tensor) for tensor in inputs))
         pairs = zip(results, dtypes, strict=True)
-        return [np.asarray(result, tf.as_dtype(dtype).as_numpy_dtype, order="C") for result, dtype in pairs]
-
+        return [tf.convert_to_tensor(_as_dtype(result, dtype)) for result, dtype in pairs]
+    in_function = tf.compat.v1.executing_eagerly_outside_functions()
+    hold_s = HOLD_IN_FUNCTION_S if in_function else HOLD_IN_SESSION_S
     with tf.device("/CPU:0"):
-        outputs = tf.numpy_function(call, list(inputs), list(dtypes))
-    outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+        ticket, running = add_operation(
+            lambda *arrays: _calls.begin(function, arrays, hold_s), inputs, [tf.int64, tf.bool]
+        )
+        ended = _until_ended(ticket, tf.ensure_shape(running, []))
+        with tf.control_dependencies([ended]):
+            outputs = add_operation(_calls.take, [ticket], dtypes)
     for output, shape in zip(outputs, shapes, strict=True):
         output.set_shape(shape)
-    return list(outputs)
+    return outputs
+
+
+def _until_ended(ticket: Any, running: Any) -> Any:
+    """Return a tensor that is there when the call has ended; until then no thread of TensorFlow's is held."""
+
+    def ask(_: Any, pause: Any) -> Any:
+        with tf.control_dependencies([_paused(pause)]):
+            (still,) = add_operation(_calls.goes_on, [ticket], [tf.bool])
+        return tf.ensure_shape(still, []), tf.minimum(2 * pause, PAUSE_MAX_US)
+
+    first = tf.constant(PAUSE_FIRST_US, tf.int64)
+    return tf.while_loop(lambda still, _: still, ask, (running, first))[0]
+
+
+def _paused(microseconds: Any) -> Any:
+    """Return a tensor that is there after a time.
+
+    Reading a data set is an asynchronous operation of TensorFlow's with a thread of its own, which sleeps here.
+    What follows is queued behind all that is ready: a loop of synchronous operations would keep its thread.
+    """
+    numbers = tf.raw_ops.TensorDataset(components=[microseconds], output_shapes=[[]])
+    kind: dict[str, Any] = {"output_types": [tf.int64], "output_shapes": [[]]}
+    slow = tf.raw_ops.SleepDataset(input_dataset=numbers, sleep_microseconds=microseconds, **kind)
+    return tf.raw_ops.DatasetToSingleElement(dataset=slow, **kind)[0]
+
+
+def _as_dtype(result: Any, dtype: Any) -> Array:
+    return np.asarray(result, tf.as_dtype(dtype).as_numpy_dtype, order="C")
 
 
 def value_of(tensor: Any) -> Any:
@@ -42,11 +118,3 @@ def any_rows(tensor: Any) -> Any:
     """The shape of `tensor` with any number of rows."""
     shape = tensor.shape
     return tf.TensorShape([None]).concatenate(shape[1:]) if shape.rank else tf.TensorShape(None)
-
-
-def scoped(name: str | None, ignore_name_scope: bool) -> str | None:
-    """Return `name` under the current name scope, as operations are named in a graph."""
-    if name is None or ignore_name_scope or tf.executing_eagerly():
-        return name
-    scope = tf.compat.v1.get_default_graph().get_name_scope()
-    return f"{scope}/{name}" if scope else name

@@ -9,7 +9,8 @@ import tensorflow as tf
 from ringtrain.named import arrays
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.world import global_process_set
-from ringtrain.tensorflow.calls import any_rows, host_call, scoped, value_of
+from ringtrain.tensorflow.calls import any_rows, host_call, value_of
+from ringtrain.tensorflow.names import name_of_call, name_of_gradient
 
 
 def allgather(
@@ -29,9 +30,14 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Return each of `tensors` gathered, as one collective."""
+    return gathered(tensors, name_of_call(name, ignore_name_scope), process_set)
+
+
+@tf.autograph.experimental.do_not_convert
+def gathered(tensors: Sequence[Any], full: str | None, process_set: ProcessSet) -> list[Any]:
+    """Gather as `grouped_allgather` does, under a name that was dealt before."""
     values = [value_of(tensor) for tensor in tensors]
     dtypes, shapes = [t.dtype for t in values], [t.shape for t in values]
-    full = scoped(name, ignore_name_scope)
     count = len(values)
 
     @tf.custom_gradient
@@ -45,8 +51,11 @@ def grouped_allgather(
         )
 
         def gradient(*grads: Any) -> Any:
+            own_name = name_of_gradient(full)
+
             def on_host(*given: Any) -> Any:
-                return arrays.allgather_gradient(given[:count], [int(n) for n in given[count:]], process_set)
+                own_rows = [int(n) for n in given[count:]]
+                return arrays.allgather_gradient(given[:count], own_rows, process_set, own_name)
 
             return host_call(on_host, [*map(value_of, grads), *rows], dtypes, shapes)
 
@@ -55,6 +64,7 @@ def grouped_allgather(
     return list(gather(*values))
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -64,7 +74,7 @@ def broadcast(
 ) -> Any:
     """Return the tensor of `root_rank` (a rank of the world); gradients flow back to it."""
     value = value_of(tensor)
-    full = scoped(name, ignore_name_scope)
+    full = name_of_call(name, ignore_name_scope)
 
     @tf.custom_gradient
     def send(given: Any) -> Any:
@@ -76,8 +86,9 @@ def broadcast(
         )
 
         def gradient(grad: Any) -> Any:
+            own_name = name_of_gradient(full)
             (flowed,) = host_call(
-                lambda array: [arrays.broadcast_gradient(array, root_rank, process_set)],
+                lambda array: [arrays.broadcast_gradient(array, root_rank, process_set, own_name)],
                 [value_of(grad)],
                 [value.dtype],
                 [value.shape],
@@ -89,6 +100,7 @@ def broadcast(
     return send(value)
 
 
+@tf.autograph.experimental.do_not_convert
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -100,7 +112,7 @@ def alltoall(
     rank order, and with `splits` also how many came from each rank. Gradients go back the way that the rows came.
     """
     value = value_of(tensor)
-    full = scoped(name, ignore_name_scope)
+    full = name_of_call(name, ignore_name_scope)
     given_splits = tf.constant([], tf.int32) if splits is None else tf.cast(splits, tf.int32)
 
     @tf.custom_gradient
@@ -112,8 +124,9 @@ def alltoall(
         output, received = host_call(forward, [given, cut], [value.dtype, tf.int32], [any_rows(value), [None]])
 
         def gradient(grad: Any, _: Any) -> Any:
+            own_name = name_of_gradient(full)
             (back,) = host_call(
-                lambda array, lengths: arrays.alltoall(array, lengths, process_set)[:1],
+                lambda array, lengths: arrays.alltoall(array, lengths, process_set, own_name)[:1],
                 [value_of(grad), received],
                 [value.dtype],
                 [value.shape],

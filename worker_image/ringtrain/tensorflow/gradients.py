@@ -13,9 +13,10 @@ from ringtrain.named.arrays import Reduction
 from ringtrain.named.ops import Adasum, Average, ReduceOp, Sum, chosen_op
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.world import global_process_set, members, name_for
-from ringtrain.tensorflow.calls import host_call
+from ringtrain.tensorflow.calls import any_rows, host_call
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.reduce import allreduce
+from ringtrain.tensorflow.names import name_of_call
+from ringtrain.tensorflow.reduce import scaled_slices
 
 
 @dataclass(frozen=True)
@@ -71,60 +72,69 @@ class GradientReducer:
     def is_local(self, variable: Any) -> bool:
         return identity(variable) in self._local
 
+    @tf.autograph.experimental.do_not_convert
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the gradients reduced; those that are None stay None, those of local variables are scaled at
         most.
         """
         results = list(grads)
         dense: list[int] = []
+        sparse: list[int] = []
         for index, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if grad is None:
                 continue
             if self.is_local(variable):
                 results[index] = self._local_gradient(grad)
             elif isinstance(grad, tf.IndexedSlices) and not self.options.sparse_as_dense:
-                results[index] = self._sparse(grad, index)
+                sparse.append(index)
             else:
                 dense.append(index)
-        reduced = self._dense(
-            [tf.convert_to_tensor(grads[i]) for i in dense], self._groups(dense, variables), dense
-        )
-        for index, grad in zip(dense, reduced, strict=True):
-            results[index] = grad
+                results[index] = tf.convert_to_tensor(grad)
+        if dense or sparse:
+            self._reduce_together(results, dense, sparse, self._groups(dense, variables))
         return results
 
-    def _sparse(self, grad: Any, index: int) -> Any:
-        options = self.options
-        op = Sum if options.op is Sum else Average
-        name = f"{self.name}.{index}"
-        return allreduce(
-            grad, op=op, device_sparse=options.device_sparse, name=name, process_set=options.process_set
-        )
+    def _reduce_together(
+        self, results: list[Any], dense: list[int], sparse: list[int], groups: list[list[int]]
+    ) -> None:
+        """Reduce what stands at the places `dense` and `sparse` of `results`, in one call out of the graph.
 
-    def _dense(self, grads: Sequence[Any], groups: list[list[int]], places: list[int]) -> list[Any]:
-        """`groups`: positions in `grads` that travel together."""
-        if not grads:
-            return []
-        how = self.options.reduction
-        small = [self.options.compression.compress(grad) for grad in grads]
-        tensors = [tensor for tensor, _ in small]
+        `groups`: positions in `dense` that travel together.
+        """
+        options, how = self.options, self.options.reduction
+        process_set = how.process_set
+        name = name_of_call(self.name) or self.name
+        small = [options.compression.compress(results[place]) for place in dense]
+        slices = [results[place] for place in sparse]
+        inputs = [tensor for tensor, _ in small] + [part for s in slices for part in (s.values, s.indices)]
 
         def on_host(*given: Any) -> Any:
+            reduced, gathered = list(given[: len(dense)]), given[len(dense) :]
             begun = []
             for group in groups:
-                name = name_for("gradients", f"{self.name}.{places[group[0]]}", how.process_set)
-                begun.append(arrays.begin(how.request(name), [given[i] for i in group], how.process_set))
-            results = list(given)
+                own = name_for("gradients", f"{name}.{dense[group[0]]}", process_set)
+                begun.append(arrays.begin(how.request(own), [given[i] for i in group], process_set))
+            begun_slices = [
+                arrays.begin_allgather(gathered[2 * i : 2 * i + 2], process_set, f"{name}.{place}")
+                for i, place in enumerate(sparse)
+            ]
             for group, future in zip(groups, begun, strict=True):
                 for i, array in zip(group, future.result(), strict=True):
-                    results[i] = array
-            return results
+                    reduced[i] = array
+            return reduced + [array for future in begun_slices for array in future.result()]
 
-        with tf.device(self.options.device_dense):
-            reduced = host_call(on_host, tensors, [t.dtype for t in tensors], [t.shape for t in tensors])
-            return [
-                self.options.compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, small, strict=True)
-            ]
+        shapes = [t.shape for t, _ in small] + [any_rows(t) for t in inputs[len(dense) :]]
+        with tf.device(options.device_dense):
+            outputs = host_call(on_host, inputs, [t.dtype for t in inputs], shapes)
+            for place, tensor, (_, ctx) in zip(dense, outputs, small, strict=False):
+                results[place] = options.compression.decompress(tensor, ctx)
+        with tf.device(options.device_sparse):
+            for i, place in enumerate(sparse):
+                values, indices = outputs[len(dense) + 2 * i : len(dense) + 2 * i + 2]
+                how_slices = Reduction("Sum" if options.op is Sum else "Average", process_set)
+                results[place] = tf.IndexedSlices(
+                    scaled_slices(values, how_slices), indices, slices[i].dense_shape
+                )
 
     def _groups(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
         """Return which of the gradients at `places` travel together, as positions in `places`."""

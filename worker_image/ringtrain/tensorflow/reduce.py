@@ -5,15 +5,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.errors import ConfigurationError
 from ringtrain.named import arrays
 from ringtrain.named.arrays import Reduction
-from ringtrain.named.ops import Average, ReduceOp, chosen_op, only_sums
+from ringtrain.named.ops import Average, chosen_op, only_sums
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.world import global_process_set, members
-from ringtrain.tensorflow.calls import any_rows, host_call, scoped, value_of
+from ringtrain.tensorflow.calls import any_rows, host_call, value_of
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gather import grouped_allgather
+from ringtrain.tensorflow.errors import NotSupportedError
+from ringtrain.tensorflow.gather import gathered
+from ringtrain.tensorflow.names import name_of_call, name_of_gradient
 
 
 def allreduce(
@@ -32,15 +33,15 @@ def allreduce(
     """Return `tensor` reduced over the ranks of `process_set`; gradients flow through.
 
     `tensor`: tensor or variable of the same shape on all ranks, or IndexedSlices, whose slices are gathered
-    instead (`op` Average or Sum). `op`: Average (default), Sum, Adasum, Min, Max or Product. `average`: deprecated
-    form of `op`. Factors multiply before and after. `name`: pairs this call with the others' (default: a counter).
-    `device_dense`, `device_sparse`: where the result is placed.
+    instead (`op` Average or Sum; the factors apply to them, too). `op`: Average (default), Sum, Adasum, Min, Max
+    or Product. `average`: deprecated form of `op`. Factors multiply before and after. `name`: pairs this call with
+    the others' (default: a number, dealt when the call is made, or in a graph when it is built). `device_dense`,
+    `device_sparse`: where the result is placed.
     """
-    chosen = chosen_op(op, average)
+    how = Reduction(chosen_op(op, average).value, process_set, prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
-        return _slices(tensor, chosen, device_sparse, scoped(name, ignore_name_scope), process_set)
-    how = Reduction(chosen.value, process_set, prescale_factor, postscale_factor)
-    return _reduced([tensor], how, device_dense, compression, scoped(name, ignore_name_scope))[0]
+        return _slices(tensor, how, device_sparse, name_of_call(name, ignore_name_scope))
+    return _reduced([tensor], how, device_dense, compression, name_of_call(name, ignore_name_scope))[0]
 
 
 def grouped_allreduce(
@@ -57,10 +58,9 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Any]:
     """Return each of `tensors` reduced, as one collective; IndexedSlices are gathered one by one."""
-    chosen = chosen_op(op, average)
-    name = scoped(name, ignore_name_scope)
+    how = Reduction(chosen_op(op, average).value, process_set, prescale_factor, postscale_factor)
+    name = name_of_call(name, ignore_name_scope)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
-    how = Reduction(chosen.value, process_set, prescale_factor, postscale_factor)
     results: list[Any] = list(tensors)
     if dense:
         reduced = _reduced([tensors[index] for index in dense], how, device_dense, compression, name)
@@ -68,7 +68,7 @@ def grouped_allreduce(
             results[index] = tensor
     for index in sorted(set(range(len(tensors))) - set(dense)):
         own_name = None if name is None else f"{name}.{index}"
-        results[index] = _slices(tensors[index], chosen, device_sparse, own_name, process_set)
+        results[index] = _slices(tensors[index], how, device_sparse, own_name)
     return results
 
 
@@ -89,7 +89,7 @@ def reducescatter(
     how = Reduction(
         only_sums(chosen_op(op), "reducescatter").value, process_set, prescale_factor, postscale_factor
     )
-    return _scattered([tensor], how, device_dense, compression, scoped(name, ignore_name_scope))[0]
+    return _scattered([tensor], how, device_dense, compression, name_of_call(name, ignore_name_scope))[0]
 
 
 def grouped_reducescatter(
@@ -105,9 +105,10 @@ def grouped_reducescatter(
     how = Reduction(
         only_sums(chosen_op(op), "reducescatter").value, process_set, prescale_factor, postscale_factor
     )
-    return _scattered(tensors, how, device_dense, compression, None)
+    return _scattered(tensors, how, device_dense, compression, name_of_call(None))
 
 
+@tf.autograph.experimental.do_not_convert
 def _reduced(
     tensors: Sequence[Any], how: Reduction, device: str, compression: type[Compressor], name: str | None
 ) -> list[Any]:
@@ -126,8 +127,11 @@ def _differentiable_allreduce(tensors: Sequence[Any], how: Reduction, name: str 
         outputs = host_call(lambda *given: arrays.allreduce(given, how, name), inputs, dtypes, shapes)
 
         def gradient(*grads: Any) -> Any:
+            own_name = name_of_gradient(name)
+
             def on_host(*given: Any) -> Any:
-                return arrays.allreduce_gradient(given[:count], given[count : 2 * count], given[2 * count :], how)
+                parts = given[:count], given[count : 2 * count], given[2 * count :]
+                return arrays.allreduce_gradient(*parts, how, own_name)
 
             return host_call(on_host, [*map(value_of, grads), *inputs, *outputs], dtypes, shapes)
 
@@ -136,6 +140,7 @@ def _differentiable_allreduce(tensors: Sequence[Any], how: Reduction, name: str 
     return list(reduce(*tensors))
 
 
+@tf.autograph.experimental.do_not_convert
 def _scattered(
     tensors: Sequence[Any], how: Reduction, device: str, compression: type[Compressor], name: str | None
 ) -> list[Any]:
@@ -150,9 +155,12 @@ def _scattered(
         )
 
         def gradient(*grads: Any) -> Any:
-            return host_call(
-                lambda *given: arrays.reducescatter_gradient(given, how), [*map(value_of, grads)], dtypes, shapes
-            )
+            own_name = name_of_gradient(name)
+
+            def on_host(*given: Any) -> Any:
+                return arrays.reducescatter_gradient(given, how, own_name)
+
+            return host_call(on_host, [*map(value_of, grads)], dtypes, shapes)
 
         return tuple(outputs), gradient
 
@@ -161,12 +169,27 @@ def _scattered(
         return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, small, strict=True)]
 
 
-def _slices(slices: Any, op: ReduceOp, device: str, name: str | None, process_set: ProcessSet) -> Any:
+def _slices(slices: Any, how: Reduction, device: str, name: str | None) -> Any:
     """Gather values and indices: slices of the same index are added where they are used."""
-    if op.value not in ("Average", "Sum"):
-        raise ConfigurationError(f"allreduce of IndexedSlices: op is {op.value}; expected Average or Sum")
+    check_slices(how.op)
     with tf.device(device):
-        values, indices = grouped_allgather([slices.values, slices.indices], name, process_set=process_set)
-        if op is Average:
-            values = values / tf.cast(members(process_set), values.dtype)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+        values, indices = gathered([slices.values, slices.indices], name, how.process_set)
+        return tf.IndexedSlices(scaled_slices(values, how), indices, slices.dense_shape)
+
+
+def check_slices(op: str) -> None:
+    """Raise NotSupportedError for an op that IndexedSlices do not have."""
+    if op not in ("Average", "Sum"):
+        raise NotSupportedError(
+            f"allreduce of IndexedSlices: op is {op}; expected Average or Sum, or sparse_as_dense=True"
+        )
+
+
+def scaled_slices(values: Any, how: Reduction) -> Any:
+    """Return gathered `values` so that what is added up of them is the reduction `how`."""
+    factor = how.prescale * how.postscale / (members(how.process_set) if how.op == "Average" else 1)
+    if factor == 1.0:
+        return values
+    if values.dtype.is_integer:
+        return tf.cast(tf.cast(values, tf.float64) * factor, values.dtype)
+    return values * tf.cast(factor, values.dtype)

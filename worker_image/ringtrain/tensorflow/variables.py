@@ -10,8 +10,10 @@ from ringtrain.named import arrays
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.world import global_process_set
 from ringtrain.tensorflow.calls import host_call, value_of
+from ringtrain.tensorflow.names import name_of_call
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
@@ -20,7 +22,8 @@ def broadcast_(
     if not held:
         return []
     values = [value_of(variable) for variable in held]
-    names = [f"{name or 'variables'}.{index}.{_name(v)}" for index, v in enumerate(held)]
+    call = name_of_call(name or "variables")
+    names = [f"{call}.{index}.{_name(v)}" for index, v in enumerate(held)]
 
     def on_host(*given: Any) -> Any:
         futures = [

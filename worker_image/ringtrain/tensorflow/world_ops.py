@@ -55,6 +55,7 @@ def join() -> Any:
     return _scalar(world.join)
 
 
+@tf.autograph.experimental.do_not_convert
 def _scalar(function: Callable[[], int]) -> Any:
     (value,) = host_call(lambda: [np.asarray(function(), np.int32)], [], [tf.int32], [[]])
     return value
