@@ -6,7 +6,8 @@ from typing import Final, Literal
 
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError
 
-Kind = Literal["lost", "mismatch", "configuration", "internal"]
+# stranger: not of a world, but of one request, which shows no session of this world
+Kind = Literal["lost", "mismatch", "configuration", "internal", "stranger"]
 # gRPC carries a refusal in a trailer, and trailers are limited to 8 KiB.
 _MESSAGE_LIMIT: Final = 3000
 
@@ -25,7 +26,7 @@ class Failure:
             return PeerLost(self.rank, self.message)
         if self.kind == "mismatch":
             return MismatchError(self.message)
-        if self.kind == "configuration":
+        if self.kind in ("configuration", "stranger"):
             return ConfigurationError(self.message)
         return RingtrainError(self.message)
 

@@ -101,7 +101,7 @@ class Board:
 
     def _has_begun(self, key: Key) -> bool:
         begun = self._begun.get(key[0])
-        return begun is not None and key[1] <= begun.sequence
+        return key[1] <= (0 if begun is None else begun.sequence)  # number 0 asks nothing: nobody waits for it
 
     def taken(self, offer: Offer, peer: int) -> None:
         with self._changed:

@@ -52,6 +52,7 @@ class Handshake:
         self._given: dict[int, str] = {}  # the process that each peer turned out to be, and got a session
         self._held: dict[int, bytes] = {}
         self._met: dict[int, str] = {}  # the process that answers at each peer's address
+        self._watched_by: set[int] = set()  # peers that have met this rank, and will hear when it leaves
         self._all_met = False
         verdict.on_reached(self._wake)
 
@@ -95,7 +96,14 @@ class Handshake:
     def check_session(self, rank: int, session: bytes) -> None:
         """Raises Stranger unless `session` is what the peer `rank` was given."""
         if not self.is_peer(rank, session):
-            raise Stranger(Failure("configuration", f"no session for a request in the name of rank {rank}"))
+            raise Stranger(Failure("stranger", f"no session for a request in the name of rank {rank}"))
+
+    def watched_by(self, rank: int) -> None:
+        """Note that a peer, which has shown its session, will hear when this rank leaves."""
+        if rank not in self._watched_by:
+            with self._changed:
+                self._watched_by.add(rank)
+                self._changed.notify_all()
 
     # What this rank asks
 
@@ -109,9 +117,10 @@ class Handshake:
         return self._held.get(peer, b"")
 
     def meet_all(self, transport: Transport, met: Callable[[int], None]) -> None:
-        """Meet every peer; call `met` for each. On return each has met this rank as well.
+        """Meet every peer; call `met` for each, which begins to watch it.
 
-        Reaches a verdict and raises otherwise.
+        On return each has met this rank as well, and watches it: so this rank may leave at once, and begin its
+        next world while others still meet in this one. Reaches a verdict and raises otherwise.
         """
         end = time.monotonic() + self._place.timeout_s
         hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._place.peers}
@@ -222,11 +231,11 @@ class Handshake:
 
     def _await_all(self, end: float) -> None:
         def all_here() -> bool:
-            return self._verdict.failure is not None or len(self._given) == len(self._place.peers)
+            return self._verdict.failure is not None or len(self._watched_by) == len(self._place.peers)
 
         with self._changed:
             self._changed.wait_for(all_here, max(end - time.monotonic(), self._place.probe_timeout_s))
-            missing = [peer for peer in self._place.peers if peer not in self._given]
+            missing = [peer for peer in self._place.peers if peer not in self._watched_by]
             two = [peer for peer, instance in self._given.items() if instance != self._met.get(peer)]
             self._all_met = not missing and not two
         self._verdict.check()

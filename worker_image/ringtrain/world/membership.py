@@ -94,8 +94,9 @@ class Membership:
         if method == PROVE:
             return self._handshake.answer_prove(request, self.transport.data_port)
         # While ranks meet, whoever knows the token may announce why they do not. Without a token only peers may.
+        asking = -1
         if method != ABORT or self._handshake.all_met or self.place.token is None:
-            self._check_identity(request)
+            asking = self._check_identity(request)
         if method == ABORT:
             self.monitor.heed(request)
             return b""
@@ -106,6 +107,7 @@ class Membership:
             asked = load_fields(request, process_set=int, sequence=int)
             what = self.board.meaning((asked["process_set"], asked["sequence"]))
             return b"" if what is None else what.encode()
+        self._handshake.watched_by(asking)
         return self._answer_watch(caller)
 
     def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
@@ -145,12 +147,15 @@ class Membership:
         return decode_signature(answer) if answer else None
 
     def _is_over(self, peer: int) -> bool:
-        """Whether this world has ended for `peer`: it has left (the news may be on its way), or all failed."""
-        return self.verdict.failure is not None or self.monitor.await_left(peer, self.place.settle_s)
+        """Whether this world has ended for `peer`: it has left, or all failed, or this rank leaves itself."""
+        ended = self.left or self.verdict.failure is not None or self.monitor.has_left(peer)
+        return ended or not self.monitor.answers(peer)
 
     def _identity(self, peer: int) -> dict[str, object]:
         return {"rank": self.place.rank, "session": self._handshake.session(peer).hex()}
 
-    def _check_identity(self, request: bytes) -> None:
+    def _check_identity(self, request: bytes) -> int:
+        """Return the peer that asks. Raises Stranger."""
         identity = load_fields(request, rank=int, session=bytes)
         self._handshake.check_session(identity["rank"], identity["session"])
+        return int(identity["rank"])

@@ -63,7 +63,6 @@ class Monitor:
         self._identity = identity  # what proves to a peer who asks
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._left: set[int] = set()
-        self._parted = threading.Condition()
         self._announced = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._judge_reports, name="ringtrain-monitor", daemon=True)
@@ -82,10 +81,18 @@ class Monitor:
         """Hand in what was noticed. Returns at once; the verdict follows, within a fifth of the timeout."""
         self._reports.put(report)
 
-    def await_left(self, peer: int, timeout_s: float) -> bool:
-        """Wait until `peer` has said that it shuts down; False if it has not in time."""
-        with self._parted:
-            return self._parted.wait_for(lambda: peer in self._left, timeout_s)
+    def has_left(self, peer: int) -> bool:
+        """Whether `peer` has said that it shuts down. That news may still be on its way."""
+        return peer in self._left
+
+    def answers(self, peer: int) -> bool:
+        """Whether the process that this rank has met as `peer` is there: at its address, and in this world."""
+        answer = self._ask_status(peer)
+        wait([answer], timeout=self._place.probe_timeout_s)
+        return _answered(answer)
+
+    def _ask_status(self, peer: int) -> "Future[bytes]":
+        return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._place.probe_timeout_s)
 
     def adopt(self, failure: Failure) -> None:
         """Take over the verdict that a peer announces."""
@@ -132,11 +139,13 @@ class Monitor:
             return
         error = answer.exception()
         if error is None and answer.result() == LEFT:
-            with self._parted:
-                self._left.add(peer)
-                self._parted.notify_all()
+            self._left.add(peer)
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
             self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
+        elif isinstance(error, Refused) and error.failure.kind == "stranger":
+            # Between two questions it has left, and the next world of its process answers.
+            self._left.add(peer)
+            self._reports.put(Closed(peer, "it has left this world", None))
         elif isinstance(error, Refused):
             self._reports.put(error.failure)
         else:
@@ -170,10 +179,7 @@ class Monitor:
 
     def _judge_stall(self, stall: Stalled) -> Failure:
         """Ask those who kept this rank waiting: not there, behind, or waiting themselves?"""
-        asked = {
-            peer: self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._place.probe_timeout_s)
-            for peer in stall.peers
-        }
+        asked = {peer: self._ask_status(peer) for peer in stall.peers}
         wait(asked.values(), timeout=self._place.probe_timeout_s)
         label, waited = stall.doing.label, f"after {stall.waited_s:.3g} s"
         answers = {peer: load(answer.result()) for peer, answer in asked.items() if _answered(answer)}

@@ -41,7 +41,7 @@ class DataPath:
         self._closed = False
         self._told = False
         self._authorities: dict[int, str] = {}
-        self._dialled: dict[int, Future[Connection | None]] = {}
+        self._dialled: dict[int, Future[Connection | Exception]] = {}
         self._idle: dict[int, list[tuple[float, Connection]]] = {}  # with when each was last used
 
     def serve(self, service: Service) -> int | None:
@@ -58,15 +58,14 @@ class DataPath:
         """Begin to dial the data port of `peer`, and send `request`, which it refuses, to show the session."""
         host, _ = split_address(self._addresses[peer])
         self._authorities[peer] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        dialled: Future[Connection | None] = Future()
+        dialled: Future[Connection | Exception] = Future()
         self._dialled[peer] = dialled
 
         def dial() -> None:
             try:
                 dialled.set_result(self._tried(peer, request))
             except (OSError, Broken) as error:
-                self._tell(peer, error)
-                dialled.set_result(None)
+                dialled.set_result(error)  # said when it matters: the peer may have left meanwhile
 
         threading.Thread(target=dial, name=f"ringtrain-dial-{peer}", daemon=True).start()
 
@@ -93,7 +92,8 @@ class DataPath:
             self._closed = True
             idle = [connection for pool in self._idle.values() for _, connection in pool]
             self._idle.clear()
-        idle += [found for dialled in self._dialled.values() if (found := dialled.result(self._timeout_s))]
+        dialled = [future.result(self._timeout_s) for future in self._dialled.values()]
+        idle += [found for found in dialled if isinstance(found, Connection)]
         for connection in idle:
             connection.channel.close()
 
@@ -117,9 +117,11 @@ class DataPath:
                 return self._dial(peer)
             return None
         first = dialled.result(self._timeout_s)
-        if first is None:
-            self._authorities.pop(peer)
-        return first
+        if isinstance(first, Connection):
+            return first
+        self._tell(peer, first)
+        self._authorities.pop(peer)
+        return None
 
     def _dial(self, peer: int) -> Connection:
         """Raises OSError or Broken."""
