@@ -230,13 +230,17 @@ class Handshake:
         )
 
     def _await_all(self, end: float) -> None:
-        def all_here() -> bool:
-            return self._verdict.failure is not None or len(self._watched_by) == len(self._place.peers)
+        def two_of_one() -> list[int]:
+            return [peer for peer, instance in self._given.items() if instance != self._met.get(peer)]
+
+        def is_decided() -> bool:
+            all_here = len(self._watched_by) == len(self._place.peers)
+            return self._verdict.failure is not None or all_here or bool(two_of_one())
 
         with self._changed:
-            self._changed.wait_for(all_here, max(end - time.monotonic(), self._place.probe_timeout_s))
+            self._changed.wait_for(is_decided, max(end - time.monotonic(), self._place.probe_timeout_s))
             missing = [peer for peer in self._place.peers if peer not in self._watched_by]
-            two = [peer for peer, instance in self._given.items() if instance != self._met.get(peer)]
+            two = two_of_one()
             self._all_met = not missing and not two
         self._verdict.check()
         if two:
