@@ -21,9 +21,9 @@ from .reserved import clashes
 from .template import containers_of, launcher_template_problems, shape_problems, worker_template_problems
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
-MAX_NAME_LENGTH = 51
-NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?\Z"
-NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z"
+MAX_NAME_LENGTH = 51 The CRD has the same pattern, in RE2.
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 # Dicts that are not ours: their fields are the API server's to judge, nulls included.
 _OPAQUE = frozenset({"template", "emptyDir"})
@@ -80,7 +80,7 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> l
         if obj.get(key) != expected:
             problems.append(Problem(key, f"is {shown(obj.get(key))}, expected {expected!r}"))
     name = metadata.get("name")
-    if not isinstance(name, str) or not re.search(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
         problems.append(
             Problem(
                 "metadata.name",
@@ -89,7 +89,7 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> l
             )
         )
     namespace = metadata.get("namespace") or "default"
-    if not isinstance(namespace, str) or not re.search(NAMESPACE_PATTERN, namespace) or len(namespace) > 63:
+    if not isinstance(namespace, str) or not re.fullmatch(NAMESPACE_PATTERN, namespace) or len(namespace) > 63:
         said = f"is {shown(namespace)}; expected at most 63 lower-case letters, digits and '-'"
         problems.append(Problem("metadata.namespace", said))
     return problems + _metadata_problems(metadata)
