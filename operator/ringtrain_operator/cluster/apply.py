@@ -64,6 +64,8 @@ async def apply_plan(pods_of: PodReader, job: Mapping[str, Any], plan: Plan, mem
         outcomes += await _together(*(_create(work, obj) for obj in pods))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))
     surprised = any(isinstance(o, Foreign) for o in outcomes) or refusals != memory.refusals
+    if refusals:
+        memory.looked_at = float("-inf")  # perhaps because of something that is no more
     memory.refusals = refusals
     return surprised
 

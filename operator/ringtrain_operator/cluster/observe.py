@@ -48,6 +48,11 @@ class Memory:
     looked_at: float = float("-inf")
     listed: bool = False
 
+    def forget_objects(self) -> None:
+        """Look at them again; the Secret, which nobody may read, is made unless its name is taken then."""
+        self.owned = {ref for ref in self.owned if ref.kind != "Secret"}
+        self.looked_at = float("-inf")
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -64,13 +69,13 @@ async def read_surroundings(
     api, meta, status = pods_of.api, job["metadata"], job.get("status") or {}
     selector = f"{contract.LABEL_JOB}={meta['name']}"
     began = bool(status.get("attempt"))
-    pods, _ = await asyncio.gather(
-        # What an earlier leader made or deleted shows in the store for certain, in a cache of it sooner or later.
-        pods_of.select(meta["namespace"], selector, quorum=began and not memory.listed),
-        _look_at_objects(api, job, memory, began),
-    )
+    # What an earlier leader made or deleted shows in the store for certain, in a cache of it sooner or later.
+    pods = await pods_of.select(meta["namespace"], selector, quorum=began and not memory.listed)
     memory.listed = True
     ours = [p for p in pods if owned_by(p, meta["uid"])]
+    if not any(_is_of(p, status.get("attempt")) for p in ours):
+        memory.forget_objects()  # the pods that are made next must find all that they mount and run as
+    await _look_at_objects(api, job, memory, began)
     others = [Foreign(ObjectRef("Pod", p["metadata"]["name"]), owner_name(p)) for p in pods if p not in ours]
     nodes = await _readiness_of_suspects(api, ours, now)
     observed = Observed(
@@ -84,6 +89,10 @@ async def read_surroundings(
         status=status,
     )
     return Reading(observed, tuple(ours))
+
+
+def _is_of(pod: Json, attempt: object) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(contract.LABEL_ATTEMPT) == str(attempt)
 
 
 async def _look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory, began: bool) -> None:

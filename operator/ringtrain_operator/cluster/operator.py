@@ -18,6 +18,7 @@ from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.reach import ApiReach, ReachTimes
 from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
 from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
+from ringtrain_operator.observe import ObjectRef
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ class Operator:
             self.config.namespaces,
             self._job_changed,
             self._pod_changed,
+            self._object_gone,
             self.watching,
             beat=self._watch_turned,
             beat_every_s=self.config.stuck_after_s / 20,
@@ -178,6 +180,10 @@ class Operator:
         """A pod that ended goes before jobs that wait to be started; that a new pod exists can wait like them."""
         self._pods.saw(version)
         self.queue.add(key, urgent=not new)
+
+    def _object_gone(self, key: Key, ref: ObjectRef) -> None:
+        self._reconciler.object_gone(key, ref)
+        self.queue.add(key)
 
     def _why_not_alive(self) -> str:
         limit_s, busy_s = self.config.stuck_after_s, self.queue.longest_busy_s()

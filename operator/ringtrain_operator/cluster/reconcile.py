@@ -17,7 +17,7 @@ from ringtrain_operator.cluster.pod_schema import ServedPodSchema
 from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.cluster.poll import LauncherPoller
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
-from ringtrain_operator.observe import Observed
+from ringtrain_operator.observe import ObjectRef, Observed
 from ringtrain_operator.plan import Plan, plan_object
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,12 @@ class Reconciler:
             self._queue.retry(key)
         else:
             self._queue.succeeded(key)
+
+    def object_gone(self, key: Key, ref: ObjectRef) -> None:
+        """An object of the job that is no pod was deleted: it does not exist until somebody finds it again."""
+        memory = self._memories.get(self._uids.get(key, ""))
+        if memory is not None:
+            memory.owned.discard(ref)
 
     def settled_at(self, key: Key, version: str) -> bool:
         """Whether this version of the job is our own writing, after which there was nothing left to do."""

@@ -2,7 +2,8 @@
 
 Handlers of kopf's `on.event` kind store nothing: no finalizer and no annotation ever lands on a user's object. The
 lists and watches ask for metadata only (kopf copies what it receives, and a pod's metadata is a tenth of it) and,
-for pods, only for ours.
+but for jobs, only for what is ours. Of what a job has besides pods only deletions are of interest; Secrets are not
+watched, because that takes the right to read them.
 """
 
 import asyncio
@@ -18,17 +19,34 @@ import aiohttp
 import kopf
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api import JOBS, PODS, ApiClient, ApiError, Connection, Forbidden, NotFound
+from ringtrain_operator.cluster.api import (
+    JOBS,
+    NETWORK_POLICIES,
+    PODS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    ApiClient,
+    ApiError,
+    Connection,
+    Forbidden,
+    NotFound,
+    Resource,
+)
 from ringtrain_operator.cluster.api.client import METADATA_ONLY
 from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.observe import ObjectRef
 
 log = logging.getLogger(__name__)
+
+COMPANIONS = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 
 Enqueue = Callable[[Key], None]
 JobChanged = Callable[[Key, str], None]
 """Is told a job's key and its resourceVersion."""
 PodChanged = Callable[[Key, str, bool], None]
 """Is told the key of a pod's job, the pod's resourceVersion, and whether this is the first that is heard of it."""
+ObjectGone = Callable[[Key, ObjectRef], None]
+"""Is told the key of a job, and which of the objects that it has besides pods was deleted."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,7 @@ class Scope:
     namespaces: tuple[str, ...]
     job_changed: JobChanged
     pod_changed: PodChanged
+    object_gone: ObjectGone
     ready: asyncio.Event
     beat: Callable[[], None]
     beat_every_s: float
@@ -142,7 +161,22 @@ def _handlers(
             new = type in (None, "ADDED")
             host.call_soon_threadsafe(scope.pod_changed, Key(namespace or "", job), version, new)
 
+    def watch_deletions(resource: Resource) -> None:
+        @kopf.on.event(*_group_version(resource), resource.plural, registry=registry)
+        async def gone(type: str | None, namespace: str | None, name: str, labels: Any, **_: Any) -> None:
+            job = labels.get(contract.LABEL_JOB)
+            if type == "DELETED" and job:
+                ref = ObjectRef(resource.kind, name)
+                host.call_soon_threadsafe(scope.object_gone, Key(namespace or "", job), ref)
+
+    for resource in COMPANIONS:
+        watch_deletions(resource)
     return registry
+
+
+def _group_version(resource: Resource) -> tuple[str, str]:
+    group, _, version = resource.api_version.rpartition("/")
+    return group, version
 
 
 def _settings() -> kopf.OperatorSettings:
@@ -151,7 +185,9 @@ def _settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = _NoDiff()
     settings.scanning.disabled = True  # neither CRDs nor namespaces are watched: no right to that is needed
     settings.peering.standalone = True
-    settings.watching.label_selectors["", "v1", "pods"] = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
+    for resource in (PODS, *COMPANIONS):
+        key = (*_group_version(resource), resource.plural)
+        settings.watching.label_selectors[key] = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
     settings.watching.chunk_size = 200
     settings.watching.server_timeout = random.randint(300, 600)
     settings.watching.reconnect_backoff = random.uniform(0.5, 1.5)
@@ -195,11 +231,11 @@ class _NeverNull(aiohttp.ClientResponse):
 
 
 class _Narrow:
-    """Middleware: prove who asks, and ask for metadata only when listing or watching our two kinds."""
+    """Middleware: prove who asks, and ask for metadata only when listing or watching what we watch."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._plurals = (f"/{JOBS.plural}", f"/{PODS.plural}")
+        self._plurals = tuple(f"/{resource.plural}" for resource in (JOBS, PODS, *COMPANIONS))
 
     async def __call__(
         self,

@@ -1,0 +1,73 @@
+"""What a job has besides pods, when somebody deletes it."""
+
+from pathlib import Path
+
+from support.cluster import OpenCluster, fake_cluster
+from support.stage import Stage, open_stage
+
+from ringtrain_operator.cluster.api import NETWORK_POLICIES, SECRETS, SERVICE_ACCOUNTS, SERVICES, Resource
+
+NAMED_ALIKE = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
+
+
+async def secret_name(s: Stage) -> str:
+    """The name of the job's Secret."""
+    uid: str = (await s.job())["metadata"]["uid"]
+    return f"{s.name}-{uid[:8]}"
+
+
+async def replaced(s: Stage, resource: Resource, name: str) -> str:
+    """Delete the object, and return its uid."""
+    found = await s.cluster.api.get(resource, s.namespace, name)
+    await s.cluster.api.delete(resource, s.namespace, name)
+    return str(found["metadata"]["uid"])
+
+
+async def test_objects_that_are_deleted_under_a_running_job_are_made_again(
+    open_cluster: OpenCluster, tmp_path: Path
+) -> None:
+    """As soon as the watch tells it: other pods find the job by its Service, and its policy guards its ports."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit()
+        await s.until_running()
+        for resource in NAMED_ALIKE:
+            uid = await replaced(s, resource, s.name)
+            await s.cluster.until(
+                resource, s.namespace, s.name, lambda o, uid=uid: o is not None and o["metadata"]["uid"] != uid
+            )
+        assert (await s.job())["status"]["attempt"] == 1
+        s.succeed()
+        await s.until_state("Succeeded")
+
+
+async def test_a_restart_has_all_that_its_pods_need(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Deleted while no pod is there, also the Secret, which nobody may watch: the next attempt has it new."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        await s.submit()
+        await s.until_running()
+        secret = await secret_name(s)
+        uid = await replaced(s, SECRETS, secret)
+        s.fail(code=3)
+        await s.until(lambda j: j["status"].get("attempt") == 2)
+        for resource in NAMED_ALIKE:
+            await s.cluster.api.delete(resource, s.namespace, s.name)
+        s.skip(30)
+        await s.until_running(attempt=2)
+        for resource in NAMED_ALIKE:
+            await s.cluster.until_exists(resource, s.namespace, s.name)
+        made = await s.cluster.api.get(SECRETS, s.namespace, secret)
+        assert made["metadata"]["uid"] != uid
+        s.succeed(attempt=2)
+        await s.until_state("Succeeded")
+
+
+async def test_what_was_refused_is_looked_at_anew(tmp_path: Path) -> None:
+    """A pod that was refused may lack what somebody has deleted unseen: that is read before it is tried again."""
+    async with open_stage(fake_cluster, tmp_path) as s:
+        assert s.cluster.fake is not None
+        refused = s.cluster.fake.faults.add("POST", "pods", 403, after=2)
+        await s.submit()
+        await s.until_running()
+        assert refused.fired
+        read = {c.plural for c in s.cluster.fake.calls if c.method == "GET" and c.agent == "ringtrain-operator"}
+        assert {resource.plural for resource in NAMED_ALIKE} <= read
