@@ -21,7 +21,8 @@ from .reserved import clashes
 from .template import containers_of, launcher_template_problems, shape_problems, worker_template_problems
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
-MAX_NAME_LENGTH = 51 The CRD has the same pattern, in RE2.
+MAX_NAME_LENGTH = 51
+# To be matched in full; the CRD has it, too, in the syntax of RE2.
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
