@@ -29,11 +29,34 @@ def test_output_logs_and_exit_status(tmp_path: Path) -> None:
     out, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 9
     assert sorted(out.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
-    assert "rank 1 exited with 9" in err
+    assert "First failure: rank 1, RankFailed, exit code 9\nrank 1 exited with 9\n  │ rank 1 of 2\n" in err
     logs = tmp_path / "runs/local/demo/1"
-    assert f"logs: {logs}" in err
+    assert f"logs   {logs}\n" in err
+    assert "port" not in err
     assert (logs / "rank-0001.log").read_text() == "rank 1 of 2\n"
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
+    """The first cause with its last lines, a line for each rank that lost it; a quiet success says nothing."""
+    script = (
+        "import ringtrain as rt, numpy as np\n"
+        "rt.init()\n"
+        "if rt.rank() == 1: raise ValueError('bad data')\n"
+        "rt.allreduce(np.ones(4, np.float32))\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    out, err = _start(tmp_path, "-np", "3", sys.executable, "train.py").communicate(timeout=DEADLINE_S)
+    assert "First failure: rank 1, RankFailed, exit code 1\n" in err
+    assert "  │ ValueError: bad data\n" in err
+    assert [line.split(" followed: PeerLost: ")[0] for line in err.splitlines() if "PeerLost" in line] == [
+        "rank 0",
+        "rank 2",
+    ]
+    out, err = _start(tmp_path, "-np", "1", "-q", "true").communicate(timeout=DEADLINE_S)
+    assert (out, err) == ("", "")
+    (log,) = (tmp_path / "runs").glob("local/true-*/1/job.log")
+    assert log.read_text() == ""
 
 
 def test_interrupted(tmp_path: Path) -> None:
@@ -41,8 +64,10 @@ def test_interrupted(tmp_path: Path) -> None:
     run = _start(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
     processes = until("the ranks", lambda: len(found := psutil.Process(run.pid).children(True)) >= 6 and found)
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=DEADLINE_S)
+    _, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 130
+    assert "stopping: ranks have 10 s to end; once more: at once\n" in err
+    assert "state  Stopped\n" in err
     assert not [process for process in processes if runs(process)]
 
 

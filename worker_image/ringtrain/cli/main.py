@@ -29,14 +29,13 @@ class _LazyGroup(click.Group):
         return command
 
 
-@click.command(cls=_LazyGroup)
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ringtrain")
 def main() -> None:
     """Data-parallel training: workers, launcher, and jobs on one machine."""
 
 
-def log_to_stderr(role: str) -> None:
-    """Send this process's own messages to stderr, marked with its `role`."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s ringtrain {role}: %(message)s", force=True
-    )
+def log_to_stderr(role: str, level: str = "info") -> None:
+    """Send this process's own messages from `level` on to stderr, marked with its `role`."""
+    said = f"%(asctime)s ringtrain {role}: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=level.upper(), format=said, force=True)

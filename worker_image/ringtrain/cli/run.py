@@ -1,7 +1,10 @@
 """`ringtrain run -np N CMD…`: launcher, agent and ranks as processes of this machine."""
 
+import difflib
 import os
+import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,40 +13,64 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
 
 from ringtrain import contract
 from ringtrain.agent.processes import die_with_parent
+from ringtrain.cli.ending import read_outcome, say_end
 from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.control.ports import HeldPorts
+from ringtrain.logs.layout import AttemptFiles
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 _POLL_S = 0.2
+# Between the log directory and a job's name in it, where a cluster has its namespaces.
+NAMESPACE = "local"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+# What the agent gives ranks to end after they were asked to, by its own default.
+_GRACE_S = 10
 # The launcher is gone: its agent has its own deadlines, and this long beyond a rank's grace to keep them.
 _AGENT_S = 30.0
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-np", "-n", "ranks", type=click.IntRange(1, 1024), required=True, help="How many ranks to start.")
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    *("-np", "-n", "--np", "--num-proc", "ranks"),
+    type=click.IntRange(1, 1024),
+    required=True,
+    help="How many ranks to start.",
+)
 @click.option("-H", "--hosts", default="", metavar="localhost:N", help="Where; this machine is all there is.")
 @click.option(
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True
 )
 @click.option("--name", help="Directory of this run under the log directory [default: command and time].")
+@click.option("--verbose", "-v", is_flag=True, help="Say what launcher and agent do, too.")
+@click.option("--quiet", "-q", is_flag=True, help="Print what ranks write and why the job failed, nothing else.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(ranks: int, hosts: str, log_dir: Path, name: str | None, command: tuple[str, ...]) -> None:
+def run(
+    ranks: int, hosts: str, log_dir: Path, name: str | None, verbose: bool, quiet: bool, command: tuple[str, ...]
+) -> None:
     """Run COMMAND as N ranks on this machine, with one merged log.
 
-    Ends with the exit status of the first rank that failed, else 0.
+    Options stand before COMMAND; those behind it are COMMAND's own. Ends with the exit status of the first rank
+    that failed, else 0.
     """
     check_hosts(hosts, ranks)
+    check_name(name)
+    check_command(command[0], os.environ.get("PATH", os.defpath))
     log_to_stderr("run")
     job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    sys.exit(exit_code_of(lambda: _run(ranks, log_dir.resolve(), job, command)))
+    files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
+    started = time.monotonic()
+    code = exit_code_of(lambda: _run(ranks, log_dir.resolve(), job, command, "info" if verbose else "warning"))
+    if code or not quiet:
+        say_end(files, read_outcome(files), time.monotonic() - started)
+    sys.exit(code)
 
 
 def check_hosts(hosts: str, ranks: int) -> None:
@@ -63,13 +90,48 @@ def check_hosts(hosts: str, ranks: int) -> None:
         raise click.UsageError(f"-H {hosts}: {slots} slots for {ranks} ranks; expected localhost:{ranks}")
 
 
+def check_name(name: str | None) -> None:
+    """Raise a usage error unless `name` is the name of one directory."""
+    if name is not None and not _NAME.fullmatch(name):
+        raise click.UsageError(
+            f"--name {name!r}: expected letters, digits, '-', '_' and '.', at most 200, the first a letter or "
+            "digit; --log-dir says where the directory of that name is made"
+        )
+
+
+def check_command(program: str, path: str) -> None:
+    """End with a shell's exit status, 127 or 126, and the reason, unless `program` can be executed."""
+    if shutil.which(program, path=path):
+        return
+    if os.sep in program:
+        missing = not Path(program).exists()
+        why = "there is no such file" if missing else "it is a directory, or not executable (chmod +x)"
+    else:
+        missing, why = True, f"PATH has no program of this name{_near(program, path)}"
+    error = click.ClickException(f"{program} cannot be executed: {why}")
+    error.exit_code = 127 if missing else 126
+    raise error
+
+
+def _near(program: str, path: str) -> str:
+    """A hint at the program that was meant, if there is one."""
+    if Path(program).exists():
+        return f"; did you mean ./{program}, or python {program}?"
+    found: set[str] = set()
+    for directory in path.split(os.pathsep):
+        with suppress(OSError):
+            found.update(os.listdir(directory or "."))
+    near = difflib.get_close_matches(program, found, n=1, cutoff=0.75)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def _program(command: Sequence[str]) -> str:
     """A name for a run: the script, else the program."""
     script = next((word for word in command if word.endswith(".py")), command[0])
-    return Path(script).stem
+    return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+", "", Path(script).stem)[:100] or "run"
 
 
-def _run(ranks: int, log_dir: Path, job: str, command: Sequence[str]) -> int:
+def _run(ranks: int, log_dir: Path, job: str, command: Sequence[str], level: str) -> int:
     with ExitStack() as stack:
         secret_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-")))
         (secret_dir / "token").write_text(secrets.token_hex(32))
@@ -84,18 +146,17 @@ def _run(ranks: int, log_dir: Path, job: str, command: Sequence[str]) -> int:
             contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
         }
         held.release()
-        launcher = _start(stack, contract.ROLE_LAUNCHER, environment, ["launcher"])
-        agent = _start(stack, contract.ROLE_WORKER, environment, ["agent", "--", *command])
+        launcher = _start(stack, contract.ROLE_LAUNCHER, environment, ["launcher", "--log-level", level])
+        agent = _start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
         signals = _forward_signals(stack, launcher)
         code = _wait(launcher, agent)
-        click.echo(f"logs: {log_dir / 'local' / job / '1'}", err=True)
         return 128 + signals[0] if signals else code
 
 
 def _environment(ranks: int, log_dir: Path, job: str, secret_dir: Path) -> dict[str, str]:
     return {
         contract.ENV_JOB_NAME: job,
-        contract.ENV_JOB_NAMESPACE: "local",
+        contract.ENV_JOB_NAMESPACE: NAMESPACE,
         contract.ENV_JOB_UID: str(uuid.uuid4()),
         contract.ENV_ATTEMPT: "1",
         contract.ENV_BACKEND: "ring",
@@ -140,6 +201,8 @@ def _forward_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]") -> l
 
     def forward(number: int, _: object) -> None:
         received.append(number)
+        again = "" if len(received) > 1 else "; once more: at once"
+        click.echo(f"stopping: ranks have {_GRACE_S} s to end{again}", err=True)
         launcher.send_signal(signal.SIGTERM)
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -238,7 +238,7 @@ def _say_verdict(verdict: Verdict) -> None:
     if verdict.failure is None:
         log.info("the attempt ended: %s", verdict.outcome.value)
     else:
-        log.error("the attempt failed: %s", verdict.failure.message)
+        log.info("the attempt failed: %s", verdict.failure.message)
 
 
 def _stopped(view: GangView) -> Verdict:

@@ -55,6 +55,7 @@ class LogStore:
         self._journal.seek(0, 2)
         if not self.resumed:
             self._journal.write(journal.header(uid))
+        files.job_log.touch()  # there also when ranks write nothing
 
     @property
     def lines(self) -> int:

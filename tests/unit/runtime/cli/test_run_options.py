@@ -1,5 +1,7 @@
 """What `ringtrain run` accepts."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -15,14 +17,49 @@ from ringtrain.cli.main import main
         (["-np", "0", "true"], "0 is not in the range"),
         (["true"], "Missing option '-np'"),
         (["-np", "1"], "Missing argument"),
+        (["--gloo", "-np", "1", "true"], "No such option '--gloo'"),
+        (["-np", "1", "--host", "localhost:1", "true"], "Did you mean '--hosts'?"),
+        (["-np", "1", "-x", "A=1", "true"], "No such option '-x'"),
+        (["-np", "1", "--name", "../../escape", "true"], "--name '../../escape': expected letters"),
+        (["-np", "1", "--name", "", "true"], "--name '': expected letters"),
+        (["-np", "1", "--name", "..", "true"], "--name '..': expected letters"),
+        (["-np", "1", "--name", "a\nb", "true"], "expected letters"),
     ],
-    ids=["other-hosts", "too-few-slots", "no-number", "no-rank", "no-np", "no-command"],
+    ids=[
+        *("other-hosts", "too-few-slots", "no-number", "no-rank", "no-np", "no-command", "unknown-option"),
+        *("nearly-an-option", "unknown-short-option", "name-leaves-its-folder", "no-name", "dots", "newline"),
+    ],
 )
 def test_usage_errors(words: list[str], said: str) -> None:
     """Nothing is started, and the message says what to do instead."""
     result = CliRunner().invoke(main, ["run", *words])
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        ("pythn", 127, "pythn cannot be executed: PATH has no program of this name; did you mean python?"),
+        ("./nothing.py", 127, "./nothing.py cannot be executed: there is no such file"),
+        ("./notes.py", 126, "not executable (chmod +x)"),
+        ("notes.py", 127, "did you mean ./notes.py, or python notes.py?"),
+    ],
+    ids=["mistyped", "no-file", "not-executable", "not-in-path"],
+)
+def test_a_command_that_cannot_be_executed(
+    program: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is started; the status is a shell's, and the message says why."""
+    (tmp_path / "notes.py").write_text("")
+    (tmp_path / "python").write_text("#!/bin/sh\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(main, ["run", "-np", "1", program, "--epochs", "1"])
+    assert result.exit_code == code
+    assert said in result.output
+    assert not (tmp_path / "runs").exists()
 
 
 def test_help_names_all_commands() -> None:
