@@ -108,9 +108,8 @@ def check_command(program: str, path: str) -> None:
         why = "there is no such file" if missing else "it is a directory, or not executable (chmod +x)"
     else:
         missing, why = True, f"PATH has no program of this name{_near(program, path)}"
-    error = click.ClickException(f"{program} cannot be executed: {why}")
-    error.exit_code = 127 if missing else 126
-    raise error
+    click.echo(f"Error: {program} cannot be executed: {why}", err=True)
+    sys.exit(127 if missing else 126)
 
 
 def _near(program: str, path: str) -> str:
