@@ -2,11 +2,13 @@
 
 import json
 import tempfile
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import torch
 from frameworks.torch_values import RANK, RANKS, SIZE, error_of, numbers, same, value
+from torch import nn
 
 import ringtrain.torch as hvd
 
@@ -109,6 +111,34 @@ def check_objects():
         ["a", ("b", None)],
     )
     assert hvd.allgather_object({"rank": RANK}) == [{"rank": rank} for rank in RANKS]
+
+
+def check_objects_of_every_plain_kind():
+    """What numpy and Python hold travels beside tensors, in containers of both."""
+    value = {
+        "array": np.arange(6).reshape(2, 3),
+        "both": [np.float32(0.5), torch.ones(2, dtype=torch.bfloat16), {1, 2}, frozenset({"a"}), 1j],
+        "state": OrderedDict(weight=torch.zeros(2), steps=np.int64(3)),
+        "torch": (torch.float16, torch.Size([2, 3]), torch.nn.Parameter(torch.ones(1))),
+        (1, 2): b"raw",
+    }
+    for got in (hvd.broadcast_object(value if RANK == 0 else None), *hvd.allgather_object(value)):
+        assert repr(got) == repr(value)
+    for got in hvd.allgather_object(nn.BatchNorm1d(3).state_dict()):
+        assert isinstance(got, OrderedDict)
+        nn.BatchNorm1d(3).load_state_dict(got)
+
+
+def check_a_root_that_cannot_send():
+    """Everyone raises at once, with its reason; what ranks mean differently has both values."""
+    words = error_of(lambda: hvd.broadcast_object([1, Custom(0)] if RANK == 0 else None))
+    assert "rank 0: the object can't be sent: value[1] is of type Custom" in words
+    words = error_of(lambda: hvd.allgather_object(Custom(0) if RANK == SIZE - 1 else 1))
+    assert f"rank {SIZE - 1}: the object can't be sent" in words
+    if SIZE > 1:
+        words = error_of(lambda: hvd.broadcast_object(1, allow_pickle=RANK == 0))
+        assert "allow_pickle is True on rank 0 and False on rank 1" in words
+    assert "expected one of" in error_of(lambda: hvd.broadcast_object(1, SIZE))
 
 
 class Custom:

@@ -1,6 +1,8 @@
 """Collectives that move data rather than fold it, over memory and gRPC."""
 
+import re
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 import ringtrain as rt
 from ring.reference import DTYPES, SHAPES, Array, assert_same_bits, folded, made
 from ring.worlds import TRANSPORTS, world_of
+from ringtrain.errors import ConfigurationError, MismatchError
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4], ids=["one-rank", "two-ranks", "three-ranks", "four-ranks"])
 OVER = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -218,6 +221,7 @@ def test_objects_travel_without_pickle(transport: str) -> None:
         "state": [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, ml_dtypes.bfloat16), np.array("text")],
         "scalar": np.int64(3),
         3: {"$array": "not one", (1, 2): True},
+        "kinds": {frozenset({1}), "b", 2j},
     }
 
     with world_of(3, transport) as world:
@@ -228,6 +232,56 @@ def test_objects_travel_without_pickle(transport: str) -> None:
         assert repr(got) == repr(value)
     assert gathered == [[{"rank": rank, "data": "x" * rank} for rank in range(3)]] * 3
     assert pickled == [{0}] * 3
+
+
+def cyclic() -> list[object]:
+    found: list[object] = []
+    found.append(found)
+    return found
+
+
+@OVER
+@pytest.mark.parametrize(
+    ("value", "pickled", "reason"),
+    [
+        ([1, object()], False, r"value\[1\] is of type object, which is not sent"),
+        (lambda: None, True, r"can't be sent: .*(pickle|local object)"),
+        (cyclic(), False, "RecursionError"),
+        (10**5000, False, "ValueError"),
+    ],
+    ids=["object", "lambda", "cyclic", "long-number"],
+)
+def test_a_root_that_cannot_send_fails_everyone(transport: str, value: object, pickled: bool, reason: str) -> None:
+    """At once, with the reason, and the next collective works."""
+
+    def work(rank: int) -> float:
+        with pytest.raises(ConfigurationError, match=reason) as caught:
+            rt.broadcast_object(value if rank == 1 else None, 1, allow_pickle=pickled)
+        assert "rank 1: the object can't be sent" in str(caught.value)
+        with pytest.raises(ConfigurationError, match=reason):
+            rt.allgather_object(value if rank == 1 else None, allow_pickle=pickled)
+        return float(rt.allreduce(np.ones(1), rt.Sum)[0])
+
+    with world_of(3, transport) as world:
+        assert world.run(work) == [3.0] * 3
+
+
+@OVER
+def test_ranks_that_disagree_about_pickle_or_root(transport: str) -> None:
+    """All raise the error that names both values; nobody goes on with an object of its own."""
+    calls: list[tuple[Callable[[int], object], str]] = [
+        (
+            lambda rank: rt.broadcast_object(1, 0, allow_pickle=rank == 0),
+            "allow_pickle is True on rank 0 and False",
+        ),
+        (lambda rank: rt.allgather_object(1, allow_pickle=rank == 2), "allow_pickle is False .* True on rank 2"),
+        (lambda rank: rt.broadcast_object(1, 1 if rank == 2 else 0), "root_rank is 0 on rank 0 and 1 on rank 2"),
+    ]
+    with world_of(3, transport) as world:
+        for call, words in calls:
+            for error in world.errors(call):
+                assert isinstance(error, MismatchError)
+                assert re.search(words, str(error)), error
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

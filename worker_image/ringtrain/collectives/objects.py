@@ -1,15 +1,16 @@
 """Plain values between ranks: broadcast and allgather of what JSON can say, of arrays and of bytes."""
 
-import pickle
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringtrain.collectives import work
 from ringtrain.collectives.process_sets import ProcessSet, communicator_of
 from ringtrain.collectives.session import current
 from ringtrain.collectives.submit import call
-from ringtrain.wire.values import decode_value, encode_value
+from ringtrain.errors import ConfigurationError
+from ringtrain.wire.objects import check_headers, header, is_refusal, packed, unpacked
 
 
 def broadcast_object(
@@ -22,39 +23,36 @@ def broadcast_object(
 ) -> Any:
     """Return `value` of world rank `root_rank`; what others pass is ignored.
 
-    Carried: None, booleans, numbers, strings, bytes, lists, tuples, dicts, numpy arrays and scalars. Anything else
-    needs `allow_pickle=True` on every rank, and then trusts the root: unpickling runs code of its choice.
-    Raises ConfigurationError for a value that can't be carried.
+    Carried: None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, numpy arrays and scalars. What
+    is left needs `allow_pickle=True` on every rank, and then trusts the root: unpickling runs code of its choice.
+    Raises ConfigurationError, on every rank, for a value that can't be carried.
     """
     session = current()
+    ranks = communicator_of(session, process_set).ranks
+    if root_rank not in ranks:
+        raise ConfigurationError(f"root_rank is {root_rank}; expected one of the ranks {list(ranks)}")
     is_root = session.config.rank == root_rank
-    communicator_of(session, process_set)
-    data = _dump(value, allow_pickle) if is_root else b""
-    length = call(work.broadcast(np.array([len(data)], np.int64), root_rank, _of(name, "length")), process_set)
-    buffer = np.frombuffer(data, np.uint8) if is_root else np.empty(int(length[0]), np.uint8)
+    message = packed(value, allow_pickle) if is_root else b""
+    own = header(message, root_rank, allow_pickle)
+    rows = call(work.grouped_allgather([own], _of(name, "length")), process_set)[0]
+    length = check_headers(rows, ranks, "broadcast_object")[ranks.index(root_rank)]
+    buffer = np.frombuffer(message, np.uint8) if is_root else np.empty(length, np.uint8)
     received = call(work.broadcast(buffer, root_rank, _of(name, "value")), process_set)
-    return value if is_root else _load(received.tobytes(), allow_pickle)
+    return value if is_root and not is_refusal(message) else unpacked(received.tobytes(), root_rank, allow_pickle)
 
 
 def allgather_object(
     value: Any, name: str | None = None, process_set: ProcessSet | None = None, *, allow_pickle: bool = False
 ) -> list[Any]:
     """Return `value` of every rank, in rank order. What can be carried is as in `broadcast_object`."""
-    data = np.frombuffer(_dump(value, allow_pickle), np.uint8)
-    lengths = np.array([len(data)], np.int64)
-    gathered = call(work.grouped_allgather([lengths, data], _of(name, "object")), process_set)
-    ends = np.cumsum(gathered[0])
-    parts = np.split(gathered[1], ends[:-1])
-    return [_load(part.tobytes(), allow_pickle) for part in parts]
+    ranks = communicator_of(current(), process_set).ranks
+    message = packed(value, allow_pickle)
+    both: list[NDArray[Any]] = [header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]
+    rows, data = call(work.grouped_allgather(both, _of(name, "object")), process_set)
+    lengths = check_headers(rows, ranks, "allgather_object")
+    parts = np.split(data, np.cumsum(lengths)[:-1])
+    return [unpacked(part.tobytes(), rank, allow_pickle) for rank, part in zip(ranks, parts, strict=True)]
 
 
 def _of(name: str | None, what: str) -> str | None:
     return None if name is None else f"{name}.{what}"
-
-
-def _dump(value: Any, allow_pickle: bool) -> bytes:
-    return pickle.dumps(value) if allow_pickle else encode_value(value)
-
-
-def _load(data: bytes, allow_pickle: bool) -> Any:
-    return pickle.loads(data) if allow_pickle else decode_value(data)

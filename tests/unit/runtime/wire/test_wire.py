@@ -1,6 +1,7 @@
 """What travels between ranks can be read back, and nothing else can."""
 
 import re
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -117,12 +118,21 @@ leaves = st.one_of(
     st.floats(allow_nan=False),
     st.text(),
     st.binary(),
+    st.binary().map(bytearray),
+    st.complex_numbers(allow_nan=False),
+    st.sets(st.integers(min_value=0, max_value=2)),
+    st.frozensets(st.tuples(st.integers(min_value=0, max_value=2))),
     hnp.arrays(element_types, hnp.array_shapes(min_dims=0)),
 )
 keys = st.one_of(st.text(), st.integers(), st.booleans(), st.none(), st.binary(), st.tuples(st.integers()))
 values = st.recursive(
     leaves,
-    lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(keys, inner)),
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(keys, inner),
+        st.dictionaries(keys, inner).map(OrderedDict),
+    ),
     max_leaves=12,
 )
 
@@ -134,7 +144,11 @@ def test_plain_values_are_read_back(value: Any) -> None:
     assert repr(decode_value(encode_value({"$array": value}))) == repr({"$array": value})
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), [{"deep": (1, print)}]], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), range(3), np.ma.array([1, 2], mask=[0, 1]), np.array([object()]), [{"deep": (1, print)}]],
+    ids=repr,
+)
 def test_what_would_need_pickle_is_refused(value: Any) -> None:
     """Nothing is pickled unless it is asked for by name."""
     with pytest.raises(ConfigurationError, match="without allow_pickle=True"):
