@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ringtrain_operator import contract
+from ringtrain_operator.build import Settings
 from ringtrain_operator.observe import Foreign, ObjectRef, Observed, Refusal, read_report, view_pod
 from ringtrain_operator.plan import Event, Plan, plan_object
 from ringtrain_operator.spec import Job
@@ -24,6 +25,9 @@ GRACE_S = 30
 def fixed_credentials(job: Job, now: datetime) -> dict[str, bytes]:
     """Credentials without randomness."""
     return dict.fromkeys(contract.SECRET_KEYS, b"fixed")
+
+
+FIXED = Settings(issue=fixed_credentials, token=lambda: "fixed")
 
 
 @dataclass
@@ -68,7 +72,7 @@ class World:
 
     def plan(self) -> Plan:
         """What the plan is now."""
-        return plan_object(self.job, self.observed(), self.now, fixed_credentials)
+        return plan_object(self.job, self.observed(), self.now, FIXED)
 
     def apply(self, plan: Plan, writes: int | None = None) -> None:
         """Write what the plan says in its order; die after so many writes if `writes` is given."""

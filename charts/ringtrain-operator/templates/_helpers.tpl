@@ -9,7 +9,7 @@ ringtrain-operator
 {{- end -}}
 {{- end -}}
 
-{{/* What the selectors match. Jobs' NetworkPolicies admit pods by the first label: it is not a value. */}}
+{{/* What the selectors match. */}}
 {{- define "operator.selectorLabels" -}}
 app.kubernetes.io/name: ringtrain-operator
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -4,9 +4,12 @@ from .credentials import Issuer, build_secret, issue_credentials
 from .names import job_labels, launcher_name, secret_name, worker_name, worker_selector
 from .network import build_network_policy, build_service, build_service_account
 from .pods import build_launcher_pod, build_worker_pod
+from .settings import LAUNCHER_RESOURCES, Settings
 
 __all__ = [
+    "LAUNCHER_RESOURCES",
     "Issuer",
+    "Settings",
     "build_launcher_pod",
     "build_network_policy",
     "build_secret",

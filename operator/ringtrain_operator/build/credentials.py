@@ -50,12 +50,12 @@ def issue_credentials(job: Job, now: datetime) -> dict[str, bytes]:
     return found
 
 
-def build_secret(job: Job, credentials: Mapping[str, bytes]) -> dict[str, Any]:
+def build_secret(job: Job, credentials: Mapping[str, bytes], serial: int = 0) -> dict[str, Any]:
     """The Secret that holds `credentials`; it never changes."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, secret_name(job), job_labels(job)),
+        "metadata": metadata(job, secret_name(job, serial), job_labels(job)),
         "type": "Opaque",
         "immutable": True,
         "data": {key: base64.b64encode(credentials[key]).decode() for key in contract.SECRET_KEYS},

@@ -28,13 +28,14 @@ def worker_environment(job: Job, attempt: int, index: int) -> list[dict[str, Any
     )
 
 
-def launcher_environment(job: Job, attempt: int) -> list[dict[str, Any]]:
+def launcher_environment(job: Job, attempt: int, status_token: str) -> list[dict[str, Any]]:
     """Variables of the launcher's main container."""
     return _variables(
         _common(job, contract.ROLE_LAUNCHER, attempt)
         | {
             contract.ENV_LAUNCHER_PORT: str(contract.PORT_LAUNCHER),
             contract.ENV_STATUS_PORT: str(contract.PORT_STATUS),
+            contract.ENV_STATUS_TOKEN: status_token,
             contract.ENV_LOG_DIR: contract.LOG_DIR,
             ENV_NVIDIA_VISIBLE_DEVICES: "void",
         }

@@ -18,9 +18,9 @@ def worker_name(job: Job, index: int) -> str:
     return f"{job.name}-worker-{index}"
 
 
-def secret_name(job: Job) -> str:
-    """Name of the job's Secret. With the uid in it no other object can have taken it: no Secret need be read."""
-    return f"{job.name}-{job.uid[:8]}"
+def secret_name(job: Job, serial: int = 0) -> str:
+    """Name of the job's Secret number `serial`: the operator takes the next number where a name is taken."""
+    return f"{job.name}-{job.uid[:8]}" + (f"-{serial}" if serial else "")
 
 
 def checkpoint_folder(job: Job) -> str:

@@ -6,10 +6,14 @@ from typing import Any
 
 from .. import contract
 from ..spec import Job
+from ..spec.template import containers_of
 from .names import job_labels, metadata
+from .settings import Settings
 
-# Label of the operator's own pods (charts/ringtrain-operator): they read the launcher's /status.
-OPERATOR_LABELS = {contract.LABEL_NAME: "ringtrain-operator"}
+# Label of the operator's own pods (charts/ringtrain-operator): they read the launcher's /status. No template may
+# set a label of ringtrain.dev, and the policy names the operator's namespace besides.
+OPERATOR_LABELS = {contract.LABEL_COMPONENT: "operator"}
+LABEL_NAMESPACE = "kubernetes.io/metadata.name"
 
 
 def build_service(job: Job) -> dict[str, Any]:
@@ -41,10 +45,16 @@ def build_service_account(job: Job) -> dict[str, Any]:
     }
 
 
-def build_network_policy(job: Job) -> dict[str, Any]:
-    """Only the job's own pods reach its pods; the operator reaches the status port."""
+def build_network_policy(job: Job, settings: Settings | None = None) -> dict[str, Any]:
+    """Only the job's own pods reach its pods; the operator, and whoever `settings` let in, reach certain ports."""
+    settings = settings or Settings()
     own = {"podSelector": {"matchLabels": {contract.LABEL_JOB: job.name}}}
-    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(OPERATOR_LABELS)}}
+    status_port = [{"port": contract.PORT_STATUS, "protocol": "TCP"}]
+    admitted = [
+        (_operator_peers(settings), status_port),
+        (list(settings.metrics_from), status_port),
+        (list(settings.template_ports_from), _template_ports(job)),
+    ]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -54,7 +64,24 @@ def build_network_policy(job: Job) -> dict[str, Any]:
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [own]},
-                {"from": [operator], "ports": [{"port": contract.PORT_STATUS, "protocol": "TCP"}]},
+                *({"from": peers, "ports": ports} for peers, ports in admitted if peers and ports),
             ],
         },
     }
+
+
+def _operator_peers(settings: Settings) -> list[dict[str, Any]]:
+    if not settings.operator_namespace:
+        return []
+    namespace = {"matchLabels": {LABEL_NAMESPACE: settings.operator_namespace}}
+    return [{"namespaceSelector": namespace, "podSelector": {"matchLabels": dict(OPERATOR_LABELS)}}]
+
+
+def _template_ports(job: Job) -> list[dict[str, Any]]:
+    """Ports that the templates' containers declare, each once."""
+    found: dict[tuple[int, str], None] = {}
+    for template in (job.spec.worker.template, job.spec.launcher.template):
+        for container in containers_of(template):
+            for port in container.get("ports") or ():
+                found[(int(port["containerPort"]), str(port.get("protocol") or "TCP"))] = None
+    return [{"port": port, "protocol": protocol} for port, protocol in found]

@@ -9,11 +9,9 @@ from .. import contract
 from ..spec import Job
 from . import environment, names, volumes
 from .security import restrict_pod
+from .settings import Settings
 
 Pod = dict[str, Any]
-
-# Enough to gather logs; a quota that wants requests on every container is satisfied.
-LAUNCHER_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}}
 
 # A launcher whose loops hang for two minutes is replaced, and the gang with it.
 LIVENESS = {
@@ -25,8 +23,8 @@ LIVENESS = {
 }
 
 
-def build_worker_pod(job: Job, attempt: int, index: int) -> Pod:
-    """The pod of worker `index` in `attempt`, ready to be created."""
+def build_worker_pod(job: Job, attempt: int, index: int, secret: str = "") -> Pod:
+    """The pod of worker `index` in `attempt`, ready to be created. `secret`: name of the Secret that it mounts."""
     pod = _pod(job, job.spec.worker.template, names.worker_name(job, index), contract.ROLE_WORKER, attempt)
     pod["metadata"]["labels"][contract.LABEL_WORKER_INDEX] = str(index)
     spec = pod["spec"]
@@ -36,16 +34,17 @@ def build_worker_pod(job: Job, attempt: int, index: int) -> Pod:
     main["env"] = environment.worker_environment(job, attempt, index) + list(main.get("env") or ())
     main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
     _add_devices(main, job.spec.worker.devices)
-    volumes.add_secret(spec, job, contract.ROLE_WORKER)
+    volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_WORKER)
     volumes.add_checkpoint(spec, job)
     volumes.add_shared_memory(spec)
     _finish(job, pod)
     return pod
 
 
-def build_launcher_pod(job: Job, attempt: int) -> Pod:
+def build_launcher_pod(job: Job, attempt: int, secret: str = "", settings: Settings | None = None) -> Pod:
     """The launcher's pod in `attempt`, ready to be created. It has no devices, whatever the node has."""
-    template = _launcher_template(job)
+    settings = settings or Settings()
+    template = _launcher_template(job, settings)
     pod = _pod(job, template, names.launcher_name(job), contract.ROLE_LAUNCHER, attempt)
     spec = pod["spec"]
     main = spec["containers"][0]
@@ -53,7 +52,7 @@ def build_launcher_pod(job: Job, attempt: int) -> Pod:
     main["command"] = ["ringtrain", "launcher", *(["--", *command] if command else [])]
     if not command:  # nothing but our launcher runs there, and that writes to volumes only
         main.setdefault("securityContext", {}).setdefault("readOnlyRootFilesystem", True)
-    main["env"] = environment.launcher_environment(job, attempt) + list(main.get("env") or ())
+    main["env"] = environment.launcher_environment(job, attempt, settings.token()) + list(main.get("env") or ())
     main.setdefault("ports", []).extend(
         [
             {"name": "rt-control", "containerPort": contract.PORT_LAUNCHER},
@@ -61,7 +60,7 @@ def build_launcher_pod(job: Job, attempt: int) -> Pod:
         ]
     )
     main.setdefault("livenessProbe", copy.deepcopy(LIVENESS))
-    volumes.add_secret(spec, job, contract.ROLE_LAUNCHER)
+    volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_LAUNCHER)
     volumes.add_logs(spec, job)
     volumes.add_checkpoint(spec, job)
     _finish(job, pod)
@@ -113,7 +112,7 @@ def _add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
         resources[field] = {**(resources.get(field) or {}), **{name: str(n) for name, n in devices.items()}}
 
 
-def _launcher_template(job: Job) -> dict[str, Any]:
+def _launcher_template(job: Job, settings: Settings) -> dict[str, Any]:
     """The launcher's template with what it leaves out taken from the worker's."""
     template = copy.deepcopy(job.spec.launcher.template)
     worker = job.spec.worker.template["spec"]
@@ -122,16 +121,30 @@ def _launcher_template(job: Job) -> dict[str, Any]:
     spec["containers"] = list(spec.get("containers") or [{}])
     main = spec["containers"][0] = _without_nulls(spec["containers"][0])
     main.setdefault("name", "launcher")
-    main.setdefault("resources", copy.deepcopy(LAUNCHER_RESOURCES))
+    main.setdefault("resources", _launcher_resources(job, settings))
     if not main.get("image"):
         main["image"] = trainer["image"]
         for field in ("imagePullPolicy", "workingDir"):
             if trainer.get(field):
                 main.setdefault(field, trainer[field])
-    for field in ("imagePullSecrets", "securityContext"):
+    for field in ("imagePullSecrets", "securityContext", "priorityClassName"):
         if worker.get(field):
             spec.setdefault(field, copy.deepcopy(worker[field]))
     return template
+
+
+def _launcher_resources(job: Job, settings: Settings) -> dict[str, Any]:
+    """The installation's, except for a launcher with ranks of its own: that one gets what a worker gets."""
+    if job.num_agents == job.num_workers:
+        return copy.deepcopy(dict(settings.launcher_resources))
+    trainer = job.spec.worker.template["spec"]["containers"][0].get("resources") or {}
+    own = {
+        field: {name: amount for name, amount in (trainer.get(field) or {}).items() if "/" not in name}
+        for field in ("requests", "limits")
+    }
+    return {field: amounts for field, amounts in own.items() if amounts} or {
+        "requests": copy.deepcopy(settings.launcher_resources.get("requests") or {})
+    }
 
 
 def _mpi_command(job: Job) -> list[str]:

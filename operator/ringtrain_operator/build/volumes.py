@@ -7,7 +7,6 @@ from typing import Any
 from .. import contract
 from ..spec import Job
 from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS, VOLUME_SECRET, VOLUME_SHM
-from .names import secret_name
 
 SHM_DIR = "/dev/shm"
 
@@ -23,7 +22,7 @@ def add_volume(spec: dict[str, Any], volume: Volume, path: str, read_only: bool 
     spec["containers"][0].setdefault("volumeMounts", []).append(mount)
 
 
-def add_secret(spec: dict[str, Any], job: Job, role: str) -> None:
+def add_secret(spec: dict[str, Any], name: str, role: str) -> None:
     """Mount the role's own certificate and key, the CA's certificate and the token."""
     items = [
         {"key": "ca.crt", "path": "ca.crt"},
@@ -31,7 +30,7 @@ def add_secret(spec: dict[str, Any], job: Job, role: str) -> None:
         {"key": f"{role}.key", "path": "tls.key"},
         {"key": "token", "path": "token"},
     ]
-    secret = {"secretName": secret_name(job), "items": items, "defaultMode": 0o440}
+    secret = {"secretName": name, "items": items, "defaultMode": 0o440}
     add_volume(spec, {"name": VOLUME_SECRET, "secret": secret}, contract.SECRET_DIR, read_only=True)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -12,6 +14,36 @@ import click
 from .failures import told
 
 ENV_PREFIX = "RINGTRAIN_OPERATOR"
+
+
+class JsonValue(click.ParamType[Any]):
+    """An option that is JSON of one kind."""
+
+    name = "json"
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value; a message that names the option for anything else."""
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except ValueError as exc:
+            self.fail(f"{value!r} is not JSON: {exc}", param, ctx)
+        if not isinstance(found, self._kind):
+            self.fail(f"{value!r} is not a JSON {'object' if self._kind is dict else 'list'}", param, ctx)
+        return found
+
+
+def _resources(given: dict[str, Any]) -> dict[str, Any]:
+    """Resources of a container; an error that names the field that is wrong."""
+    from ringtrain_operator.spec import packaged_schema
+
+    schema = replace(packaged_schema(), root="ResourceRequirements")
+    problems = schema.problems(given, "--launcher-resources")
+    if problems:
+        raise click.BadParameter("; ".join(map(str, problems)))
+    return given
 
 
 @click.command(context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]})
@@ -27,19 +59,45 @@ ENV_PREFIX = "RINGTRAIN_OPERATOR"
 @click.option("--lease-name", default="ringtrain-operator", show_default=True, help="Name of the Lease.")
 @click.option("--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True)
 @click.option("--log-level", default="info", show_default=True, help="debug, info, warning or error.")
+@click.option("--launcher-resources", type=JsonValue(dict), default=None, help="Of launchers, as JSON.")
+@click.option(
+    "--metrics-from",
+    type=JsonValue(list),
+    default="[]",
+    help="NetworkPolicyPeers that may scrape launchers: JSON.",
+)
+@click.option(
+    "--template-ports-from",
+    type=JsonValue(list),
+    default="[]",
+    help="NetworkPolicyPeers that may reach the ports which jobs' templates declare: JSON.",
+)
 @click.option("--kubeconfig", default=None, help="Kubeconfig to use instead of the pod's ServiceAccount.")
 @click.version_option(package_name="ringtrain-operator", prog_name="ringtrain-operator")
-def operator(kubeconfig: str | None, **options: Any) -> None:
+def operator(
+    kubeconfig: str | None,
+    launcher_resources: dict[str, Any] | None,
+    metrics_from: list[Any],
+    template_ports_from: list[Any],
+    **options: Any,
+) -> None:
     """Run the operator. Every option can be given as RINGTRAIN_OPERATOR_<OPTION>.
 
     Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
     """
+    from ringtrain_operator.build import LAUNCHER_RESOURCES
     from ringtrain_operator.cluster.api import Connection
     from ringtrain_operator.cluster.config import OperatorConfig, default_identity
     from ringtrain_operator.cluster.logs import configure_logging
     from ringtrain_operator.cluster.main import run_until_signalled
 
-    config = OperatorConfig(identity=default_identity(os.environ), **options)
+    config = OperatorConfig(
+        identity=default_identity(os.environ),
+        launcher_resources=LAUNCHER_RESOURCES if launcher_resources is None else _resources(launcher_resources),
+        metrics_from=tuple(metrics_from),
+        template_ports_from=tuple(template_ports_from),
+        **options,
+    )
     configure_logging(config.log_format, config.log_level)
     with told():
         connection = Connection.from_env(os.environ, kubeconfig)

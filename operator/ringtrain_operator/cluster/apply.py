@@ -57,8 +57,8 @@ async def apply_plan(pods_of: PodReader, job: Mapping[str, Any], plan: Plan, mem
         *(_create(work, obj) for obj in others),
     )
     # Admission refuses a pod whose ServiceAccount is not there yet, so pods come second; and none comes where
-    # another's object is in the way.
-    if not any(isinstance(outcome, Foreign) for outcome in outcomes):
+    # another's object is in the way, or without its Secret.
+    if not any(isinstance(outcome, Foreign | Refusal) for outcome in outcomes):
         if others:
             memory.looked_at = time.monotonic()  # what was just made need not be read
         outcomes += await _together(*(_create(work, obj) for obj in pods))
@@ -99,8 +99,9 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
 
 async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> Foreign | None:
     """A name that is taken is ours (an earlier creation whose answer was lost), or somebody else's."""
-    # A Secret's name holds the job's uid, so only the job itself can have taken it: there is no need to read it.
-    found = ref if resource is SECRETS else await find_owner(work.api, work.job, resource, ref.name)
+    # Whose a Secret is can't be read. One that this process did not just make counts as another's: the next plan
+    # takes another name.
+    found = Foreign(ref) if resource is SECRETS else await find_owner(work.api, work.job, resource, ref.name)
     if isinstance(found, Foreign):
         work.memory.foreign[ref] = found
         return found

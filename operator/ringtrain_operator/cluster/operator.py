@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+from ringtrain_operator.build import Settings
 from ringtrain_operator.cluster.api import ApiClient, ApiError, Conflict, Connection, NotFound, NotLeader
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.health import HealthServer, Probes
@@ -52,7 +53,9 @@ class Operator:
         self._reach = ApiReach(connection, reach_times)
         self._poller = LauncherPoller(self.queue.add, poll_times)
         self._pods = PodReader(self.api)
-        self._reconciler = Reconciler(self._pods, self.queue, self._poller, self.metrics, clock)
+        self._reconciler = Reconciler(
+            self._pods, self.queue, self._poller, self.metrics, clock, _settings(config, connection)
+        )
         self._heard: dict[Key, str] = {}
         self._standby = False
         self._watch_turned_at: float | None = None
@@ -205,6 +208,15 @@ class Operator:
 async def _cancelled(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def _settings(config: OperatorConfig, connection: Connection) -> Settings:
+    return Settings(
+        operator_namespace=config.lease_namespace or connection.namespace,
+        launcher_resources=config.launcher_resources,
+        metrics_from=config.metrics_from,
+        template_ports_from=config.template_ports_from,
+    )
 
 
 async def _lost(lease: LeaderLease) -> None:

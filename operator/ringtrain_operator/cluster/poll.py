@@ -43,6 +43,14 @@ class Answer:
         return time.monotonic() - self.at
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a launcher answers /status, and the token that it asks for."""
+
+    url: str
+    token: str = ""
+
+
 class LauncherPoller:
     """Polls the launchers it was told about and calls `changed(key)` when one says something new.
 
@@ -53,17 +61,17 @@ class LauncherPoller:
         self._changed = changed
         self._times = times or PollTimes()
         self._slots = asyncio.Semaphore(self._times.at_once)
-        self._tasks: dict[Key, tuple[str, asyncio.Task[None]]] = {}
+        self._tasks: dict[Key, tuple[Endpoint, asyncio.Task[None]]] = {}
         self._answers: dict[Key, Answer] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def watch(self, key: Key, url: str) -> None:
-        """Poll the launcher at `url` from now on; a new url (a new pod) replaces the old one."""
+    def watch(self, key: Key, endpoint: Endpoint) -> None:
+        """Poll the launcher at `endpoint` from now on; a new one (a new pod) replaces the old one."""
         known = self._tasks.get(key)
-        if known is not None and known[0] == url and not known[1].done():
+        if known is not None and known[0] == endpoint and not known[1].done():
             return
         self.forget(key)
-        self._tasks[key] = (url, asyncio.create_task(self._poll(key, url), name=f"poll {key}"))
+        self._tasks[key] = (endpoint, asyncio.create_task(self._poll(key, endpoint), name=f"poll {key}"))
 
     def forget(self, key: Key) -> None:
         """Stop polling; what was said is dropped."""
@@ -85,12 +93,12 @@ class LauncherPoller:
         if self._session is not None:
             await self._session.close()
 
-    async def _poll(self, key: Key, url: str) -> None:
+    async def _poll(self, key: Key, endpoint: Endpoint) -> None:
         wait_s = self._times.first_s
         while True:
             await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
             async with self._slots:
-                answer = await self._ask(url)
+                answer = await self._ask(endpoint)
             before = self._answers.get(key)
             self._answers[key] = answer
             if before is None or _news(before, answer):
@@ -101,7 +109,8 @@ class LauncherPoller:
             longest_s = max(self._times.interval_s, bound_s)
             wait_s = longest_s if running else min(longest_s, wait_s * 2)
 
-    async def _ask(self, url: str) -> Answer:
+    async def _ask(self, endpoint: Endpoint) -> Answer:
+        url, headers = endpoint.url, {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._times.deadline_s),
@@ -109,7 +118,7 @@ class LauncherPoller:
                 trust_env=False,
             )
         try:
-            async with self._session.get(url) as response:
+            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     return Answer(error=f"{url} answered {response.status}")
                 return Answer(report=read_report(await response.json(content_type=None)))

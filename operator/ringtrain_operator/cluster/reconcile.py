@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ringtrain_operator import contract
+from ringtrain_operator.build import Settings
 from ringtrain_operator.cluster.api import JOBS, NotFound
 from ringtrain_operator.cluster.apply import apply_plan
 from ringtrain_operator.cluster.events import send_events
@@ -15,9 +16,9 @@ from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.observe import Memory, Reading, read_surroundings
 from ringtrain_operator.cluster.pod_schema import ServedPodSchema
 from ringtrain_operator.cluster.pods import PodReader
-from ringtrain_operator.cluster.poll import LauncherPoller
+from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
-from ringtrain_operator.observe import ObjectRef, Observed
+from ringtrain_operator.observe import ObjectRef, Observed, status_token
 from ringtrain_operator.plan import Plan, plan_object
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,9 @@ class Reconciler:
         poller: LauncherPoller,
         metrics: Metrics,
         clock: Clock = utc_now,
+        settings: Settings | None = None,
     ) -> None:
+        self._settings = settings or Settings()
         self._api = pods.api
         self._pods = pods
         self.pod_schema = ServedPodSchema(pods.api)
@@ -112,7 +115,7 @@ class Reconciler:
             self._metrics.restarts.inc(restarts)
 
     def _plan(self, job: Json, observed: Observed, now: datetime) -> Plan:
-        return plan_object(job, observed, now, schema=self.pod_schema.current)
+        return plan_object(job, observed, now, replace(self._settings, pod_schema=self.pod_schema.current))
 
     def _settles(self, job: Json, reading: Reading, now: datetime) -> bool:
         """Whether the status just written, planned with again on what was read, asks for nothing more."""
@@ -120,9 +123,9 @@ class Reconciler:
         return not (again.create or again.delete or again.status)
 
     def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan) -> None:
-        url = launcher_url(reading)
-        if url and not _finished(job):
-            self._poller.watch(key, url)
+        endpoint = launcher_endpoint(reading)
+        if endpoint is not None and not _finished(job):
+            self._poller.watch(key, endpoint)
         else:
             self._poller.forget(key)
         if plan.requeue_after_s is not None:
@@ -147,8 +150,8 @@ class Reconciler:
         self._metrics.job_gone(key)
 
 
-def launcher_url(reading: Reading) -> str:
-    """Where the running launcher answers /status; empty if none runs."""
+def launcher_endpoint(reading: Reading) -> Endpoint | None:
+    """Where the running launcher answers /status; None if none runs."""
     for pod in reading.pods:
         labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
         if labels.get(contract.LABEL_ROLE) != contract.ROLE_LAUNCHER or status.get("phase") != "Running":
@@ -156,8 +159,8 @@ def launcher_url(reading: Reading) -> str:
         address = status.get("podIP")
         if address and "deletionTimestamp" not in pod["metadata"]:
             host = f"[{address}]" if ":" in address else address
-            return f"http://{host}:{_status_port(pod)}/status"
-    return ""
+            return Endpoint(f"http://{host}:{_status_port(pod)}/status", status_token(pod))
+    return None
 
 
 def _status_port(pod: Json) -> str:

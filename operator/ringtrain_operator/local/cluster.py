@@ -10,8 +10,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..contract import KIND
-from ..observe import LauncherReport, ObjectRef, Observed, read_report, view_pod
+from ..contract import KIND, LABEL_ROLE, ROLE_LAUNCHER
+from ..observe import LauncherReport, ObjectRef, Observed, read_report, status_token, view_pod
 from ..plan import Plan
 from ..status import parse_status
 from .runner import Pod, PodRunner
@@ -72,13 +72,19 @@ class LocalCluster:
             if ref.kind == "Secret"
         }
 
+    def _status_token(self) -> str:
+        launchers = (p for p in self.runner.pods() if p["metadata"]["labels"].get(LABEL_ROLE) == ROLE_LAUNCHER)
+        return next(map(status_token, launchers), "")
+
     def _ask_launcher(self) -> tuple[LauncherReport | None, str]:
         """The launcher's /status, or why there is none."""
         url = self.runner.status_url(parse_status(self.status).attempt)
         if url is None:
             return None, ""
         try:
-            with urllib.request.urlopen(url, timeout=STATUS_TIMEOUT_S) as answer:
+            headers = {"Authorization": f"Bearer {self._status_token()}"}
+            asked = urllib.request.Request(url, headers=headers)
+            with urllib.request.urlopen(asked, timeout=STATUS_TIMEOUT_S) as answer:
                 return read_report(json.load(answer)), ""
         except urllib.error.URLError as exc:
             # Not listening yet is a stage of every start.

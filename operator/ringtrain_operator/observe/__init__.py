@@ -2,7 +2,7 @@
 
 from .last_words import failure_in, last_words
 from .model import Foreign, LauncherReport, ObjectRef, Observed, PodView, Refusal
-from .pods import owned_by, owner_name, read_report, view_pod
+from .pods import owned_by, owner_name, read_report, status_token, view_pod
 from .storable import is_finite
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "owned_by",
     "owner_name",
     "read_report",
+    "status_token",
     "view_pod",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ..contract import LABEL_ATTEMPT, LABEL_ROLE, LABEL_WORKER_INDEX, ROLE_LAUNCHER
+from ..contract import ENV_STATUS_TOKEN, LABEL_ATTEMPT, LABEL_ROLE, LABEL_WORKER_INDEX, ROLE_LAUNCHER
 from ..spec.parse import parse_time
 from .model import LauncherReport, PodView
 from .storable import storable
@@ -57,6 +57,13 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         exit_time=parse_time(ended.get("finishedAt")),
         termination_message=str(storable(ended.get("message")) or ""),
     )
+
+
+def status_token(pod: Mapping[str, Any]) -> str:
+    """What a launcher's /status asks for, from its pod; empty for a pod that an older operator made."""
+    containers = (pod.get("spec") or {}).get("containers") or [{}]
+    given = {e.get("name"): e.get("value") for e in containers[0].get("env") or ()}
+    return str(given.get(ENV_STATUS_TOKEN) or "")
 
 
 def read_report(raw: Mapping[str, Any]) -> LauncherReport:

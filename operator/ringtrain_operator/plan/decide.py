@@ -7,17 +7,17 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from ..build import Issuer, issue_credentials
+from ..build import Settings
 from ..errors import SpecInvalid
 from ..observe import Observed
-from ..spec import Job, PodSchema, parse_job
+from ..spec import Job, parse_job
 from ..status import JobStatus, dump_status, parse_status
 from ..status.compose import compose, rejected
 from ..status.situation import Situation
 from .active_deadline import active_deadline
 from .disruption import disruption
 from .events import events_between
-from .ledger import enter
+from .ledger import enter, name_credentials
 from .managed_by import is_ours
 from .objects import changes
 from .outcome import attempt_failure, success
@@ -44,27 +44,29 @@ def plan_object(
     obj: Mapping[str, Any],
     observed: Observed,
     now: datetime,
-    issue: Issuer = issue_credentials,
-    schema: PodSchema | None = None,
+    settings: Settings | None = None,
 ) -> Plan:
     """`plan` for a job as the API holds it; an invalid spec is said in the Accepted condition.
 
-    Templates are held against `schema` (None: the package's) when a job is about to start or to go on. A job that
-    runs was accepted before, perhaps by an operator that knew another version: it runs to its end.
+    Templates are held against `settings.pod_schema` when a job is about to start or to go on. A job that runs was
+    accepted before, perhaps by an operator that knew another version: it runs to its end.
     """
+    settings = settings or Settings()
     status = parse_status(observed.status)
     try:
-        job = parse_job(obj, schema=schema, templates=status.attempt == 0 or status.is_true("Suspended"))
+        job = parse_job(
+            obj, schema=settings.pod_schema, templates=status.attempt == 0 or status.is_true("Suspended")
+        )
     except SpecInvalid as exc:
         if (obj.get("metadata") or {}).get("deletionTimestamp"):
             return Plan()
         generation = int((obj.get("metadata") or {}).get("generation") or 1)
         return _answer(Plan(), status, rejected(status, exc, generation, now))
-    return plan(job, observed, now, issue)
+    return plan(job, observed, now, settings)
 
 
-def plan(job: Job, observed: Observed, now: datetime, issue: Issuer = issue_credentials) -> Plan:
-    """What to write now so that `job` goes on from what is `observed`. Pure, but for the keys that `issue` makes.
+def plan(job: Job, observed: Observed, now: datetime, settings: Settings | None = None) -> Plan:
+    """What to write now so that `job` goes on from what is `observed`. Pure, but for keys and tokens (`settings`).
 
     Applying the answer and planning again ends, after a few rounds without anything happening, in an empty plan.
     """
@@ -74,10 +76,10 @@ def plan(job: Job, observed: Observed, now: datetime, issue: Issuer = issue_cred
     previous = parse_status(observed.status)
     s = Situation(job, observed, previous, now)
     verdict, timers = _decide(s)
-    decided = replace(s, status=enter(s, verdict))
+    decided = replace(s, status=name_credentials(replace(s, status=enter(s, verdict))))
     new = compose(decided, said(verdict), s)
     settled = replace(s, status=new)
-    todo = changes(settled, issue)
+    todo = changes(settled, settings or Settings())
     timers = [*timers, *([todo.look_again] if todo.look_again else [])]
     answer = Plan(
         create=todo.create,

@@ -30,6 +30,16 @@ def enter(s: Situation, verdict: Verdict | None) -> JobStatus:
             return s.status
 
 
+def name_credentials(s: Situation) -> JobStatus:
+    """The status with another name for the job's Secret, if the present one turned out to be taken.
+
+    The operator may not read Secrets: only a creation that succeeded shows that a Secret is its own.
+    """
+    if s.pods or all(other.ref != s.secret for other in s.observed.foreign):
+        return s.status
+    return s.status.model_copy(update={"credentials": s.status.credentials + 1})
+
+
 def _begin(s: Situation, verdict: Begin) -> JobStatus:
     # The deadline counts from the job's creation, not from when an operator first looked.
     fresh = verdict.reason == "Started" and s.status.condition("Suspended") is None

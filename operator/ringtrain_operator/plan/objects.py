@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from .. import build
-from ..build import Issuer
+from ..build import Settings
 from ..contract import KIND
 from ..observe import ObjectRef, PodView
 from ..spec import Job
@@ -27,7 +27,7 @@ class Changes:
     look_again: datetime | None = None
 
 
-def changes(s: Situation, issue: Issuer) -> Changes:
+def changes(s: Situation, settings: Settings) -> Changes:
     """What separates what exists from what the status says should."""
     if s.status.finished:
         return _finished(s)
@@ -35,18 +35,18 @@ def changes(s: Situation, issue: Issuer) -> Changes:
         return _delete(s, s.observed.pods, None)
     if s.stale_pods:
         return _delete(s, s.stale_pods, None)
-    if s.observed.foreign:
+    # A Secret's name that is taken has been given up for another (ledger.py).
+    if any(other.ref.kind != "Secret" for other in s.observed.foreign):
         return Changes()
     start = s.status.restart_not_before
     if start is not None and s.now < start:
         return Changes(look_again=start)
-    return Changes(create=(*_companions(s, issue), *_missing_pods(s)))
+    return Changes(create=(*_companions(s, settings), *_missing_pods(s, settings)))
 
 
 def companion_refs(job: Job) -> tuple[ObjectRef, ...]:
-    """What a job has besides pods."""
-    named_alike = (ObjectRef(kind, job.name) for kind in ("Service", "ServiceAccount", "NetworkPolicy"))
-    return (ObjectRef("Secret", build.secret_name(job)), *named_alike)
+    """What a job has besides pods and its Secret, whose name depends on what is taken."""
+    return tuple(ObjectRef(kind, job.name) for kind in ("Service", "ServiceAccount", "NetworkPolicy"))
 
 
 def _finished(s: Situation) -> Changes:
@@ -63,22 +63,28 @@ def _delete(s: Situation, pods: tuple[PodView, ...], look_again: datetime | None
     return Changes(delete=deletions, look_again=_earliest(look_again, *(t for t in forced if t and t > s.now)))
 
 
-def _companions(s: Situation, issue: Issuer) -> tuple[dict[str, Any], ...]:
+def _companions(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
     job = s.job
     builders: dict[str, Callable[[], dict[str, Any]]] = {
-        "Secret": lambda: build.build_secret(job, issue(job, s.now)),
         "Service": lambda: build.build_service(job),
         "ServiceAccount": lambda: build.build_service_account(job),
-        "NetworkPolicy": lambda: build.build_network_policy(job),
+        "NetworkPolicy": lambda: build.build_network_policy(job, settings),
     }
-    return tuple(builders[ref.kind]() for ref in companion_refs(job) if ref not in s.observed.objects)
+    made = tuple(builders[ref.kind]() for ref in companion_refs(job) if ref not in s.observed.objects)
+    # Pods are made after their Secret: where one is, the Secret is ours, whether this process remembers it or not.
+    if s.pods or s.secret in s.observed.objects:
+        return made
+    return (build.build_secret(job, settings.issue(job, s.now), s.status.credentials), *made)
 
 
-def _missing_pods(s: Situation) -> tuple[dict[str, Any], ...]:
+def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
     missing = set(s.missing_names)
     indices = (i for i in range(s.status.attempt_workers) if build.worker_name(s.job, i) in missing)
-    launcher = [build.build_launcher_pod(s.job, s.attempt)] if build.launcher_name(s.job) in missing else []
-    return (*launcher, *(build.build_worker_pod(s.job, s.attempt, index) for index in indices))
+    secret = s.secret.name
+    workers = (build.build_worker_pod(s.job, s.attempt, index, secret) for index in indices)
+    if build.launcher_name(s.job) not in missing:
+        return tuple(workers)
+    return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
 
 
 def _earliest(*moments: datetime | None) -> datetime | None:

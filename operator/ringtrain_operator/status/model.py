@@ -93,6 +93,7 @@ class JobStatus(StatusModel):
     conditions: tuple[Condition, ...] = Field(default=(), description="Kubernetes' conditions.")
     attempt: int = Field(default=0, description="Lives of the gang so far; its pods carry the number.")
     attempt_workers: int = Field(default=0, description="Workers that the present attempt was made with.")
+    credentials: int = Field(default=0, description="Number of the Secret that the job's pods mount.")
     restarts: int = Field(default=0, description="Restarts counted against backoffLimit.")
     disruptions: int = Field(default=0, description="Restarts that were not the job's fault, not counted.")
     restart_not_before: Time | None = Field(default=None, description="Earliest start of this attempt's pods.")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from ..build import launcher_name, worker_name
-from ..observe import LauncherReport, Observed, PodView, failure_in
+from ..build import launcher_name, secret_name, worker_name
+from ..observe import LauncherReport, ObjectRef, Observed, PodView, failure_in
 from ..spec import Job
 from .model import JobStatus
 
@@ -51,6 +51,11 @@ class Situation:
         """What the present attempt's launcher says, if it could be asked."""
         report = self.observed.launcher
         return report if report is not None and report.attempt == self.attempt else None
+
+    @property
+    def secret(self) -> ObjectRef:
+        """The Secret with the job's credentials."""
+        return ObjectRef("Secret", secret_name(self.job, self.status.credentials))
 
     @property
     def world_size(self) -> int:

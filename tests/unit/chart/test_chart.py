@@ -80,6 +80,26 @@ def test_jobs_network_policies_admit_the_operators_pods() -> None:
     assert OPERATOR_LABELS.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
 
 
+def test_what_is_said_about_jobs_reaches_the_operator() -> None:
+    """Resources and peers are values; the command takes them as the chart passes them."""
+    from ringtrain_operator.cli.operator import operator
+
+    peer = "jobs.networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team"
+    arguments = container(render("jobs.launcher.resources.limits.memory=2Gi", f"{peer}=sre"))["args"]
+    parameters = operator.make_context("ringtrain-operator", list(arguments)).params
+    assert parameters["launcher_resources"]["limits"] == {"cpu": "2", "memory": "2Gi"}
+    assert parameters["metrics_from"] == [{"namespaceSelector": {"matchLabels": {"team": "sre"}}}]
+    assert parameters["template_ports_from"] == []
+
+
+def test_the_charts_launcher_is_the_operators() -> None:
+    """The values' default is what an operator without that option gives launchers."""
+    from ringtrain_operator.build import LAUNCHER_RESOURCES
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values["jobs"]["launcher"]["resources"] == LAUNCHER_RESOURCES
+
+
 def test_two_replicas_have_a_budget_and_a_lease() -> None:
     """More than one replica: a PodDisruptionBudget, and the lease's name told and granted alike."""
     objects = render("replicas=2")

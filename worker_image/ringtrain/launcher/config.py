@@ -30,11 +30,19 @@ class LauncherConfig:
     secrets: Secrets
     termination: TerminationPath
     mpi: MpiSettings | None = None
+    status_token: str = ""
 
     @property
     def world_size(self) -> int:
         """Ranks of the whole gang."""
         return self.workers * self.slots
+
+    @property
+    def status_tokens(self) -> tuple[str, ...]:
+        """Tokens of which `/status` asks for one: the operator's, the job's. Empty where control is plain."""
+        if self.secrets.tls is None:
+            return ()
+        return tuple(token for token in (self.status_token, self.secrets.token) if token)
 
     @property
     def lost_after_s(self) -> float:
@@ -71,6 +79,7 @@ class LauncherConfig:
             slots=read.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024),
             port=read.port(contract.ENV_LAUNCHER_PORT, contract.PORT_LAUNCHER),
             status_port=read.port(contract.ENV_STATUS_PORT, contract.PORT_STATUS),
+            status_token=read.optional(contract.ENV_STATUS_TOKEN) or "",
             log_root=Path(read.text(contract.ENV_LOG_DIR, contract.LOG_DIR)),
             pod=read.text(contract.ENV_POD_NAME, "launcher"),
             node=read.optional(contract.ENV_NODE_NAME) or "",

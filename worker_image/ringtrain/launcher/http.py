@@ -1,6 +1,7 @@
 """The launcher's HTTP port: `/status`, `/metrics`, `/healthz`."""
 
 import contextlib
+import hmac
 import json
 import math
 import socket
@@ -62,16 +63,25 @@ def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
 class StatusServer:
     """Serves HTTP in threads until it is closed. `healthy` decides what `/healthz` says.
 
-    `everywhere`: on all addresses of this host instead of loopback only.
+    `everywhere`: on all addresses of this host instead of loopback only. With `tokens`, `/status` is for who shows
+    one of them as a bearer token; `/metrics` and `/healthz`, which hold nothing but figures, are for everyone.
     """
 
     def __init__(
-        self, port: int, status: Callable[[], dict[str, Any]], healthy: Callable[[], bool], *, everywhere: bool
+        self,
+        port: int,
+        status: Callable[[], dict[str, Any]],
+        healthy: Callable[[], bool],
+        *,
+        everywhere: bool,
+        tokens: tuple[str, ...] = (),
     ) -> None:
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
 
-        def answer(path: str) -> tuple[int, str, bytes]:
+        def answer(path: str, authorization: str) -> tuple[int, str, bytes]:
+            if path == "/status" and tokens and not _shows_one(authorization, tokens):
+                return 401, "text/plain", b"/status asks for the job's token: Authorization: Bearer ...\n"
             if path == "/status":
                 return 200, "application/json", json.dumps(_finite(status())).encode()
             if path == "/metrics":
@@ -93,6 +103,13 @@ class StatusServer:
         self._server.server_close()
         self._thread.join()
         self._server.strangers.close()
+
+
+def _shows_one(authorization: str, tokens: tuple[str, ...]) -> bool:
+    """Whether the header holds one of `tokens`, in a time that says nothing about them."""
+    scheme, _, shown = authorization.partition(" ")
+    matches = [hmac.compare_digest(shown.strip().encode(), token.encode()) for token in tokens]
+    return scheme.lower() == "bearer" and any(matches)
 
 
 def _finite(value: Any) -> Any:
@@ -162,7 +179,7 @@ class _Beginning:
         self._file.close()
 
 
-def _handler(answer: Callable[[str], tuple[int, str, bytes]]) -> type[BaseHTTPRequestHandler]:
+def _handler(answer: Callable[[str, str], tuple[int, str, bytes]]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         # A client that connects and says nothing must not hold its thread for ever.
         timeout = 10
@@ -172,9 +189,11 @@ def _handler(answer: Callable[[str], tuple[int, str, bytes]]) -> type[BaseHTTPRe
             self.rfile: Any = _Beginning(self.rfile)
 
         def do_GET(self) -> None:
-            code, content_type, body = answer(self.path.partition("?")[0])
+            code, content_type, body = answer(self.path.partition("?")[0], self.headers.get("Authorization") or "")
             self.send_response(code)
             self.send_header("Content-Type", content_type)
+            if code == 401:
+                self.send_header("WWW-Authenticate", "Bearer")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

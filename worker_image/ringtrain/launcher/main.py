@@ -218,7 +218,11 @@ def _open_ports(
     config: LauncherConfig, gang: Gang, snapshot: Snapshot, launcher: _Launcher, stack: ExitStack
 ) -> None:
     http = StatusServer(
-        config.status_port, snapshot.status, launcher.healthy, everywhere=config.secrets.tls is not None
+        config.status_port,
+        snapshot.status,
+        launcher.healthy,
+        everywhere=config.secrets.tls is not None,
+        tokens=config.status_tokens,
     )
     stack.callback(http.close)
     service = CoordinatorService(gang, snapshot.store, config.job.attempt)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtensionOID
 from support.jobs import job
 
 from ringtrain_operator import build, contract
+from ringtrain_operator.build.network import OPERATOR_LABELS
+from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.observe import status_token
 from ringtrain_operator.spec import Job, parse_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,11 +35,54 @@ def test_the_service_is_headless_and_names_pods_that_are_not_ready() -> None:
 
 
 def test_only_the_jobs_pods_reach_its_pods() -> None:
-    """Every port from its own pods; the status port from the operator; nothing from anyone else."""
-    spec = build.build_network_policy(parsed())["spec"]
+    """Every port from its own pods; the status port from the operator's namespace; nothing from anyone else."""
+    spec = build.build_network_policy(parsed(), build.Settings(operator_namespace="rt"))["spec"]
     own, operator = spec["ingress"]
+    assert operator["from"] == [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "rt"}},
+            "podSelector": {"matchLabels": {"ringtrain.dev/component": "operator"}},
+        }
+    ]
     assert own == {"from": [{"podSelector": {"matchLabels": {"ringtrain.dev/job-name": "digits"}}}]}
     assert [port["port"] for port in operator["ports"]] == [contract.PORT_STATUS]
+
+
+def test_no_job_looks_like_the_operator() -> None:
+    """A job's pods lack the label by which policies admit the operator, and no template may set it."""
+    manifest = job("ringtrain-operator")
+    manifest["metadata"]["uid"] = "0a1b2c3d-4e5f"
+    pods = (build.build_worker_pod(parse_job(manifest), 1, 0), build.build_launcher_pod(parse_job(manifest), 1))
+    for pod in pods:
+        assert not OPERATOR_LABELS.items() <= pod["metadata"]["labels"].items()
+    manifest["spec"]["worker"]["template"]["metadata"] = {"labels": dict(OPERATOR_LABELS)}
+    with pytest.raises(SpecInvalid, match="is set by the operator"):
+        parse_job(manifest)
+
+
+def test_the_installation_may_let_others_in() -> None:
+    """Prometheus reaches the status port, and a peer the ports that a template declares."""
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    peer = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    manifest = job()
+    manifest["spec"]["worker"]["template"]["spec"]["containers"][0]["ports"] = [
+        {"containerPort": 6006},
+        {"containerPort": 9000, "protocol": "UDP"},
+    ]
+    settings = build.Settings(operator_namespace="", metrics_from=[prometheus], template_ports_from=[peer])
+    _, metrics, template = build.build_network_policy(parse_job(manifest), settings)["spec"]["ingress"]
+    assert metrics == {"from": [prometheus], "ports": [{"port": contract.PORT_STATUS, "protocol": "TCP"}]}
+    ports = [{"port": 6006, "protocol": "TCP"}, {"port": 9000, "protocol": "UDP"}]
+    assert template == {"from": [peer], "ports": ports}
+    assert len(build.build_network_policy(parsed(), settings)["spec"]["ingress"]) == 2
+
+
+def test_each_launcher_has_a_token_of_its_own() -> None:
+    """What its /status asks for is in the pod, where who made the pod can read it, and differs every time."""
+    one, other = (status_token(build.build_launcher_pod(parsed(), 1)) for _ in range(2))
+    assert len(one) >= 32
+    assert one != other
+    assert status_token(build.build_worker_pod(parsed(), 1, 0)) == ""
 
 
 def test_the_service_account_has_no_token() -> None:

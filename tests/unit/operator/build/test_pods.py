@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.jobs import job
 
 from ringtrain_operator import contract
-from ringtrain_operator.build import build_launcher_pod, build_worker_pod
+from ringtrain_operator.build import LAUNCHER_RESOURCES, Settings, build_launcher_pod, build_worker_pod
 from ringtrain_operator.errors import SpecInvalid
 from ringtrain_operator.spec import Job, parse_job
 
@@ -242,3 +242,24 @@ def test_any_template_is_built_or_refused(container: Json, pod: Json, meta: Json
         return
     assert build_worker_pod(given_job, 1, 0)["spec"]["restartPolicy"] == "Never"
     assert build_launcher_pod(given_job, 1)["spec"]["restartPolicy"] == "Never"
+
+
+def test_a_launchers_resources() -> None:
+    """The installation's unless its template has some; those of a worker, devices aside, where it runs ranks."""
+    given = {"limits": {"memory": "3Gi"}}
+    assert main(build_launcher_pod(parsed(), 1))["resources"] == LAUNCHER_RESOURCES
+    settings = Settings(launcher_resources=given)
+    assert main(build_launcher_pod(parsed(), 1, settings=settings))["resources"] == given
+    own = {"template": {"spec": {"containers": [{"resources": {"requests": {"cpu": "9"}}}]}}}
+    assert main(build_launcher_pod(parsed(launcher=own), 1))["resources"] == {"requests": {"cpu": "9"}}
+    worker = {"resources": {"limits": {"cpu": "4", "nvidia.com/gpu": 1}}}
+    with_ranks = parsed(worker, backend="mpi", mpi={"runLauncherAsWorker": True})
+    assert main(build_launcher_pod(with_ranks, 1))["resources"] == {"limits": {"cpu": "4"}}
+
+
+def test_a_launcher_is_as_urgent_as_its_workers() -> None:
+    """Else it is what is preempted first, and the gang with it."""
+    assert build_launcher_pod(parsed(pod={"priorityClassName": "high"}), 1)["spec"]["priorityClassName"] == "high"
+    own = {"template": {"spec": {"priorityClassName": "low"}}}
+    launcher = build_launcher_pod(parsed(pod={"priorityClassName": "high"}, launcher=own), 1)
+    assert launcher["spec"]["priorityClassName"] == "low"

@@ -10,6 +10,7 @@ from support.jobs import job
 from support.planworld import World, condition, running, world
 
 from ringtrain_operator.cluster.poll import PollTimes
+from ringtrain_operator.observe import Foreign, ObjectRef
 from ringtrain_operator.plan import companion_refs
 from ringtrain_operator.spec import parse_job
 
@@ -29,7 +30,8 @@ def test_what_exists_is_not_created_again() -> None:
     w = world()
     w.settle()
     assert set(w.pods) == {"digits-launcher", "digits-worker-0", "digits-worker-1"}
-    assert set(w.objects) == set(companion_refs(parse_job(w.job)))
+    secret = ObjectRef("Secret", "digits-0a1b2c3d")
+    assert set(w.objects) == {secret, *companion_refs(parse_job(w.job))}
 
 
 def test_a_running_gang() -> None:
@@ -183,3 +185,37 @@ def test_a_gang_that_runs_outlives_a_stricter_schema() -> None:
     w.settle()
     assert condition(w, "Accepted")[:2] == ("False", "InvalidSpec")
     assert not w.pods
+
+
+def secrets_of(w: World) -> set[str]:
+    """Names of the Secrets that were made."""
+    return {ref.name for ref in w.objects if ref.kind == "Secret"}
+
+
+def test_a_secret_that_is_there_already_is_not_trusted() -> None:
+    """Whoever made it knows what is in it: the job gets another one, and its pods mount that."""
+    w = world()
+    w.foreign = (Foreign(ObjectRef("Secret", "digits-0a1b2c3d")),)
+    w.settle()
+    assert secrets_of(w) == {"digits-0a1b2c3d-1"}
+    mounted = {
+        volume["secret"]["secretName"]
+        for pod in w.pods.values()
+        for volume in pod["spec"]["volumes"]
+        if "secret" in volume
+    }
+    assert (len(w.pods), mounted) == (3, {"digits-0a1b2c3d-1"})
+
+
+def test_a_gangs_secret_is_known_by_its_pods() -> None:
+    """An operator that remembers nothing makes none for an attempt whose pods are there, and one for the next."""
+    w = running()
+    w.objects = {ref: obj for ref, obj in w.objects.items() if ref.kind != "Secret"}
+    del w.pods["digits-worker-1"]["status"]
+    w.settle()
+    assert secrets_of(w) == set()
+    w.launcher_ends(1)
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    assert secrets_of(w) == {"digits-0a1b2c3d"}

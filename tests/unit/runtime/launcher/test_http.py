@@ -36,9 +36,11 @@ def server() -> Iterator[tuple[StatusServer, list[bool]]]:
     server.close()
 
 
-def _get(server: StatusServer, path: str) -> tuple[int, str]:
+def _get(server: StatusServer, path: str, authorization: str = "") -> tuple[int, str]:
+    headers = {"Authorization": authorization} if authorization else {}
+    asked = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -70,6 +72,30 @@ def test_health(server: tuple[StatusServer, list[bool]]) -> None:
     server[1][0] = False
     assert _get(server[0], "/healthz") == (503, "stalled\n")
     assert _get(server[0], "/")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("shown", "code"),
+    [
+        pytest.param("Bearer operators", 200, id="operators"),
+        pytest.param("bearer jobs", 200, id="jobs"),
+        pytest.param("", 401, id="none"),
+        pytest.param("Bearer", 401, id="empty"),
+        pytest.param("Bearer operator", 401, id="prefix"),
+        pytest.param("Basic operators", 401, id="another-scheme"),
+        pytest.param("Bearer \xe9", 401, id="not-ascii"),
+    ],
+)
+def test_status_is_for_who_shows_a_token(shown: str, code: int) -> None:
+    """With the log's tail in it, it is not for everyone; figures and health are."""
+    server = StatusServer(0, lambda: STATUS, lambda: True, everywhere=False, tokens=("operators", "jobs"))
+    try:
+        said = _get(server, "/status", shown)
+        assert (said[0], "worldSize" in said[1]) == (code, code == 200)
+        assert _get(server, "/metrics", shown)[0] == 200
+        assert _get(server, "/healthz", shown)[0] == 200
+    finally:
+        server.close()
 
 
 def test_a_port_that_is_taken(server: tuple[StatusServer, list[bool]]) -> None:

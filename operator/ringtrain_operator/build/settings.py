@@ -1,0 +1,41 @@
+"""What the operator's installation decides about the objects of every job."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..spec import PodSchema
+from .credentials import TOKEN_BYTES, Issuer, issue_credentials
+
+Json = Mapping[str, Any]
+
+# Requests: enough to gather logs. Limits: a quota on limits admits only pods that have them; a launcher of a small
+# world takes some 100 MiB, and mpirun of a large one needs room.
+LAUNCHER_RESOURCES: Json = {
+    "requests": {"cpu": "100m", "memory": "128Mi"},
+    "limits": {"cpu": "2", "memory": "1Gi"},
+}
+
+
+def random_token() -> str:
+    """A token that nobody guesses."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`metrics_from`, `template_ports_from`: NetworkPolicyPeers that may reach launchers' status port, and the
+    ports that templates' containers declare. `operator_namespace` empty: the operator runs in no pod. `issue` and
+    `token` are where randomness comes from. `pod_schema` None: that of this package.
+    """
+
+    operator_namespace: str = "ringtrain-system"
+    launcher_resources: Json = field(default_factory=lambda: LAUNCHER_RESOURCES)
+    metrics_from: Sequence[Json] = ()
+    template_ports_from: Sequence[Json] = ()
+    pod_schema: PodSchema | None = None
+    issue: Issuer = issue_credentials
+    token: Callable[[], str] = random_token
