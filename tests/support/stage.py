@@ -11,6 +11,7 @@ from ringtrain_operator import contract
 from ringtrain_operator.cluster.api import JOBS, PODS
 from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.observe import status_token
 from support.cluster import Cluster, Json, OpenCluster
 from support.jobs import condition, job, state, termination_message
 from support.kubelet import Kubelet, ScriptedRuntime
@@ -106,7 +107,7 @@ class Stage:
         """Have the job's launcher answer /status; what is yielded may be changed meanwhile."""
         pod = await self.cluster.api.get(PODS, self.namespace, f"{self.name}-launcher")
         answer = report(**said)
-        async with answering(pod["status"]["podIP"], answer):
+        async with answering(pod["status"]["podIP"], answer, status_token(pod)):
             yield answer
 
     def succeed(self, workers: int = 2, attempt: int = 1) -> None:

@@ -63,3 +63,18 @@ async def test_an_invalid_spec_is_said_once(tmp_path: Path, caplog: pytest.LogCa
         assert not [r for r in caplog.records if r.exc_info]
         await s.change({"worker": {"replicas": 2}})
         await s.until_running()
+
+
+async def test_a_planted_secret_is_not_used(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Who creates the Secret that the job's pods would mount, before the operator does, gets nothing by it."""
+    async with open_stage(open_cluster, tmp_path) as s:
+        uid = (await s.submit(runPolicy={"suspend": True}))["metadata"]["uid"]
+        planted = {"metadata": {"name": f"digits-{uid[:8]}"}, "stringData": {"token": "known to somebody"}}
+        await s.cluster.api.create(SECRETS, s.namespace, planted)
+        await s.change({"runPolicy": {"suspend": False}})
+        await s.until_running()
+        for pod in await s.pods():
+            volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+            assert volumes["ringtrain-secret"]["secret"]["secretName"] == f"digits-{uid[:8]}-1"
+        made = await s.cluster.api.get(SECRETS, s.namespace, f"digits-{uid[:8]}-1")
+        assert owned_by(made, uid)
