@@ -40,6 +40,7 @@ class World:
     objects: dict[ObjectRef, Json] = field(default_factory=dict)
     nodes: dict[str, bool] = field(default_factory=dict)
     foreign: tuple[Foreign, ...] = ()
+    taken_secrets: frozenset[ObjectRef] = frozenset()
     refusals: tuple[Refusal, ...] = ()
     report: Json | None = None
     report_age_s: float = 0.0
@@ -64,6 +65,7 @@ class World:
             pods=tuple(view_pod(pod, self.nodes) for pod in self.pods.values()),
             objects=frozenset(self.objects),
             foreign=self.foreign,
+            taken_secrets=self.taken_secrets,
             launcher=report,
             launcher_age_s=self.report_age_s,
             refusals=self.refusals,

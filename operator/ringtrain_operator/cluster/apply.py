@@ -99,9 +99,12 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
 
 async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> Foreign | None:
     """A name that is taken is ours (an earlier creation whose answer was lost), or somebody else's."""
-    # Whose a Secret is can't be read. One that this process did not just make counts as another's: the next plan
-    # takes another name.
-    found = Foreign(ref) if resource is SECRETS else await find_owner(work.api, work.job, resource, ref.name)
+    if resource is SECRETS:
+        # Whose a Secret is can't be read. One that this process did not just make counts as another's: the next
+        # plan takes another name.
+        work.memory.taken_secrets.add(ref)
+        return Foreign(ref)
+    found = await find_owner(work.api, work.job, resource, ref.name)
     if isinstance(found, Foreign):
         work.memory.foreign[ref] = found
         return found

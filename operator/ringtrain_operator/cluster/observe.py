@@ -44,6 +44,7 @@ class Memory:
 
     owned: set[ObjectRef] = field(default_factory=set)
     foreign: dict[ObjectRef, Foreign] = field(default_factory=dict)
+    taken_secrets: set[ObjectRef] = field(default_factory=set)
     refusals: tuple[Refusal, ...] = ()
     looked_at: float = float("-inf")
     listed: bool = False
@@ -82,6 +83,7 @@ async def read_surroundings(
         pods=tuple(view_pod(p, nodes) for p in ours),
         objects=frozenset(memory.owned),
         foreign=(*others, *memory.foreign.values()),
+        taken_secrets=frozenset(memory.taken_secrets),
         launcher=answer.report,
         launcher_error=answer.error,
         launcher_age_s=answer.age_s,

@@ -96,13 +96,15 @@ class Observed:
     """What exists for one job at one moment.
 
     `objects`: what this job owns besides pods. `foreign`: objects of our names that are someone else's, pods
-    included. `launcher`: its /status as of `launcher_age_s` ago, or None with the cause in `launcher_error`.
-    `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as it was read.
+    included. `taken_secrets`: Secrets that were there when they were to be created. `launcher`: its /status as of
+    `launcher_age_s` ago, or None with the cause in `launcher_error`. `refusals`: creations that the API refused in
+    the last apply. `status`: the CR's own, as it was read.
     """
 
     pods: tuple[PodView, ...] = ()
     objects: frozenset[ObjectRef] = frozenset()
     foreign: tuple[Foreign, ...] = ()
+    taken_secrets: frozenset[ObjectRef] = frozenset()
     launcher: LauncherReport | None = None
     launcher_error: str = ""
     launcher_age_s: float = 0.0

@@ -35,7 +35,7 @@ def name_credentials(s: Situation) -> JobStatus:
 
     The operator may not read Secrets: only a creation that succeeded shows that a Secret is its own.
     """
-    if s.pods or all(other.ref != s.secret for other in s.observed.foreign):
+    if s.pods or s.secret not in s.observed.taken_secrets:
         return s.status
     return s.status.model_copy(update={"credentials": s.status.credentials + 1})
 

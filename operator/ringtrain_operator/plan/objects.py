@@ -35,8 +35,7 @@ def changes(s: Situation, settings: Settings) -> Changes:
         return _delete(s, s.observed.pods, None)
     if s.stale_pods:
         return _delete(s, s.stale_pods, None)
-    # A Secret's name that is taken has been given up for another (ledger.py).
-    if any(other.ref.kind != "Secret" for other in s.observed.foreign):
+    if s.observed.foreign:
         return Changes()
     start = s.status.restart_not_before
     if start is not None and s.now < start:

@@ -10,7 +10,7 @@ from support.jobs import job
 from support.planworld import World, condition, running, world
 
 from ringtrain_operator.cluster.poll import PollTimes
-from ringtrain_operator.observe import Foreign, ObjectRef
+from ringtrain_operator.observe import ObjectRef
 from ringtrain_operator.plan import companion_refs
 from ringtrain_operator.spec import parse_job
 
@@ -195,7 +195,7 @@ def secrets_of(w: World) -> set[str]:
 def test_a_secret_that_is_there_already_is_not_trusted() -> None:
     """Whoever made it knows what is in it: the job gets another one, and its pods mount that."""
     w = world()
-    w.foreign = (Foreign(ObjectRef("Secret", "digits-0a1b2c3d")),)
+    w.taken_secrets = frozenset({ObjectRef("Secret", "digits-0a1b2c3d")})
     w.settle()
     assert secrets_of(w) == {"digits-0a1b2c3d-1"}
     mounted = {
