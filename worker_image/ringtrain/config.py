@@ -1,7 +1,7 @@
 """The environment of a rank, read here and nowhere else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringtrain import contract
@@ -10,6 +10,7 @@ from ringtrain.transport.address import split_address
 from ringtrain.world.mpi import mpi_place
 from ringtrain.world.tf_config import OUTSIDE_TYPES, parse_tf_config
 from ringtrain.world.topology import Topology, same_address, topology_of
+from ringtrain.world.torchrun import meet_beside_master, torchrun_place
 
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
@@ -34,8 +35,9 @@ class WorkerConfig:
     """What a rank knows about itself before it talks to anyone.
 
     `role`: `chief`, `worker`, or `evaluator` and `ps`, which stand outside the ring in a world of one.
-    `source`: where the world was found: `ringtrain`, `tf_config`, `mpi` or `single`. `transport`: one of
-    `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
+    `source`: where the world was found: `ringtrain`, `tf_config`, `mpi`, `torchrun` or `single`.
+    `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
+    `token_text`: the token where there is no `token_file`.
     """
 
     rank: int = 0
@@ -53,6 +55,7 @@ class WorkerConfig:
     transport: str = "auto"
     data_path: str = "auto"
     token_file: Path | None = None
+    token_text: str | None = field(default=None, repr=False)
     report_fd: int | None = None
     check_in_file: Path | None = None
     checkpoint_dir: Path | None = None
@@ -63,11 +66,17 @@ class WorkerConfig:
 
     @staticmethod
     def from_env(env: Mapping[str, str]) -> "WorkerConfig":
-        """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, then MPI's variables, else a world of one.
+        """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, MPI's variables, torchrun's, else a world of one.
 
         Raises ConfigurationError naming the variable, its value and what was expected.
         """
-        world = _from_ringtrain(env) or _from_tf_config(env) or _from_mpi(env) or _alone("single", "worker")
+        world = (
+            _from_ringtrain(env)
+            or _from_tf_config(env)
+            or _from_mpi(env)
+            or _from_torchrun(env)
+            or _alone("single", "worker")
+        )
         attempt = _integer(env, contract.ENV_ATTEMPT, 1, lowest=1)
         return WorkerConfig(
             rank=world.rank,
@@ -85,6 +94,7 @@ class WorkerConfig:
             transport=_one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
             data_path=_one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
             token_file=_path(env, contract.ENV_TOKEN_FILE),
+            token_text=env.get(contract.ENV_TOKEN),
             report_fd=_integer(env, contract.ENV_REPORT_FD, -1) if env.get(contract.ENV_REPORT_FD) else None,
             check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
@@ -101,17 +111,22 @@ class WorkerConfig:
 
     def token(self) -> bytes | None:
         """Return the job's token, or None if no proof is asked for. Raises ConfigurationError."""
-        if self.token_file is None:
-            return None
-        try:
-            token = self.token_file.read_bytes().strip()
-        except OSError as error:
-            raise ConfigurationError(
-                f"{contract.ENV_TOKEN_FILE} is {self.token_file}: {error.strerror}"
-            ) from error
-        if not token:
-            raise ConfigurationError(f"{contract.ENV_TOKEN_FILE} is {self.token_file}: the file is empty")
-        return token
+        return _token(self.token_file, self.token_text)
+
+
+def _token(file: Path | None, text: str | None) -> bytes | None:
+    """The token in `file`, else `text`. Raises ConfigurationError."""
+    if file is None:
+        if text is not None and not text.strip():
+            raise ConfigurationError(f"{contract.ENV_TOKEN} is empty; give every rank the same text, or unset it")
+        return None if text is None else text.strip().encode()
+    try:
+        token = file.read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(f"{contract.ENV_TOKEN_FILE} is {file}: {error.strerror}") from error
+    if not token:
+        raise ConfigurationError(f"{contract.ENV_TOKEN_FILE} is {file}: the file is empty")
+    return token
 
 
 def _alone(source: str, role: str) -> _World:
@@ -159,6 +174,19 @@ def _from_mpi(env: Mapping[str, str]) -> _World | None:
 
         addresses = meet(place, env, _seconds(env, contract.ENV_TIMEOUT, 60.0))
     return _World("mpi", "worker", place.rank, addresses, topology_of(addresses, place.rank))
+
+
+def _from_torchrun(env: Mapping[str, str]) -> _World | None:
+    place = torchrun_place(env)
+    if place is None:
+        return None
+    if place.size == 1:
+        return _alone("torchrun", "worker")
+    addresses = _ring_addresses(env, place.size)
+    if addresses is None:
+        token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
+        addresses = meet_beside_master(place, env, token, _seconds(env, contract.ENV_TIMEOUT, 60.0))
+    return _World("torchrun", "worker", place.rank, addresses, place.topology(addresses))
 
 
 def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None:

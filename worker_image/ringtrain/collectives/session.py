@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -15,9 +16,12 @@ from ringtrain.collectives.engine import Engine
 from ringtrain.collectives.exchange import SEGMENT_BYTES, ExchangeCommunicator
 from ringtrain.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError
+from ringtrain.transport.address import is_loopback
 from ringtrain.transport.base import Transport
 from ringtrain.world.membership import Membership
 from ringtrain.world.place import Place
+
+log = logging.getLogger("ringtrain")
 
 WORLD = 0  # the process set of all ranks
 # Ids from here on are chosen by those who use them; shared memory has its own half of the 32 bits.
@@ -37,6 +41,7 @@ class Session:
         place = Place(
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s
         )
+        warn_of_strangers(place)
         self._member = Membership.join(place, transport or _transport(place, config.data_path))
         self._communicators: dict[int, Communicator] = {}
         self._next_process_set = WORLD
@@ -213,6 +218,17 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """How many hosts or pods have a rank with this local rank."""
     return current().config.cross_size
+
+
+def warn_of_strangers(place: Place) -> None:
+    """Say in the log that anyone can take part, where that is so."""
+    address = place.addresses[place.rank]
+    if place.size > 1 and place.token is None and not is_loopback(address):
+        log.warning(
+            "rank %d has no token: whoever reaches %s can take part in this world and change its weights. Give "
+            "all ranks the same RINGTRAIN_TOKEN_FILE (or RINGTRAIN_TOKEN)",
+            place.rank, address,
+        )  # fmt: skip
 
 
 def _transport(place: Place, data_path: str) -> Transport:

@@ -125,6 +125,7 @@ class _Server(ThreadingHTTPServer):
     """A thread for each connection: few at a time, each for some seconds; for one too many the oldest goes."""
 
     daemon_threads = True
+    request_queue_size = 128  # clients that wait to be accepted; 5 are soon too many
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], *, dual: bool) -> None:
         self.address_family = socket.AF_INET6 if dual else socket.AF_INET

@@ -2,17 +2,32 @@
 
 import ipaddress
 import socket
+from typing import Final
 
 from ringtrain.errors import ConfigurationError
+
+_PORT_DIGITS: Final = 5
+_LONGEST_NAME: Final = 255
+_SHOWN: Final = 300
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of `host:port` or `[v6]:port`. Raises ConfigurationError."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) < 65536:
-        raise ConfigurationError(f'"{address}" is not an address of the form host:port with a port up to 65535')
+    is_port = port.isascii() and port.isdecimal() and len(port) <= _PORT_DIGITS and int(port) < 65536
+    if not colon or not is_port or not _is_host(host):
+        shown = address if len(address) <= _SHOWN else address[:_SHOWN] + "…"
+        raise ConfigurationError(f'"{shown}" is not an address of the form host:port with a port up to 65535')
     return host, int(port)
+
+
+def _is_host(name: str) -> bool:
+    """Whether `name` can be looked up at all; Python raises UnicodeError for names that DNS can't have."""
+    try:
+        return 0 < len(name.encode("idna")) <= _LONGEST_NAME and name.isprintable() and " " not in name
+    except UnicodeError:
+        return False
 
 
 def listening_address(address: str) -> str:
@@ -22,12 +37,24 @@ def listening_address(address: str) -> str:
     address that peers use need not be one of an interface.
     """
     host, port = split_address(address)
+    ip = _looked_up(host, port)
+    if ip is None or not ip.is_loopback:
+        return f"[::]:{port}"
+    return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only processes of this host reach `host:port`."""
+    ip = _looked_up(*split_address(address))
+    return ip is not None and ip.is_loopback
+
+
+def _looked_up(host: str, port: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for a name that only peers resolve, as the one of a Service that is still empty."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
-        return f"[::]:{port}"  # a name that only peers resolve, as the one of a Service that is still empty
+        return None
     # IPv4 first: "localhost" is both, and peers that found nobody at one of them would try the other.
     ips = [ipaddress.ip_address(info[4][0]) for info in sorted(found, key=lambda info: info[0] != socket.AF_INET)]
-    if not ips[0].is_loopback:
-        return f"[::]:{port}"
-    return f"{ips[0]}:{port}" if ips[0].version == 4 else f"[{ips[0]}]:{port}"
+    return ips[0]
