@@ -100,6 +100,7 @@ ACCEPTED = [
     ),
     Case("someone-elses", manifest(managedBy="kueue.x-k8s.io/multikueue")),
     Case("networking", manifest(networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30})),
+    Case("encryption", manifest(networking={"encryption": "tensors"})),
     Case("longest-name", manifest(name="a" * 51)),
 ]
 
@@ -139,6 +140,15 @@ REJECTED = [
         manifest(worker=worker(devices={"nvidia.com/gpu": 2, "rdma/hca": 1})),
         "spec.slotsPerWorker",
         "set slotsPerWorker",
+    ),
+    Case(
+        "encryption-unknown", manifest(networking={"encryption": "all"}), "spec.networking.encryption", "tensors"
+    ),
+    Case(
+        "encryption-under-mpi",
+        manifest(backend="mpi", networking={"encryption": "tensors"}),
+        "spec.networking.encryption",
+        "only for backend ring",
     ),
     Case("mpi-under-ring", manifest(mpi={"implementation": "OpenMPI"}), "spec.mpi", "backend: mpi"),
     Case(

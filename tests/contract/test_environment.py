@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import base64
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.jobs import job
+from support.ports import free_addresses
 
+import ringtrain
 import ringtrain.contract
 import ringtrain_operator.contract
 from ringtrain.agent.config import AgentConfig
+from ringtrain.agent.rank_env import rank_environment
+from ringtrain.collectives.session import Session
+from ringtrain.config import WorkerConfig
 from ringtrain.control.environment import Environment
+from ringtrain.control.model import World
+from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.mpi.implementation import Implementation
 from ringtrain.mpi.settings import read_mpi
@@ -67,6 +77,40 @@ def test_a_launcher_reads_what_is_built_for_it(tmp_path: Path) -> None:
     assert (config.port, config.status_port) == (7350, 7351)
     assert config.log_root == Path("/var/log/ringtrain")
     assert config.secrets.tls is not None
+
+
+def test_ranks_encrypt_with_what_is_built(tmp_path: Path) -> None:
+    """From spec.networking.encryption, through the pod and its agent, to two ranks that share a secret sum."""
+    pod = build.build_worker_pod(parsed(networking={"encryption": "tensors"}), 1, 0)
+    agent = AgentConfig.from_env(environment(pod, tmp_path))
+    addresses = tuple(free_addresses(6))
+    world = World(1, addresses, ("t:1",) * 6, "10.0.0.7", 7390)
+    found = [WorkerConfig.from_env(rank_environment(agent, world, local, {}, 1)) for local in range(2)]
+    assert {config.encrypt for config in found} == {"tensors"}
+    two = [replace(config, size=2, addresses=addresses[:2], transport="grpc") for config in found]
+
+    def summed(config: WorkerConfig) -> float:
+        session = Session(config, None)
+        with session.entered():
+            total = float(ringtrain.allreduce(1.0, ringtrain.Sum))
+            both.wait(60)
+        session.close()
+        return total
+
+    both = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(summed, two)) == [2.0, 2.0]
+
+
+def test_encryption_without_certificates_is_refused(tmp_path: Path) -> None:
+    """By the agent, before any rank starts."""
+    found = environment(build.build_worker_pod(parsed(networking={"encryption": "tensors"}), 1, 0), tmp_path)
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        (tmp_path / name).unlink()
+    with pytest.raises(
+        ConfigurationError, match=r"RINGTRAIN_ENCRYPT=tensors needs ca\.crt, tls\.crt and tls\.key"
+    ):
+        AgentConfig.from_env(found)
 
 
 def test_an_mpi_job_arrives_as_the_spec_says_it(tmp_path: Path) -> None:

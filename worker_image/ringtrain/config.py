@@ -37,6 +37,7 @@ class WorkerConfig:
     `role`: `chief`, `worker`, or `evaluator` and `ps`, which stand outside the ring in a world of one.
     `source`: where the world was found: `ringtrain`, `tf_config`, `mpi`, `torchrun` or `single`.
     `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
+    `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.
     `token_text`: the token where there is no `token_file`.
     """
 
@@ -54,6 +55,9 @@ class WorkerConfig:
     timeout_s: float = 60.0
     transport: str = "auto"
     data_path: str = "auto"
+    encrypt: str = "none"
+    secret_dir: Path = Path(contract.SECRET_DIR)
+    job_uid: str = ""
     token_file: Path | None = None
     token_text: str | None = field(default=None, repr=False)
     report_fd: int | None = None
@@ -93,6 +97,9 @@ class WorkerConfig:
             timeout_s=_seconds(env, contract.ENV_TIMEOUT, 60.0),
             transport=_one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
             data_path=_one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
+            encrypt=_one_of(env, contract.ENV_ENCRYPT, contract.ENCRYPTION),
+            secret_dir=_path(env, contract.ENV_SECRET_DIR) or Path(contract.SECRET_DIR),
+            job_uid=env.get(contract.ENV_JOB_UID, ""),
             token_file=_path(env, contract.ENV_TOKEN_FILE),
             token_text=env.get(contract.ENV_TOKEN),
             report_fd=_integer(env, contract.ENV_REPORT_FD, -1) if env.get(contract.ENV_REPORT_FD) else None,

@@ -57,6 +57,8 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
         contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
         **_mpi(job),
     }
+    if job.spec.networking.encryption != "none":
+        variables[contract.ENV_ENCRYPT] = job.spec.networking.encryption
     if job.spec.checkpoint is not None:
         variables[contract.ENV_CHECKPOINT_DIR] = f"{job.spec.checkpoint.mount_path}/{checkpoint_folder(job)}"
         if job.spec.checkpoint.restore_from:

@@ -131,7 +131,7 @@ class Mpi(SpecModel):
 
 
 class Networking(SpecModel):
-    """Deadlines of the gang's own network."""
+    """Deadlines and encryption of the gang's own network."""
 
     timeout_seconds: int = Field(
         default=60,
@@ -141,6 +141,12 @@ class Networking(SpecModel):
     )
     start_timeout_seconds: int = Field(
         default=600, ge=1, le=86400, description="How long launcher and workers wait for each other at the start."
+    )
+    encryption: Literal["none", "tensors"] = Field(
+        default="none",
+        description="What is encrypted beside control, which always is. none: tensors travel in clear between "
+        "pods. tensors: mutual TLS between all ranks of the ring, with the job's own certificates; slower. "
+        "Traffic of other libraries (torch.distributed, TensorFlow, MPI) is never encrypted.",
     )
 
 
@@ -175,7 +181,9 @@ class JobSpec(SpecModel):
     checkpoint: Checkpoint | None = Field(
         default=None, description="Where checkpoints outlive an attempt. Unset: training starts over."
     )
-    networking: Networking = Field(default=Networking(), description="Deadlines of the gang's own network.")
+    networking: Networking = Field(
+        default=Networking(), description="Deadlines and encryption of the gang's own network."
+    )
     managed_by: str | None = Field(
         default=None,
         min_length=1,
@@ -190,6 +198,12 @@ class JobSpec(SpecModel):
             message="mpi is only for backend mpi; remove it or set backend: mpi",
             path="mpi",
             holds=lambda s: s.mpi is None or s.backend == "mpi",
+        ),
+        Rule(
+            cel="self.backend != 'mpi' || self.networking.encryption == 'none'",
+            message="networking.encryption: tensors is only for backend ring; MPI's own traffic is not encrypted",
+            path="networking.encryption",
+            holds=lambda s: s.backend != "mpi" or s.networking.encryption == "none",
         ),
         Rule(
             cel="has(self.slotsPerWorker) || !has(self.worker.devices) || size(self.worker.devices) < 2",

@@ -42,6 +42,7 @@ class AgentConfig:
     start_timeout_s: float
     secrets: Secrets
     termination: TerminationPath
+    encrypt: str = "none"
     mpi: bool = False
     mpi_needs_init: bool = True
     mpi_directory: str = ""
@@ -85,6 +86,12 @@ class AgentConfig:
         job = read_job(read)
         workers = read.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000)
         slots = read.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024)
+        secrets = load_secrets(read)
+        encrypt = read.choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, "none")
+        if encrypt != "none" and secrets.tls is None:
+            raise ConfigurationError(
+                f"{contract.ENV_ENCRYPT}={encrypt} needs ca.crt, tls.crt and tls.key in {contract.ENV_SECRET_DIR}"
+            )
         index = read.integer(contract.ENV_WORKER_INDEX, low=0, high=workers - 1)
         return cls(
             job=job,
@@ -100,7 +107,8 @@ class AgentConfig:
             restore_from=read.optional(contract.ENV_RESTORE_FROM) or "",
             timeout_s=read.seconds(contract.ENV_TIMEOUT, 60),
             start_timeout_s=read.seconds(contract.ENV_START_TIMEOUT, 600),
-            secrets=load_secrets(read),
+            secrets=secrets,
+            encrypt=encrypt,
             termination=read_termination(read),
             mpi=backend == "mpi",
             mpi_needs_init=read_flag(read, contract.ENV_MPI_REQUIRE_INIT, "1"),

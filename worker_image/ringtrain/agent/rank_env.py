@@ -60,6 +60,10 @@ def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, st
         contract.ENV_JOB_NAME: config.job.name,
         contract.ENV_JOB_NAMESPACE: config.job.namespace,
     }
+    if config.encrypt != "none":
+        ours[contract.ENV_ENCRYPT] = config.encrypt
+        ours[contract.ENV_SECRET_DIR] = str(config.secrets.directory)
+        ours[contract.ENV_JOB_UID] = config.job.uid
     if config.secrets.token_file is not None:
         ours[contract.ENV_TOKEN_FILE] = str(config.secrets.token_file)
     if config.checkpoint_dir:

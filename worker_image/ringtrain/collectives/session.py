@@ -8,8 +8,9 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ringtrain import timeline
+from ringtrain import contract, timeline
 from ringtrain.collectives.choose import choose_communicator, is_networked
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.engine import Engine
@@ -20,6 +21,9 @@ from ringtrain.transport.address import is_loopback
 from ringtrain.transport.base import Transport
 from ringtrain.world.membership import Membership
 from ringtrain.world.place import Place
+
+if TYPE_CHECKING:
+    from ringtrain.transport.tls import Tls
 
 log = logging.getLogger("ringtrain")
 
@@ -42,7 +46,7 @@ class Session:
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s
         )
         warn_of_strangers(place)
-        self._member = Membership.join(place, transport or _transport(place, config.data_path))
+        self._member = Membership.join(place, transport or _transport(place, config))
         self._communicators: dict[int, Communicator] = {}
         self._next_process_set = WORLD
         self._lanes: list[Engine] = []
@@ -231,7 +235,7 @@ def warn_of_strangers(place: Place) -> None:
         )  # fmt: skip
 
 
-def _transport(place: Place, data_path: str) -> Transport:
+def _transport(place: Place, config: WorkerConfig) -> Transport:
     if place.size == 1:
         from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 
@@ -242,4 +246,22 @@ def _transport(place: Place, data_path: str) -> Transport:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
     from ringtrain.transport.rpc import RpcTransport
 
-    return RpcTransport(place.rank, place.addresses, place.timeout_s, data_path == "auto")
+    return RpcTransport(place.rank, place.addresses, place.timeout_s, config.data_path == "auto", _tls(config))
+
+
+def _tls(config: WorkerConfig) -> "Tls | None":
+    """What ranks encrypt with, where they are to. Raises ConfigurationError where they can't."""
+    if config.encrypt == "none":
+        return None
+    if config.transport == "mpi":
+        raise ConfigurationError(
+            "RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_TRANSPORT is mpi, which ringtrain can't encrypt; use auto"
+        )
+    if not config.job_uid:
+        raise ConfigurationError(
+            "RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_JOB_UID is not set; peers are known by the name "
+            "worker.<uid>.ringtrain in their certificates"
+        )
+    from ringtrain.transport.tls import Tls
+
+    return Tls.load(config.secret_dir, f"{contract.ROLE_WORKER}.{config.job_uid}.ringtrain")

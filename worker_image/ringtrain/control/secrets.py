@@ -28,6 +28,7 @@ class Secrets:
     tls: TlsFiles | None = None
     token: str = field(default="", repr=False)
     token_file: Path | None = None
+    directory: Path | None = None
 
 
 def dns_name(role: str, uid: str) -> str:
@@ -60,8 +61,8 @@ def _read(directory: Path, token_file: Path, *, with_tls: bool) -> Secrets:
     try:
         tls = TlsFiles(*((directory / name).read_bytes() for name in CERTIFICATE_FILES)) if with_tls else None
         if not token_file.is_file():
-            return Secrets(tls)
-        return Secrets(tls, token_file.read_text().strip(), token_file)
+            return Secrets(tls, directory=directory)
+        return Secrets(tls, token_file.read_text().strip(), token_file, directory)
     except OSError as exc:
         raise ConfigurationError(f"{contract.ENV_SECRET_DIR}={str(directory)!r}: {exc}") from exc
 

@@ -18,6 +18,7 @@ from ringtrain.transport.options import channel_options, server_options
 from ringtrain.transport.outcome import error_of, status_of
 from ringtrain.transport.strangers import Strangers
 from ringtrain.transport.threads import DaemonPool
+from ringtrain.transport.tls import Tls
 from ringtrain.wire.failure import Failure, Refused, Stranger
 from ringtrain.wire.frame import split_frame
 from ringtrain.wire.messages import METHODS, MOST_CONTROL_BYTES
@@ -89,9 +90,18 @@ class RpcTransport:
     """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank.
 
     `data_path`: whether frames take the data port (`http2`) where it can be reached; they take gRPC otherwise.
+    `tls`: encrypts all of it, and lets nobody in who is not a rank of the job.
     """
 
-    def __init__(self, rank: int, addresses: Sequence[str], timeout_s: float, data_path: bool = True) -> None:
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[str],
+        timeout_s: float,
+        data_path: bool = True,
+        tls: Tls | None = None,
+    ) -> None:
+        self._tls = tls
         self._rank = rank
         self._addresses = addresses
         self._timeout_s = timeout_s
@@ -99,7 +109,7 @@ class RpcTransport:
         self._server: Any = None
         self._channels: dict[int, Any] = {}
         self._methods: dict[tuple[int, str], Any] = {}
-        self._data = DataPath(rank, addresses, timeout_s) if data_path else None
+        self._data = DataPath(rank, addresses, timeout_s, tls) if data_path else None
         self._data_port: int | None = None
         self._strangers = Strangers(_MOST_CALLS)
         self._sessions: dict[int, tuple[tuple[str, str]]] = {}
@@ -117,10 +127,17 @@ class RpcTransport:
 
     def serve(self, service: Service) -> None:
         options = server_options(self._timeout_s, len(self._addresses))
-        self._server = grpc.server(self._pool, handlers=[RingHandlers(service, self._strangers)], options=options)
+        self._server = grpc.server(
+            self._pool, handlers=[RingHandlers(service, self._strangers, self._tls)], options=options
+        )
         address = self._addresses[self._rank]
         try:
-            self._server.add_insecure_port(listening_address(address))
+            if self._tls is None:
+                self._server.add_insecure_port(listening_address(address))
+            else:
+                pair = [(self._tls.key, self._tls.certificate)]
+                shown = grpc.ssl_server_credentials(pair, self._tls.ca, require_client_auth=True)
+                self._server.add_secure_port(listening_address(address), shown)
         except RuntimeError as error:
             raise ConfigurationError(
                 f"rank {self._rank} can't listen on {address}: another process, or a second task with index "
@@ -167,13 +184,20 @@ class RpcTransport:
         self._strangers.close()
         self._pool.shutdown()
 
+    def _dialled(self, address: str) -> Any:
+        options = channel_options(self._timeout_s)
+        if self._tls is None:
+            return grpc.insecure_channel(address, options=options)
+        shown = grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.certificate)
+        named = [*options, ("grpc.ssl_target_name_override", self._tls.name)]
+        return grpc.secure_channel(address, shown, options=named)
+
     def _method(self, peer: int, method: str) -> Any:
         made = self._methods.get((peer, method))
         if made is None:
             channel = self._channels.get(peer)
             if channel is None:
-                options = channel_options(self._timeout_s)
-                channel = self._channels[peer] = grpc.insecure_channel(self._addresses[peer], options=options)
+                channel = self._channels[peer] = self._dialled(self._addresses[peer])
             make = channel.unary_stream if method == _PULL else channel.unary_unary
             made = self._methods[peer, method] = make(f"/{_SERVICE}/{method}")
         return made
@@ -186,8 +210,9 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     seconds. A stranger's message is read by the thread that answers it, so that none of either is left over.
     """
 
-    def __init__(self, service: Service, strangers: Strangers) -> None:
+    def __init__(self, service: Service, strangers: Strangers, tls: Tls | None = None) -> None:
         self._service = service
+        self._tls = tls
         self._strangers = strangers
         self._calls = _Count()
         self._of_peers = {
@@ -218,17 +243,29 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def pull(self, request: bytes, context: Any) -> Iterator[bytes]:
         """Frames as messages, for a peer."""
+        self._check_certificate(context)
         try:
             for frame in self._service.pull(request, RpcCaller(context)):
                 yield frame.joined()
         except (Refused, Broken) as error:
             _abort(context, error)
 
+    def _check_certificate(self, context: Any) -> None:
+        """Refuse who has a certificate of the job, but not a rank's: a launcher takes no part."""
+        if self._tls is None:
+            return
+        names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]
+        if not self._tls.accepts(names):
+            shown = ", ".join(names) or "no name"
+            reason = f"the certificate is for {shown}, expected {self._tls.name}"
+            _abort(context, Stranger(Failure("configuration", reason)))
+
     def _refuse_pull(self, request: bytes, context: Any) -> bytes:
         return _abort(context, Stranger(Failure("configuration", "a pull without a session")))
 
     def _answering(self, method: str) -> Callable[[bytes, Any], bytes]:
         def answer(request: bytes, context: Any) -> bytes:
+            self._check_certificate(context)
             try:
                 return self._service.answer(method, request, RpcCaller(context))
             except (Refused, Broken) as error:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed
+from ringtrain.transport.tls import Tls, TlsSocket
 
 # Frame headers and small frames are read through a buffer, what is longer goes where it belongs. A longer buffer
 # would copy more of each segment, and a shorter one would read a small answer in two.
@@ -24,6 +25,7 @@ _UNEVEN: Final = b"bbr"
 _EVEN: Final = b"cubic"
 
 Buffer = bytes | bytearray | memoryview
+_Socket = socket.socket | TlsSocket
 
 
 class Channel:
@@ -31,7 +33,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket, keepalive_s: float, tick_s: float = TICK_S) -> None:
         """`tick_s`: how late a deadline may be noticed while reading."""
-        self._sock = sock
+        self._sock: _Socket = sock
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -47,6 +49,12 @@ class Channel:
             self.peer = "{}:{}".format(*sock.getpeername()[:2])
 
     peer = "a peer that has gone"
+
+    def secure(self, tls: Tls, is_client: bool, deadline: float) -> None:
+        """Go on with TLS; before anything is read or sent. Raises ConnectionLost."""
+        assert isinstance(self._sock, socket.socket)
+        wrapped = self._sock = tls.wrap(self._sock, is_client)
+        wrapped.shake_hands(TICK_S, deadline)
 
     @property
     def buffered(self) -> memoryview:

@@ -17,6 +17,7 @@ from ringtrain.transport.http2.connection import Connection
 from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed, ProtocolError
 from ringtrain.transport.http2.frames import MAX_STREAM
 from ringtrain.transport.http2.server import DataServer
+from ringtrain.transport.tls import Tls
 from ringtrain.wire.failure import Refused
 
 log = logging.getLogger("ringtrain")
@@ -32,8 +33,9 @@ _SURE_S: Final = 1.0
 class DataPath:
     """This rank's data port, and its connections to those of its peers. `addresses`: `host:port` by rank."""
 
-    def __init__(self, rank: int, addresses: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, rank: int, addresses: Sequence[str], timeout_s: float, tls: Tls | None = None) -> None:
         self._rank = rank
+        self._tls = tls
         self._addresses = addresses
         self._timeout_s = timeout_s
         self._server: DataServer | None = None
@@ -48,7 +50,7 @@ class DataPath:
         """Return the port on which Pull is answered; None, with a line in the log, if there is none to be had."""
         host, _ = split_address(listening_address(self._addresses[self._rank]))
         try:
-            self._server = DataServer("" if host == "::" else host, service, self._timeout_s)
+            self._server = DataServer("" if host == "::" else host, service, self._timeout_s, self._tls)
         except OSError as error:
             log.warning("rank %d has no data port, which is slower: %s", self._rank, error.strerror)
             return None
@@ -129,9 +131,16 @@ class DataPath:
             split_address(self._authorities[peer]), timeout=self._timeout_s * _DIAL_SHARE
         )
         try:
-            return Connection(Channel(sock, self._timeout_s / 6), is_client=True)
-        except (ConnectionLost, DeadlinePassed) as error:
+            channel = Channel(sock, self._timeout_s / 6)
+        except OSError:
             sock.close()
+            raise
+        try:
+            if self._tls is not None:
+                channel.secure(self._tls, True, time.monotonic() + self._timeout_s * _DIAL_SHARE)
+            return Connection(channel, is_client=True)
+        except (ConnectionLost, DeadlinePassed) as error:
+            channel.close()
             raise Broken(How.CLOSED, str(error)) from error
 
     def _tried(self, peer: int, request: bytes) -> Connection:

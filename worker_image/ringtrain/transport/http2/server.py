@@ -12,6 +12,7 @@ from ringtrain.transport.http2.channel import Channel
 from ringtrain.transport.http2.errors import ConnectionLost
 from ringtrain.transport.http2.serving import Serving
 from ringtrain.transport.strangers import Complaints, Strangers
+from ringtrain.transport.tls import Tls
 
 log = logging.getLogger("ringtrain")
 
@@ -25,9 +26,10 @@ _TICK_S: Final = 1.0
 class DataServer:
     """Listens on a free port of `host` ("" for all interfaces), one thread for each connection."""
 
-    def __init__(self, host: str, service: Service, timeout_s: float) -> None:
+    def __init__(self, host: str, service: Service, timeout_s: float, tls: Tls | None = None) -> None:
         """Raises OSError if there is no port to be had."""
         self._service = service
+        self._tls = tls
         self._timeout_s = timeout_s
         self._listener = _listener(host)
         self.port = int(self._listener.getsockname()[1])
@@ -83,7 +85,7 @@ class DataServer:
         except (OSError, ConnectionLost):
             sock.close()
             return
-        one = Serving(channel, self._service, self.enter, self._complaints)
+        one = Serving(channel, self._service, self.enter, self._complaints, self._tls)
         with self._changed:
             if self._closing:
                 channel.close()

@@ -23,6 +23,7 @@ from ringtrain.transport.http2.headers import (
 from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
 from ringtrain.transport.outcome import DEADLINE_EXCEEDED, UNKNOWN, status_of
 from ringtrain.transport.strangers import Complaints
+from ringtrain.transport.tls import Tls
 from ringtrain.wire.failure import Refused, Stranger
 
 log = logging.getLogger("ringtrain")
@@ -49,7 +50,9 @@ class Serving:
         service: Service,
         enter: Callable[["Serving", bool], bool],
         complaints: Complaints,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._complaints = complaints
         self._channel = channel
         self._service = service
@@ -71,6 +74,8 @@ class Serving:
     def run(self) -> None:
         with contextlib.suppress(ConnectionLost, DeadlinePassed):
             self._channel.deadline = self._began + _REQUEST_S
+            if not self._is_secured():
+                return
             connection = Connection(self._channel, is_client=False)
             try:
                 if bytes(self._channel.take(len(PREFACE))) != PREFACE:
@@ -82,6 +87,17 @@ class Serving:
                 if not self.is_proven:
                     self._refuse(connection, f"no request within {_REQUEST_S:g} s")
         self._channel.close()
+
+    def _is_secured(self) -> bool:
+        """Whether the connection is encrypted where it has to be."""
+        try:
+            if self._tls is not None:
+                self._channel.secure(self._tls, False, self._channel.deadline)
+            return True
+        except ConnectionLost as error:
+            self._complaints.say(f"the data port closed a connection from {self._channel.peer}: {error}")
+            self._channel.close()
+            return False
 
     def _serve(self, connection: Connection) -> None:
         while self._await_call(connection) and self._enter(self, True):
