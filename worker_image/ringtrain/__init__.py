@@ -45,6 +45,7 @@ from ringtrain.collectives.session import (
     shutdown,
     size,
 )
+from ringtrain.local_ranks import run
 from ringtrain.report import report
 
 __all__ = [
@@ -95,6 +96,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "report",
+    "run",
     "shutdown",
     "size",
     "synchronize",

@@ -5,6 +5,7 @@
     ├── NotInitializedError    a collective before ringtrain.init() or after shutdown()
     ├── MismatchError          ranks disagree on a shape, dtype, op, root or name; names both
     ├── PeerLost               a peer died, stalled or left in the middle; names the rank
+    ├── RankFailed             a rank that ringtrain.run() started has failed; names it and has its traceback
     ├── DataError              a data set, shard or file is not what it should be
     └── CheckpointError        no checkpoint can be read or written
 
@@ -35,6 +36,14 @@ class PeerLost(RingtrainError, ConnectionError):
     """
 
     def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class RankFailed(RingtrainError):
+    """A rank that `ringtrain.run()` started failed, or did not end in time. `rank`: which; None for several."""
+
+    def __init__(self, rank: int | None, message: str) -> None:
         super().__init__(message)
         self.rank = rank
 

@@ -1,6 +1,12 @@
 """Train a PyTorch model on many ranks, with Horovod's names and semantics: `import ringtrain.torch as hvd`."""
 
 from ringtrain import cross_rank, cross_size, local_rank, local_size, rank, size
+from ringtrain.common.util import (
+    check_extension,
+    gpu_available,
+    handle_average_backwards_compatibility,
+    split_list,
+)
 from ringtrain.errors import RingtrainError as HorovodInternalError
 from ringtrain.named.ops import Adasum, Average, Max, Min, Product, Sum
 from ringtrain.named.process_sets import ProcessSet
@@ -27,6 +33,7 @@ from ringtrain.named.world import (
     start_timeline,
     stop_timeline,
 )
+from ringtrain.torch import mpi_ops
 from ringtrain.torch.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from ringtrain.torch.allreduce import (
     allreduce,
@@ -88,6 +95,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "check_extension",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -95,6 +103,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -103,6 +112,7 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -111,6 +121,7 @@ __all__ = [
     "local_size",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "poll",
@@ -122,6 +133,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "split_list",
     "start_timeline",
     "stop_timeline",
     "synchronize",

@@ -1,0 +1,44 @@
+"""What the ranks of `ringtrain.run` run in tests/ring/test_run.py: found by name in a process of their own."""
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+
+import ringtrain as rt
+
+
+def summed(factor: float, offset: float = 0.0) -> dict[str, Any]:
+    rt.init()
+    total = rt.allreduce(np.full(3, rt.rank() + 1.0), rt.Sum)
+    return {"rank": rt.rank(), "size": rt.size(), "local": rt.local_rank(), "total": factor * total + offset}
+
+
+def fails_on(rank: int) -> None:
+    rt.init()
+    if rt.rank() == rank:
+        raise KeyError("no such layer")
+    rt.allreduce(np.ones(3))
+
+
+def killed_on(rank: int) -> None:
+    rt.init()
+    if rt.rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rt.allreduce(np.ones(3))
+
+
+def hangs(pid_file: str) -> None:
+    with open(pid_file, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    threading.Event().wait(600)
+
+
+def gives_what_cannot_be_pickled() -> Any:
+    return threading.Lock()
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)

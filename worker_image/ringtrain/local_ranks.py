@@ -1,0 +1,200 @@
+"""Run a function as ranks of a world on this machine, and return what each rank returned."""
+
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ringtrain import contract
+from ringtrain.errors import ConfigurationError, PeerLost, RankFailed
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+_MAX_RANKS: Final = 1024
+# What a rank gets to end after it has told its result, and the others to tell their own error after the first one.
+_GRACE_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class _Rank:
+    process: "BaseProcess"
+    pipe: "Connection"
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """`follows`: it only tells that another rank has failed."""
+
+    error: RankFailed
+    follows: bool
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    np: int | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> list[Any]:
+    """Return what `func(*args, **kwargs)` returned on each of `num_proc` rank processes of this machine, by rank.
+
+        def train(lr): hvd.init(); ...; return loss
+        losses = ringtrain.run(train, args=(0.1,), np=4)
+
+    `np`: Horovod's older name of `num_proc`. `env`: variables that ranks get on top of this process's.
+    `timeout_s`: after so long ranks are ended; None: they take as long as they take. Function, arguments and
+    results travel by pickle, or by cloudpickle where it is installed, which takes lambdas and functions of a
+    notebook. As with `multiprocessing`, a script guards its own start with `if __name__ == "__main__":`.
+
+    Raises RankFailed for the rank that failed first, with its traceback; all other ranks have ended then. Raises
+    ConfigurationError for arguments that make no sense.
+    """
+    import multiprocessing
+    import tempfile
+
+    size = num_proc if np is None else np
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MAX_RANKS:
+        raise ConfigurationError(f"run: np is {size!r}; expected a number of ranks from 1 to {_MAX_RANKS}")
+    work = _pickled((func, tuple(args), dict(kwargs or {})), "run: the function or its arguments")
+    context = multiprocessing.get_context("spawn")
+    ranks: list[_Rank] = []
+    with tempfile.TemporaryDirectory(prefix="ringtrain-") as directory:
+        try:
+            for told in _environments(size, Path(directory), env or {}):
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_rank_main, args=(os.getpid(), theirs, told, work), daemon=False)
+                process.start()
+                theirs.close()
+                ranks.append(_Rank(process, ours))
+            results = _results(ranks, timeout_s)
+            for entry in ranks:
+                entry.process.join(_GRACE_S)
+            return results
+        finally:
+            _end(ranks)
+
+
+def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[dict[str, str]]:
+    """The variables of each rank: addresses of its own on loopback and a token that only this run has."""
+    import secrets
+
+    from ringtrain.control.ports import HeldPorts
+
+    token = directory / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    held = HeldPorts()
+    addresses = ",".join(f"127.0.0.1:{port}" for port in held.take(0, size))
+    held.release()
+    return [
+        {
+            **env,
+            contract.ENV_RANK: str(rank),
+            contract.ENV_SIZE: str(size),
+            contract.ENV_LOCAL_RANK: str(rank),
+            contract.ENV_LOCAL_SIZE: str(size),
+            contract.ENV_CROSS_RANK: "0",
+            contract.ENV_CROSS_SIZE: "1",
+            contract.ENV_RING_ADDRESSES: addresses,
+            contract.ENV_TOKEN_FILE: str(token),
+        }
+        for rank in range(size)
+    ]
+
+
+def _rank_main(parent: int, pipe: "Connection", env: Mapping[str, str], work: bytes) -> None:
+    """In a rank: do the work and tell how it went."""
+    from ringtrain.agent.processes import die_with_parent
+
+    die_with_parent(parent)()
+    for name in (contract.ENV_REPORT_FD, contract.ENV_MPI_CHECK_IN):  # of the process that called run()
+        os.environ.pop(name, None)
+    os.environ.update(env)
+    try:
+        func, args, kwargs = pickle.loads(work)
+        pipe.send((True, _pickled(func(*args, **kwargs), "run: the result")))
+    except BaseException as error:
+        follows = isinstance(error, PeerLost)
+        pipe.send((False, (f"{type(error).__name__}: {error}", traceback.format_exc(), follows)))
+        raise SystemExit(1) from None
+
+
+def _results(ranks: Sequence[_Rank], timeout_s: float | None) -> list[Any]:
+    from multiprocessing.connection import wait
+
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    results: dict[int, Any] = {}
+    failure: _Failure | None = None
+    while len(results) < len(ranks):
+        waiting = {entry.pipe: rank for rank, entry in enumerate(ranks) if rank not in results}
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait(list(waiting), left)
+        if not ready and failure is None:
+            raise RankFailed(None, f"run: ranks {list(waiting.values())} had not ended after {timeout_s:g} s")
+        if not ready:
+            break
+        for pipe, rank in waiting.items():
+            if pipe in ready:
+                results[rank] = told = _told(rank, ranks[rank])
+                if isinstance(told, _Failure) and (failure is None or (failure.follows and not told.follows)):
+                    failure = told
+        if failure is not None:
+            if not failure.follows:
+                break
+            deadline = min(deadline or float("inf"), time.monotonic() + _GRACE_S)
+    if failure is not None:
+        raise failure.error
+    return [results[rank] for rank in range(len(ranks))]
+
+
+def _told(rank: int, entry: _Rank) -> Any:
+    try:
+        succeeded, content = entry.pipe.recv()
+    except (EOFError, ConnectionError):
+        entry.process.join(_GRACE_S)
+        code = entry.process.exitcode
+        text = (
+            f"run: rank {rank} ended with exit code {code} and told nothing; what it wrote is in the output. A "
+            'script that calls run() does so under `if __name__ == "__main__":`'
+        )
+        return _Failure(RankFailed(rank, text), follows=False)
+    if succeeded:
+        return pickle.loads(content)
+    reason, text, follows = content
+    return _Failure(RankFailed(rank, f"run: rank {rank} failed with {reason}\n\n{text}"), follows)
+
+
+def _end(ranks: Sequence[_Rank]) -> None:
+    """Leave no process behind."""
+    for entry in ranks:
+        if entry.process.is_alive():
+            entry.process.kill()
+    for entry in ranks:
+        entry.process.join(_GRACE_S)
+        entry.pipe.close()
+
+
+def _pickled(value: Any, what: str) -> bytes:
+    try:
+        import cloudpickle  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError:
+        pickler: Any = pickle
+    else:
+        pickler = cloudpickle
+    try:
+        data: bytes = pickler.dumps(value)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{what} can't be pickled ({type(error).__name__}: {error}); pass what lives at the top of a module, "
+            "or install cloudpickle"
+        ) from error
+    return data
