@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 
 import click
@@ -10,6 +11,7 @@ import click
 _COMMANDS = {
     "completion": "ringtrain_operator.cli.completion:completion",
     "delete": "ringtrain_operator.cli.delete:delete",
+    "describe": "ringtrain_operator.cli.why:why",
     "list": "ringtrain_operator.cli.listing:list_jobs",
     "convert": "ringtrain_operator.cli.convert:convert",
     "local": "ringtrain_operator.cli.local:local",
@@ -36,6 +38,14 @@ class _LazyGroup(click.Group):
         module, _, attribute = _COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in _COMMANDS:
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

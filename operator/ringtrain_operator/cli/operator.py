@@ -46,7 +46,9 @@ def _resources(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-@click.command(context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]})
+@click.command(
+    hidden=True, context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]}
+)
 @click.option("--namespace", "namespaces", multiple=True, help="Serve this namespace; again for more. None: all.")
 @click.option("--workers", default=16, show_default=True, help="Jobs looked at in parallel.")
 @click.option("--connections", default=24, show_default=True, help="Requests to the API server in parallel.")

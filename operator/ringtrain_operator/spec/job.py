@@ -11,7 +11,7 @@ from pydantic import Field
 from ..contract import CHECKPOINT_DIR
 from .base import Rule, Schema, SpecModel
 from .policy import RunPolicy
-from .template import LauncherTemplate, WorkerTemplate
+from .template import LauncherTemplate, WorkerTemplate, device_count, template_devices
 
 DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
@@ -167,7 +167,10 @@ class JobSpec(SpecModel):
         default="ring", description="ring: gradients are averaged by ringtrain. mpi: the launcher runs mpirun."
     )
     slots_per_worker: int | None = Field(
-        default=None, ge=1, le=64, description="Ranks in each worker pod. Default: its device count, else 1."
+        default=None,
+        ge=1,
+        le=64,
+        description="Ranks in each worker pod. Default: its devices, else 1.",
     )
     worker: Worker = Field(description="The pods that train.")
     launcher: Launcher = Field(
@@ -258,8 +261,11 @@ class JobSpec(SpecModel):
 
     @property
     def slots(self) -> int:
-        """Ranks of each worker pod."""
-        return self.slots_per_worker or next(iter(self.worker.devices.values()), 1)
+        """Ranks of each worker pod: one for each of its devices, wherever they are written."""
+        if self.slots_per_worker is not None:
+            return self.slots_per_worker
+        amounts = self.worker.devices or template_devices(self.worker.template)
+        return device_count(next(iter(amounts.values()), 1)) or 1
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from .. import contract
 from ..errors import Problem
 from .job import JobSpec
-from .template import containers_of
+from .template import containers_of, device_count, template_devices
 
 VOLUME_SECRET = "ringtrain-secret"
 VOLUME_LOGS = "ringtrain-logs"
@@ -91,7 +91,7 @@ def _mount_clashes(template: Mapping[str, Any], path: str, ours: Mapping[str, st
 
 
 def _device_clashes(spec: JobSpec) -> list[Problem]:
-    problems = []
+    problems = _unclear_ranks(spec)
     for main in containers_of(spec.worker.template)[:1]:
         for name, value in _resources(main):
             if name in spec.worker.devices and str(value) != str(spec.worker.devices[name]):
@@ -111,6 +111,27 @@ def _device_clashes(spec: JobSpec) -> list[Problem]:
                     )
                 )
     return problems
+
+
+def _unclear_ranks(spec: JobSpec) -> list[Problem]:
+    """Where the template's devices decide how many ranks a pod has, and do not say it."""
+    if spec.slots_per_worker is not None or spec.worker.devices:
+        return []
+    devices = template_devices(spec.worker.template)
+    path = "spec.worker.template.spec.containers[0].resources"
+    if len(devices) > 1:
+        names = ", ".join(sorted(devices))
+        return [
+            Problem(path, f"names several kinds of devices ({names}): set spec.slotsPerWorker, the ranks of a pod")
+        ]
+    return [
+        Problem(
+            f"{path}[{name}]",
+            f"is {value!r}, expected 1 to 64 devices; each gets a rank unless slotsPerWorker is set",
+        )
+        for name, value in devices.items()
+        if device_count(value) is None
+    ]
 
 
 def _resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:

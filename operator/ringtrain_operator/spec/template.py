@@ -81,6 +81,22 @@ def containers_of(template: Mapping[str, Any], field: str = "containers") -> lis
     return list((template.get("spec") or {}).get(field) or ())
 
 
+def template_devices(template: Mapping[str, Any]) -> dict[str, object]:
+    """Extended resources (names with a domain) of the first container, as its limits or requests give them."""
+    found: dict[str, object] = {}
+    for main in containers_of(template)[:1]:
+        resources = main.get("resources") or {}
+        for field in ("requests", "limits"):
+            found.update({name: n for name, n in (resources.get(field) or {}).items() if "/" in str(name)})
+    return found
+
+
+def device_count(value: object) -> int | None:
+    """A device's amount in a template as a number; None for what is no whole number from 1 to 64."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 4 and 1 <= int(text) <= 64 else None
+
+
 def worker_template_problems(
     template: Mapping[str, Any], path: str, *, needs_command: bool = True
 ) -> list[Problem]:

@@ -9,7 +9,7 @@ from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(hidden=True, context_settings={"ignore_unknown_options": True})
 @click.option("--log-level", type=click.Choice(["info", "warning"]), default="info", show_default=True)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def agent(log_level: str, command: tuple[str, ...]) -> None:

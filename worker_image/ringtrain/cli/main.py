@@ -1,5 +1,6 @@
 """`ringtrain`: one command, one subcommand a file. A new one is a click command added to `_COMMANDS`."""
 
+import difflib
 import importlib
 import logging
 import sys
@@ -10,6 +11,7 @@ import click
 _COMMANDS = {
     "agent": "ringtrain.cli.agent:agent",
     "bench": "ringtrain.cli.bench:bench",
+    "completion": "ringtrain.cli.completion:completion",
     "launcher": "ringtrain.cli.launcher:launcher",
     "logs": "ringtrain.cli.logs:logs",
     "run": "ringtrain.cli.run:run",
@@ -27,6 +29,14 @@ class _LazyGroup(click.Group):
         module, name = _COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in _COMMANDS:
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
 
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

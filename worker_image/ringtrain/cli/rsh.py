@@ -7,7 +7,7 @@ import click
 from ringtrain.mpi.rsh_client import main
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[SSH OPTIONS] HOST COMMAND...")
 def rsh(arguments: tuple[str, ...]) -> None:
     """Run COMMAND in the worker that mpirun knows as HOST, with this command's stdin, stdout, stderr and signals.

@@ -1,0 +1,60 @@
+"""How many ranks a pod has, from the devices that it asks for: wherever they are written."""
+
+from typing import Any
+
+import pytest
+from support.jobs import job
+
+from ringtrain_operator.errors import SpecInvalid
+from ringtrain_operator.spec import parse_job
+
+
+def with_devices(limits: dict[str, Any], requests: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """A job whose template asks for these."""
+    devices = spec.pop("devices", None)
+    made = job(**spec)
+    worker = made["spec"]["worker"]
+    worker["template"]["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": requests or {}}
+    if devices:
+        worker["devices"] = devices
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "ranks"),
+    [
+        pytest.param(with_devices({"nvidia.com/gpu": 4}), 4, id="limits"),
+        pytest.param(with_devices({"nvidia.com/gpu": "4", "cpu": 2}), 4, id="quoted-and-cpu"),
+        pytest.param(with_devices({}, {"nvidia.com/gpu": 2}), 2, id="requests"),
+        pytest.param(with_devices({"cpu": 8, "memory": "1Gi"}), 1, id="no-device"),
+        pytest.param(with_devices({"nvidia.com/gpu": 4}, slotsPerWorker=2), 2, id="slots-win"),
+        pytest.param(with_devices({"nvidia.com/gpu": 4}, devices={"nvidia.com/gpu": 4}), 4, id="both"),
+        pytest.param(with_devices({"rdma/hca": 1}, devices={"nvidia.com/gpu": 4}), 4, id="devices-win"),
+        pytest.param(
+            with_devices({"rdma/hca": 1, "nvidia.com/gpu": 4}, slotsPerWorker=4), 4, id="several-and-slots"
+        ),
+    ],
+)
+def test_ranks_of_a_pod(made: dict[str, Any], ranks: int) -> None:
+    """Each device gets a rank."""
+    assert parse_job(made).spec.slots == ranks
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        pytest.param(with_devices({"rdma/hca": 1, "nvidia.com/gpu": 4}), "set spec.slotsPerWorker", id="several"),
+        pytest.param(with_devices({"nvidia.com/gpu": "1k"}), "is '1k', expected 1 to 64 devices", id="no-number"),
+        pytest.param(with_devices({"nvidia.com/gpu": 0}), "is 0, expected 1 to 64 devices", id="none"),
+        pytest.param(
+            with_devices({"nvidia.com/gpu": 4}, devices={"nvidia.com/gpu": 2}),
+            "is 4 and spec.worker.devices says 2; keep the latter",
+            id="different",
+        ),
+    ],
+)
+def test_devices_that_do_not_say_it(made: dict[str, Any], said: str) -> None:
+    """Refused with the field and the way out: one rank without a word would leave devices idle."""
+    with pytest.raises(SpecInvalid, match="resources") as caught:
+        parse_job(made)
+    assert said in str(caught.value)
