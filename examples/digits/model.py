@@ -53,16 +53,16 @@ def loss(trace: Trace, labels: NDArray[np.intp]) -> float:
 
 
 def backward(
-    weights: Mapping[str, Floats], trace: Trace, labels: NDArray[np.intp], weight: float
+    weights: Mapping[str, Floats], trace: Trace, labels: NDArray[np.intp]
 ) -> Iterator[tuple[str, Floats]]:
-    """Yield (name, gradient) of `weight` times the mean loss, from the last layer to the first.
+    """Yield (name, gradient) of the mean loss, from the last layer to the first.
 
     A layer's gradients are yielded after the last use of its weights: whoever takes a gradient may update the
     weight at once, while the layers below are still to come.
     """
     error = trace.probabilities.copy()
     error[np.arange(len(labels)), labels] -= 1
-    error *= np.float32(weight / len(labels))
+    error *= np.float32(1 / len(labels))
     for layer in reversed(range(len(trace.inputs))):
         values, error_here = trace.inputs[layer], error
         if layer:

@@ -55,7 +55,9 @@ def load(directory: Path | None) -> Data:
 
 def train(options: argparse.Namespace) -> None:
     data = load(options.data_dir)
-    part = shard(data.train_images, options.batch_size, seed=options.seed)
+    part = shard(data.train_images, options.batch_size, seed=options.seed, last="weighted")
+    if rt.rank() == 0:
+        print(part.describe(), flush=True)
     optimizer = make_optimizer(options, part, data.train_images.shape[1])
     directory = options.checkpoint_dir or job_directory()
     checkpoints = Checkpoints(directory) if directory else None
@@ -93,8 +95,8 @@ def train_epoch(data: Data, part: Shard, optimizer: HostOptimizer, epoch: int, e
     for batch in part.epoch(epoch):
         labels = data.train_labels[batch.indices]
         trace = forward(optimizer.weights, data.train_images[batch.indices])
-        for name, gradient in backward(optimizer.weights, trace, labels, batch.weight):
-            optimizer.submit(name, gradient)
+        for name, gradient in backward(optimizer.weights, trace, labels):
+            optimizer.submit(name, gradient, batch.weight)
         losses.append(loss(trace, labels))
         optimizer.step()
         rt.report(

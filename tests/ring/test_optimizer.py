@@ -48,12 +48,10 @@ def _data() -> tuple[Array, Array]:
     return inputs, np.tanh(inputs @ random.normal(size=(20, 3)))
 
 
-def _gradients(weights: Any, inputs: Array, targets: Array, weight: float) -> Iterator[tuple[str, Array]]:
+def _gradients(weights: Any, inputs: Array, targets: Array) -> Iterator[tuple[str, Array]]:
     """Backward pass of two layers with tanh between them, for the mean squared error."""
     hidden = np.tanh(inputs @ weights["kernel0"] + weights["bias0"])
-    error = (hidden @ weights["kernel1"] + weights["bias1"] - targets) * inputs.dtype.type(
-        2 * weight / targets.size
-    )
+    error = (hidden @ weights["kernel1"] + weights["bias1"] - targets) * inputs.dtype.type(2 / targets.size)
     below = (error @ weights["kernel1"].T) * (1 - hidden**2)
     yield "bias1", error.sum(axis=0)
     yield "kernel1", hidden.T @ error
@@ -79,8 +77,8 @@ def _train(run: Run, group: Group) -> dict[str, Array]:
     for epoch in range(EPOCHS):
         for batch in part.epoch(epoch):
             chosen = inputs[batch.indices], targets[batch.indices]
-            for name, gradient in _gradients(opt.weights, *chosen, batch.weight):
-                opt.submit(name, gradient)
+            for name, gradient in _gradients(opt.weights, *chosen):
+                opt.submit(name, gradient, batch.weight)
             assert opt.step()
     return {name: weights.copy() for name, weights in opt.weights.items()}
 

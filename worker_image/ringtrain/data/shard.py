@@ -1,5 +1,6 @@
 """Which samples each rank trains on: decided from (seed, epoch, rank, size) alone, without talking to anyone."""
 
+import logging
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.group import world_group
 
+log = logging.getLogger(__name__)
+
 Last = Literal["weighted", "padded", "dropped"]
 
 
@@ -19,8 +22,8 @@ class Batch:
 
     `indices`: into the data set; never empty. `mask`: False for a sample that only fills the batch; over all ranks
     and steps of an epoch, `indices[mask]` names every sample once.
-    `weight`: multiply the gradient of the batch's mean loss by it before it is averaged over the ranks. It is 1
-    except in a weighted last batch, where ranks hold different numbers of samples.
+    `weight`: give it to `HostOptimizer.submit`, or multiply the batch's mean loss by it. It is 1 except with
+    `last="weighted"`, in the last batch, where ranks hold different numbers of samples.
     """
 
     indices: NDArray[np.int64]
@@ -58,6 +61,15 @@ class Shard:
         """Steps per epoch, the same on every rank."""
         whole, rest = divmod(self.samples, self.global_batch)
         return whole + (1 if rest and self.last != "dropped" else 0)
+
+    def describe(self) -> str:
+        """One line for a person: global batch, steps, and what happens to the rest."""
+        rest = self.samples % self.global_batch
+        tail = f", the last of {rest} samples {self.last}" if rest else ""
+        return (
+            f"global batch: {self.global_batch} = {self.batch_size} per rank x {self.size} ranks; "
+            f"{self.samples} samples, {self.steps} steps an epoch{tail}"
+        )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of `epoch` (from 0), from step `start` on."""
@@ -100,16 +112,17 @@ def shard(
     *,
     seed: int = 0,
     shuffle: bool = True,
-    last: Last = "weighted",
+    last: Last = "padded",
     rank: int | None = None,
     size: int | None = None,
 ) -> Shard:
     """Give each rank a distinct part of a data set, every sample once an epoch, whatever the world size.
 
-    `samples`: how many there are, or the data set itself. `batch_size`: per rank; the global batch is printed by
-    rank 0. `last`: an incomplete global batch is "weighted" (split evenly, with `Batch.weight` such that the
-    averaged gradient is that of one process on the pooled batch), "padded" (filled with samples from the start of
-    the epoch, marked in `Batch.mask`) or "dropped".
+    `samples`: how many there are, or the data set itself. `batch_size`: per rank.
+    `last`: an incomplete global batch is "padded" (filled with samples from the start of the epoch, marked in
+    `Batch.mask`: the loop needs nothing more), "dropped", or "weighted": split evenly, with `Batch.weight` such
+    that the averaged gradient is that of one process on the pooled batch. A loop over weighted batches must use
+    the weight: `optimizer.submit(name, gradient, batch.weight)`.
     `rank`, `size`: of `ringtrain.init()` unless given together.
 
     Raises ConfigurationError for arguments that make no sense, DataError for a data set without a single step.
@@ -126,21 +139,10 @@ def shard(
     if made.steps == 0:
         raise DataError(
             f"{count} samples give no step: the global batch is {made.global_batch} ({batch_size} per rank on "
-            f'{size} ranks) and the last batch is {last}; use last="weighted", a smaller batch_size or more data'
+            f'{size} ranks) and the last batch is {last}; use last="padded", a smaller batch_size or more data'
         )
-    if rank == 0:
-        print(describe(made), flush=True)
+    log.debug("rank %d: %s", rank, made.describe())
     return made
-
-
-def describe(made: Shard) -> str:
-    """One line for a person: global batch, steps, and what happens to the rest."""
-    rest = made.samples % made.global_batch
-    tail = f", the last of {rest} samples {made.last}" if rest else ""
-    return (
-        f"global batch: {made.global_batch} = {made.batch_size} per rank x {made.size} ranks; "
-        f"{made.samples} samples, {made.steps} steps an epoch{tail}"
-    )
 
 
 def _place(rank: int | None, size: int | None) -> tuple[int, int]:

@@ -153,10 +153,11 @@ class HostOptimizer:
         """Bytes of optimizer state that this rank holds."""
         return sum(values.nbytes for state in self._machine.arenas.state for values in state.values())
 
-    def submit(self, name: str, gradient: ArrayLike) -> None:
+    def submit(self, name: str, gradient: ArrayLike, weight: float = 1.0) -> None:
         """Hand over the gradient of `name` for this step; it is copied. From any thread, in any order.
 
-        From here on the weight itself may change: the backward pass must not need it any more.
+        From here on the parameter may change: the backward pass must not need it any more.
+        `weight`: factor on this rank's gradient before it is averaged: `Batch.weight` of `ringtrain.data.shard`.
         Its bucket's reduction starts as soon as the bucket is complete and all earlier buckets have started.
         Raises ConfigurationError for a gradient that does not fit, and what made the update fail.
         """
@@ -165,7 +166,7 @@ class HostOptimizer:
         if self._inbox.empty:
             self._backward_began_ns = time.perf_counter_ns()
         with timeline.span(f"submit {name}", "submit"):
-            first = self._inbox.put(name, gradient)
+            first = self._inbox.put(name, gradient, weight)
         if first:
             self._start_update()
 

@@ -57,13 +57,19 @@ class Inbox:
         """True between updates: nothing has been submitted for the next one."""
         return self._micro_step == 0 and not self._arrived
 
-    def put(self, name: str, gradient: ArrayLike) -> bool:
-        """Take the gradient of `name`. True for the first one of an update's last micro-step.
+    def put(self, name: str, gradient: ArrayLike, weight: float = 1.0) -> bool:
+        """Take `weight` times the gradient of `name`. True for the first one of an update's last micro-step.
 
-        Raises ConfigurationError for a gradient that is unknown, here already, or not like its parameter.
+        Raises ConfigurationError for a gradient that is unknown, here already, or not like its parameter, and for
+        a weight that is negative or not finite.
         """
         bucket, place = self._find(name)
-        values = self._checked(place.spec, np.asarray(gradient))
+        if not 0 <= weight < float("inf"):
+            raise ConfigurationError(
+                f'{self._me}: the weight of gradient "{name}" is {weight}; expected a number of at least 0, '
+                "such as Batch.weight"
+            )
+        values = _weighted(self._checked(place.spec, np.asarray(gradient)), weight)
         with self._changed:
             if name in self._arrived:
                 raise ConfigurationError(
@@ -158,6 +164,14 @@ class Inbox:
             np.add(into, values, out=into)
         if summed is not target and self._last_micro_step:
             target[:] = summed * np.float32(1.0 / self._rules.accumulate)
+
+
+def _weighted(values: NDArray[Any], weight: float) -> NDArray[Any]:
+    """`weight` times `values`; a half-precision product is rounded once, where it is stored."""
+    if weight == 1.0:
+        return values
+    wide = values if values.dtype.itemsize >= 4 else values.astype(np.float32)
+    return wide * wide.dtype.type(weight)
 
 
 def _listed(names: list[str]) -> str:

@@ -77,15 +77,23 @@ def test_an_epoch_can_be_entered_in_the_middle() -> None:
     assert [b.indices.tolist() for b in rest] == [b.indices.tolist() for b in all_batches[2:]]
 
 
-def test_rank_0_prints_the_global_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rank 0 says what one step is; other ranks are silent."""
-    shard(1437, 32, rank=1, size=4)
-    assert capsys.readouterr().out == ""
-    shard(range(1437), 32, rank=0, size=4)
-    assert capsys.readouterr().out == (
-        "global batch: 128 = 32 per rank x 4 ranks; 1437 samples, 12 steps an epoch, "
-        "the last of 29 samples weighted\n"
+def test_a_shard_says_what_one_step_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Global batch, steps and the rest, to whoever asks; a library prints nothing by itself."""
+    made = shard(range(1437), 32, rank=0, size=4)
+    assert made.describe() == (
+        "global batch: 128 = 32 per rank x 4 ranks; 1437 samples, 12 steps an epoch, the last of 29 samples padded"
     )
+    assert capsys.readouterr().out == ""
+
+
+@settings(deadline=None, max_examples=100)
+@given(worlds)
+def test_by_default_a_loop_needs_no_weight(world: tuple[int, int, int, int, bool]) -> None:
+    """Every batch has the same size and the weight 1: the mean over ranks is that over the step's samples."""
+    samples, batch, size, seed, shuffle = world
+    for rank in range(size):
+        made = shard(samples, batch, seed=seed, shuffle=shuffle, rank=rank, size=size)
+        assert {(part.indices.size, part.weight) for part in made.epoch(0)} == {(batch, 1.0)}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.group import Flat, Pending
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, StepDecay, Warmup
 
@@ -45,6 +46,33 @@ def test_weights_are_views_that_stay(tmp_path: object) -> None:
     assert held.tolist() == [[0.75] * 3] * 2
     assert opt.weights["b"] == 3.0
     assert given.tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("accumulate", [1, 2], ids=["one-step", "two-micro-steps"])
+def test_a_weight_scales_this_rank_s_gradient(dtype: Any, accumulate: int) -> None:
+    """Ranks with 3 and 1 samples: weighted by 1.5 and 0.5, the update is that of the 4 samples in one batch."""
+
+    def train(group: MemoryGroup) -> float:
+        opt = HostOptimizer({"w": np.zeros(1, dtype)}, SGD(1.0), accumulate=accumulate, group=group)
+        mean, weight = ((2.0, 1.5), (6.0, 0.5))[group.rank]
+        for _ in range(accumulate):
+            opt.submit("w", np.full(1, mean, dtype), weight)
+            opt.step()
+        return float(opt.weights["w"][0])
+
+    assert run_threads(train, 2) == [-3.0, -3.0]
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_makes_no_sense(weight: float) -> None:
+    """Refused before anything is counted, with the gradient's name."""
+    opt = HostOptimizer({"w": np.zeros(1)}, SGD(1.0), group=_alone())
+    with pytest.raises(
+        ConfigurationError, match=r'the weight of gradient "w" is .*; expected a number of at least 0'
+    ):
+        opt.submit("w", np.ones(1), weight)
+    assert _step(opt, w=[1.0])
 
 
 def test_accumulated_gradients_are_averaged_over_micro_steps() -> None:
