@@ -95,10 +95,11 @@ def _finish(job: Job, pod: Pod) -> None:
         spec["serviceAccountName"] = job.name
         spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
+    # What never started leaves no message; the end of its log is better than nothing.
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     main = spec["containers"][0]
     path = main.setdefault("terminationMessagePath", environment.DEFAULT_TERMINATION_MESSAGE_PATH)
-    # An agent that never started leaves no message; the end of its log is better than nothing.
-    main.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     main["env"].append({"name": contract.ENV_TERMINATION_MESSAGE_PATH, "value": path})
     restrict_pod(spec)
 

@@ -25,6 +25,10 @@ class LogsElsewhere(OperatorError):
     """The log that was asked for is not in a pod; the message says where it is."""
 
 
+class NoSuchRank(OperatorError):
+    """The job has fewer ranks; the message says how many."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What the user asked for. `attempt` None: the present one."""
@@ -53,7 +57,12 @@ class Wanted:
 @job_argument
 @click.option("--rank", type=click.IntRange(min=0), default=None, help="This rank's whole log.")
 @click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the attempt ends.")
+@click.option(
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Go on until the job ends, over restarts; with --attempt, until that one has ended.",
+)
 @click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
 @cluster_options
 def logs(
@@ -67,12 +76,48 @@ def logs(
     wanted = Wanted(name, rank, attempt, follow, tail)
 
     async def work(session: Session) -> None:
-        async with aclosing(_read(session, wanted)) as chunks:
+        async with aclosing(_attempts(session, wanted)) as chunks:
             async for chunk in chunks:
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
 
     with_session(cluster, work)
+
+
+async def _attempts(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+    """The log that is wanted; with --follow and no --attempt, the following attempts' logs until the job ends."""
+    from .following import next_attempt
+
+    while True:
+        attempt = await _check_rank(session, wanted)
+        async with aclosing(_read(session, wanted)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        if not wanted.follow or wanted.attempt is not None:
+            return
+        following = await next_attempt(session.api, session.namespace, wanted.name, attempt)
+        if following is None:
+            return
+        click.echo(f"attempt {following} of {wanted.name} begins", err=True)
+
+
+async def _check_rank(session: Session, wanted: Wanted) -> int:
+    """The job's present attempt. Raises NoSuchRank for one that it does not have."""
+    from ringtrain_operator.cluster.api import JOBS
+    from ringtrain_operator.errors import SpecInvalid
+    from ringtrain_operator.spec import parse_job
+
+    job = await session.api.get(JOBS, session.namespace, wanted.name)
+    status = job.get("status") or {}
+    try:
+        parsed = parse_job(job, templates=False)
+    except SpecInvalid:
+        return int(status.get("attempt") or 0)
+    workers = int(status.get("attemptWorkers") or parsed.num_workers) + parsed.num_agents - parsed.num_workers
+    size = workers * parsed.spec.slots
+    if wanted.rank is not None and wanted.attempt in (None, status.get("attempt")) and wanted.rank >= size:
+        raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {size} ranks, 0 to {size - 1}")
+    return int(status.get("attempt") or 0)
 
 
 async def _read(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:

@@ -75,7 +75,7 @@ async def _wait(session: Session, made: list[tuple[str, str]]) -> bool:
     """Whether one of the jobs failed, known once all have ended."""
     from .following import until_ended
 
-    states = [await until_ended(session.api, namespace, name) for namespace, name in made]
-    for (namespace, name), state in zip(made, states, strict=True):
-        click.echo(f"{namespace}/{name}: {state}")
-    return any(state != "Succeeded" for state in states)
+    ends = [await until_ended(session.api, namespace, name) for namespace, name in made]
+    for (namespace, name), end in zip(made, ends, strict=True):
+        click.echo(f"{namespace}/{name}: {end.state}" + (f": {end.why}" if end.why else ""))
+    return any(end.state != "Succeeded" for end in ends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ..errors import OperatorError
 from .session import ClusterOptions, Session, cluster_options, complete_job, with_session
 
 
@@ -27,9 +28,18 @@ def _set(cluster: ClusterOptions, names: tuple[str, ...], suspended: bool) -> No
     async def work(session: Session) -> None:
         from ringtrain_operator.cluster.api import JOBS
 
+        from .following import ENDED, state_of
+
+        ended = []
         for name in names:
+            state = state_of(await session.api.get(JOBS, session.namespace, name))
+            if state in ENDED:
+                ended.append(f"{session.namespace}/{name} has ended ({state}); submit it anew to run it again")
+                continue
             patch = {"spec": {"runPolicy": {"suspend": suspended}}}
             await session.api.patch(JOBS, session.namespace, name, patch)
             click.echo(f"{session.namespace}/{name} {'suspended' if suspended else 'resumed'}")
+        if ended:
+            raise OperatorError("\n".join(ended))
 
     with_session(cluster, work)

@@ -94,6 +94,8 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
         work.pods.saw(version)
     else:
         work.memory.owned.add(ref)
+    if resource is SECRETS:
+        work.memory.secret_attempt = int((work.job.get("status") or {}).get("attempt") or 0)
     return None
 
 

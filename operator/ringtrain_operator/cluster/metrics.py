@@ -1,8 +1,12 @@
 """What the operator counts, for Prometheus."""
 
 from collections import Counter as Tally
+from collections.abc import Mapping
+from importlib.metadata import version
+from platform import python_version
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from ringtrain_operator.cluster.queue import Key
 
@@ -28,8 +32,17 @@ class Metrics:
             registry=self.registry,
         )
         self.restarts = Counter(
-            "ringtrain_job_restarts", "Restarts of a gang, counted or not", registry=self.registry
+            "ringtrain_job_restarts",
+            "Restarts of a gang; counted: against backoffLimit",
+            ["counted"],
+            registry=self.registry,
         )
+        self.failures = Counter(
+            "ringtrain_job_failures", "Failed attempts by reason", ["reason"], registry=self.registry
+        )
+        build = Gauge("ringtrain_operator_build_info", "1", ["version", "python"], registry=self.registry)
+        build.labels(version("ringtrain-operator"), python_version()).set(1)
+        ProcessCollector(registry=self.registry)
         self._states: dict[Key, str] = {}
 
     def job_is(self, key: Key, state: str) -> None:
@@ -42,6 +55,16 @@ class Metrics:
         """A job is no more."""
         if self._states.pop(key, None) is not None:
             self._count_states()
+
+    def status_changed(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """A job's status was written: restarts and failures that are new in it count."""
+        for field, counted in (("restarts", "true"), ("disruptions", "false")):
+            more = int(after.get(field) or 0) - int(before.get(field) or 0)
+            if more > 0:
+                self.restarts.labels(counted).inc(more)
+        failure = after.get("failure")
+        if failure and failure != before.get("failure"):
+            self.failures.labels(str(failure.get("reason"))).inc()
 
     def _count_states(self) -> None:
         tally = Tally(self._states.values())

@@ -48,10 +48,12 @@ class Memory:
     refusals: tuple[Refusal, ...] = ()
     looked_at: float = float("-inf")
     listed: bool = False
+    secret_attempt: int = 0
 
-    def forget_objects(self) -> None:
-        """Look at them again; the Secret, which nobody may read, is made unless its name is taken then."""
-        self.owned = {ref for ref in self.owned if ref.kind != "Secret"}
+    def forget_objects(self, attempt: int) -> None:
+        """Look at them again; the Secret, which nobody may read, is made anew once in each attempt."""
+        if self.secret_attempt != attempt:
+            self.owned = {ref for ref in self.owned if ref.kind != "Secret"}
         self.looked_at = float("-inf")
 
 
@@ -75,7 +77,9 @@ async def read_surroundings(
     memory.listed = True
     ours = [p for p in pods if owned_by(p, meta["uid"])]
     if not any(_is_of(p, status.get("attempt")) for p in ours):
-        memory.forget_objects()  # the pods that are made next must find all that they mount and run as
+        memory.forget_objects(
+            int(status.get("attempt") or 0)
+        )  # the pods that are made next must find all that they mount and run as
     await _look_at_objects(api, job, memory, began)
     others = [Foreign(ObjectRef("Pod", p["metadata"]["name"]), owner_name(p)) for p in pods if p not in ours]
     nodes = await _readiness_of_suspects(api, ours, now)

@@ -110,9 +110,7 @@ class Reconciler:
         if state == "Running" and before.get("state") != "Running" and status.get("attempt") == 1:
             born = datetime.fromisoformat(job["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
             self._metrics.time_to_running.observe(max(0.0, time.time() - born.timestamp()))
-        restarts = _restarts(status) - _restarts(before)
-        if restarts > 0:
-            self._metrics.restarts.inc(restarts)
+        self._metrics.status_changed(before, status)
 
     def _plan(self, job: Json, observed: Observed, now: datetime) -> Plan:
         return plan_object(job, observed, now, replace(self._settings, pod_schema=self.pod_schema.current))
@@ -170,7 +168,3 @@ def _status_port(pod: Json) -> str:
 
 def _finished(job: Json) -> bool:
     return (job.get("status") or {}).get("state") in ("Succeeded", "Failed")
-
-
-def _restarts(status: Mapping[str, Any]) -> int:
-    return int(status.get("restarts") or 0) + int(status.get("disruptions") or 0)

@@ -41,7 +41,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod of this job."""
+    """One pod of this job. `failed_beside`: the container besides the main one that ended it, if one did."""
 
     name: str
     uid: str
@@ -63,6 +63,7 @@ class PodView:
     exit_reason: str = ""
     exit_time: datetime | None = None
     termination_message: str = ""
+    failed_beside: str = ""
 
     @property
     def finished(self) -> bool:

@@ -33,7 +33,8 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     node = str(spec.get("nodeName") or "")
     name = next((c["name"] for c in spec.get("containers") or ()), "")
     main = _container(status.get("containerStatuses"), name)
-    ended = _ended(main) or _first_failed(status)
+    beside = {} if _ended(main) else _first_failed(status)
+    ended = _ended(main) or _ended(beside)
     waiting_reason, waiting_message = _waiting(status)
     return PodView(
         name=str(meta.get("name")),
@@ -56,6 +57,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         exit_reason=str(ended.get("reason") or ""),
         exit_time=parse_time(ended.get("finishedAt")),
         termination_message=str(storable(ended.get("message")) or ""),
+        failed_beside=_name_beside(status, beside),
     )
 
 
@@ -110,7 +112,15 @@ def _first_failed(status: Mapping[str, Any]) -> Mapping[str, Any]:
     if status.get("phase") != "Failed":
         return {}
     every = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    return next((ended for ended in map(_ended, every) if ended.get("exitCode")), {})
+    return next((container for container in every if _ended(container).get("exitCode")), {})
+
+
+def _name_beside(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    """`init container fetch` or `side container proxy`; empty for no container."""
+    if not container:
+        return ""
+    initial = any(one.get("name") == container.get("name") for one in status.get("initContainerStatuses") or ())
+    return f"{'init' if initial else 'side'} container {container.get('name')}"
 
 
 def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -110,18 +110,33 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
 
 
 def _unexplained(pod: PodView, s: Situation) -> Failure:
-    why = pod.exit_reason or pod.reason or "no reason given"
-    detail = f": {pod.message}" if pod.message else ""
+    reason, message = _what_ended(pod)
+    # Our own message without a failure in it is no output of anybody's.
+    output = () if last_words(pod, s.attempt) else pod.termination_message.splitlines()[-40:]
     return Failure(
         attempt=s.attempt,
         pod=pod.name,
         node=pod.node or None,
         exit_code=pod.exit_code,
-        reason="LauncherFailed" if pod.role == "launcher" else "RankFailed",
-        message=f"{pod.name} ended without last words ({why}){detail}",
-        log_tail=tuple(pod.termination_message.splitlines()[-40:]),
+        reason=reason,
+        message=message,
+        log_tail=tuple(output),
         time=s.now,
     )
+
+
+def _what_ended(pod: PodView) -> tuple[str, str]:
+    """Reason and message for a pod whose agent or launcher has not said what failed."""
+    detail = f": {pod.message}" if pod.message else ""
+    if pod.failed_beside:
+        reason = "InitContainerFailed" if pod.failed_beside.startswith("init") else "SideContainerFailed"
+        why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
+        return reason, f"{pod.failed_beside} of {pod.name} exited with {pod.exit_code}{why}{detail}"
+    reason = "LauncherFailed" if pod.role == "launcher" else "RankFailed"
+    if pod.reason == "DeadlineExceeded":
+        return reason, f"{pod.name} ran longer than its template's activeDeadlineSeconds allows{detail}"
+    why = pod.exit_reason or pod.reason or "no reason given"
+    return reason, f"{pod.name} ended without last words ({why}){detail}"
 
 
 def _whole(value: object) -> int | None:

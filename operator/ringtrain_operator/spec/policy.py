@@ -23,6 +23,8 @@ FailureReason = Literal[
     "WrongImplementation",
     "NoMpiInit",
     "ProgressDeadlineExceeded",
+    "InitContainerFailed",
+    "SideContainerFailed",
 ]
 
 
@@ -79,7 +81,7 @@ class FailureRule(SpecModel):
         default=None, description="Matches the exit code of the first rank that failed."
     )
     on_reasons: tuple[FailureReason, ...] = Field(
-        default=(), max_length=12, description="Matches the reason in status.failure."
+        default=(), max_length=14, description="Matches the reason in status.failure."
     )
 
     RULES = (

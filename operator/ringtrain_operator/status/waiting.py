@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..contract import KIND
 from ..observe import Foreign, PodView, Refusal
 from .conditions import Said
 from .model import format_time
@@ -22,7 +23,7 @@ def running_or_why_not(s: Situation) -> Said:
     if not absent and gang.status == "True":
         return gang
     if s.observed.foreign:
-        return _not("NameTaken", _taken(s.observed.foreign))
+        return _foreign(s)
     if s.observed.refusals:
         return _refused(s.observed.refusals)
     start = s.status.restart_not_before
@@ -68,6 +69,17 @@ def _refused(refusals: Sequence[Refusal]) -> Said:
     reason = "QuotaExceeded" if "exceeded quota" in first.message else "CreationRefused"
     others = f" ({len(refusals) - 1} more were refused)" if len(refusals) > 1 else ""
     return _not(reason, f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
+
+
+def _foreign(s: Situation) -> Said:
+    """Objects of our names that are another's; those of a deleted job of this name go by themselves."""
+    foreign = s.observed.foreign
+    earlier = f"{KIND} {s.job.name}"
+    if any(other.owner != earlier for other in foreign):
+        return _not("NameTaken", _taken([other for other in foreign if other.owner != earlier]))
+    shown = ", ".join(str(other.ref) for other in foreign[:NAMES_SHOWN])
+    more = f" and {len(foreign) - NAMES_SHOWN} more" if len(foreign) > NAMES_SHOWN else ""
+    return _not("WaitingForOldPods", f"an earlier job of this name was deleted and is still ending: {shown}{more}")
 
 
 def _taken(foreign: Sequence[Foreign]) -> str:

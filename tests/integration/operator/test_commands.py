@@ -14,6 +14,7 @@ from support.cluster import Cluster, OpenCluster, fake_cluster
 from support.jobs import job
 from support.stage import open_stage
 
+from ringtrain_operator.cli.following import next_attempt
 from ringtrain_operator.cluster.api import JOBS
 
 DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
@@ -133,3 +134,39 @@ async def test_it_is_a_plugin_of_kubectl(open_cluster: OpenCluster, tmp_path: Pa
         path = {"PATH": f"{venv_bin}:{os.environ['PATH']}"}
         code, said = await dtj(c, tmp_path, "list", "--namespace", ns, env=path, program=["kubectl", "dtj"])
         assert (code, said.splitlines()[1].split()[0]) == (0, "digits"), said
+
+
+async def test_commands_about_a_job_that_ends(tmp_path: Path) -> None:
+    """--wait says why it failed; a rank that it never had is an error; nobody suspends what has ended."""
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job(runPolicy={"backoffLimit": 0})))
+    async with open_stage(fake_cluster, tmp_path / "nodes") as s:
+        inside = ("-n", s.namespace)
+        waiting = asyncio.create_task(dtj(s.cluster, tmp_path, "submit", str(file), "--wait", *inside))
+        await s.cluster.until_exists(JOBS, s.namespace, "digits")
+        await s.until_running()
+        code, said = await dtj(s.cluster, tmp_path, "logs", "digits", "--rank=9", *inside)
+        assert (code, "--rank 9: digits has 2 ranks, 0 to 1" in said) == (1, True), said
+        s.fail(code=3)
+        code, said = await waiting
+        assert code == 1
+        assert "digits: Failed: BackoffLimitExceeded: attempt 1: rank 1 exited with 3" in said
+        code, said = await dtj(s.cluster, tmp_path, "suspend", "digits", *inside)
+        assert (code, "has ended (Failed)" in said) == (1, True), said
+        assert not (await s.job())["spec"]["runPolicy"].get("suspend")
+
+
+async def test_who_follows_a_job_is_told_of_the_next_attempt(tmp_path: Path) -> None:
+    """Once its launcher runs; and that there is none any more when the job has ended."""
+    async with open_stage(fake_cluster, tmp_path / "nodes") as s:
+        await s.submit()
+        await s.until_running()
+        following = asyncio.create_task(next_attempt(s.cluster.api, s.namespace, "digits", 1))
+        s.fail(code=3)
+        await s.until(lambda j: j["status"].get("attempt") == 2)
+        s.skip(30)
+        assert await following == 2
+        await s.until_running(attempt=2)
+        following = asyncio.create_task(next_attempt(s.cluster.api, s.namespace, "digits", 2))
+        s.succeed(attempt=2)
+        assert await following is None

@@ -71,3 +71,16 @@ async def test_what_was_refused_is_looked_at_anew(tmp_path: Path) -> None:
         assert refused.fired
         read = {c.plural for c in s.cluster.fake.calls if c.method == "GET" and c.agent == "ringtrain-operator"}
         assert {resource.plural for resource in NAMED_ALIKE} <= read
+
+
+async def test_pods_that_are_refused_again_and_again_cost_one_secret(tmp_path: Path) -> None:
+    """A quota may refuse pods for hours: no try leaves another Secret behind."""
+    async with open_stage(fake_cluster, tmp_path) as s:
+        assert s.cluster.fake is not None
+        refused = s.cluster.fake.faults.add("POST", "pods", 403, times=12)
+        await s.submit()
+        await s.until_running()
+        assert refused.fired == 12
+        assert [o["metadata"]["name"] for o in await s.cluster.api.select(SECRETS, s.namespace)] == [
+            await secret_name(s)
+        ]

@@ -64,7 +64,10 @@ async def test_the_metrics_tell_what_happened(tmp_path: Path) -> None:
     assert samples["ringtrain_jobs", "Succeeded"] == 1
     assert samples["ringtrain_jobs", "Running"] == 0
     assert samples["ringtrain_job_time_to_running_seconds_count",] == 1
-    assert samples["ringtrain_job_restarts_total",] == 1
+    assert samples["ringtrain_job_restarts_total", "true"] == 1
+    assert samples["ringtrain_job_failures_total", "RankFailed"] == 1
+    assert samples["process_resident_memory_bytes",] > 0
+    assert any(name == "ringtrain_operator_build_info" for name, *_ in samples)
     assert samples["ringtrain_leader",] == 0  # there is no election here
 
 

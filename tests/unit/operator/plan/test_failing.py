@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.planworld import condition, running, world
+
+from ringtrain_operator.observe import Foreign, ObjectRef
+from ringtrain_operator.status.model import format_time
 
 
 def test_a_failed_attempt_is_followed_by_the_next() -> None:
@@ -148,3 +153,47 @@ def test_a_gang_whose_pods_never_ran_only_waits() -> None:
     w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
     w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.state) == (2, 0, "Restarting")
+
+
+def test_a_failed_init_container_is_told_as_one() -> None:
+    """Its name, its exit code and its output; no rank is blamed."""
+    w = running(backoffLimit=0)
+    ended = {"exitCode": 9, "reason": "Error", "message": "no data\nat s3://x", "finishedAt": format_time(w.now)}
+    w.pods["digits-worker-1"]["status"] = {
+        "phase": "Failed",
+        "initContainerStatuses": [{"name": "fetch", "state": {"terminated": ended}}],
+        "containerStatuses": [{"name": "train", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    }
+    w.run(seconds=60)
+    failure = w.status.failure
+    assert failure is not None
+    assert (failure.reason, failure.rank, failure.exit_code) == ("InitContainerFailed", None, 9)
+    assert failure.message == "init container fetch of digits-worker-1 exited with 9"
+    assert failure.log_tail == ("no data", "at s3://x")
+
+
+def test_a_templates_deadline_is_told_without_raw_json() -> None:
+    """The agent was stopped and says so to the launcher; to a person that is not the end of a log."""
+    w = running(backoffLimit=0)
+    words = json.dumps({"version": 1, "attempt": 1, "outcome": "Stopped", "worldSize": 2, "ranksSucceeded": 0})
+    w.pod_ends("digits-worker-0", 143, words)
+    w.pods["digits-worker-0"]["status"]["reason"] = "DeadlineExceeded"
+    w.run(seconds=60)
+    failure = w.status.failure
+    assert failure is not None
+    assert "activeDeadlineSeconds" in failure.message
+    assert failure.log_tail == ()
+
+
+def test_a_deleted_job_of_the_same_name_is_waited_for() -> None:
+    """Its pods go by themselves: nobody needs another name, and no Warning is sent."""
+    w = world()
+    w.foreign = (Foreign(ObjectRef("Pod", "digits-launcher"), "DistributedTrainingJob digits"),)
+    w.settle()
+    status, reason, message = condition(w, "Running")
+    assert (status, reason) == ("False", "WaitingForOldPods")
+    assert "earlier job of this name" in message
+    assert "WaitingForOldPods" not in w.reasons()
+    w.foreign = (Foreign(ObjectRef("Pod", "digits-launcher"), "Job other"),)
+    w.settle()
+    assert condition(w, "Running")[1] == "NameTaken"
