@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test e2e e2e-local images images-check lint bench bench-operator generate pod-schema verify clean
+.PHONY: help venv demo test sanitize e2e e2e-local images images-check lint bench bench-operator generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -88,6 +88,18 @@ bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wil
 	bench/.venv/bin/pip install -qq -e worker_image
 	bench/.venv/bin/pip install -qq -r bench/requirements.txt
 	@touch $@
+
+# The C library with checks of every access and of undefined behaviour, under the tests that use it most.
+SANITIZED := build/sanitize
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize: $(VENV)/.installed  ## the C library under AddressSanitizer and UndefinedBehaviorSanitizer; needs gcc
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/source && cp -r worker_image/ringtrain worker_image/pyproject.toml $(SANITIZED)/source
+	CFLAGS="$(SANITIZERS) -fno-omit-frame-pointer -g -O1" \
+		$(BIN)/pip install -qq --no-deps --target $(SANITIZED)/packages ./$(SANITIZED)/source
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED)/packages \
+		$(BIN)/pytest -q -p no:cacheprovider tests/ring/test_shm.py tests/ring/test_mismatch.py \
+		tests/ring/test_optimizer_fused.py tests/ring/test_hierarchical.py
 
 bench: bench/.venv/.installed  ## collectives and optimizer beside their peers; results in bench/results
 	bench/.venv/bin/python -m bench.run

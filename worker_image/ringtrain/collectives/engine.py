@@ -48,6 +48,7 @@ class Engine:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
+        self._runner = 0  # the thread that has the turn
         self._pending = 0
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -59,6 +60,7 @@ class Engine:
             if inline:
                 self._pending += 1
                 self._turn.acquire()
+                self._runner = threading.get_ident()
         if not inline:
             return self.submit(work).synchronize()
         try:
@@ -84,8 +86,15 @@ class Engine:
             self._stopped = True
             self._queue.put(None)
 
-    def join(self) -> None:
-        """Wait for what is under way. The world must have been left, so that it ends."""
+    def join(self, timeout_s: float) -> None:
+        """Wait for what is under way, in whichever thread. The world must have been left, so that it ends.
+
+        Work of this very thread is not waited for: a signal's handler may leave the world in the middle of it.
+        """
+        if self._runner == threading.get_ident():
+            return
+        if self._turn.acquire(timeout=timeout_s):
+            self._turn.release()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -93,7 +102,9 @@ class Engine:
         while (item := self._queue.get()) is not None:
             work, future = item
             with self._turn:
+                self._runner = threading.get_ident()
                 self._run_one(work, future)
+                self._runner = 0
             del item, work, future  # or the last result would live as long as this thread has nothing to do
             with self._lock:
                 self._pending -= 1
@@ -108,6 +119,7 @@ class Engine:
             future.set_exception(error)
 
     def _end_turn(self) -> None:
+        self._runner = 0
         self._turn.release()
         with self._lock:
             self._pending -= 1

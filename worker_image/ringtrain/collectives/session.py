@@ -110,7 +110,7 @@ class Session:
             engine.stop()
         self._member.leave()
         for engine in engines:
-            engine.join()
+            engine.join(self.config.timeout_s)
         for communicator in self._communicators.values():
             communicator.close()
 

@@ -1,5 +1,6 @@
 """The ranks that map one segment: what they run together, and how they fail together."""
 
+import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from ringtrain import timeline
 from ringtrain.collectives.fold import Flat
-from ringtrain.errors import RingtrainError
+from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.shm.native import Addresses, NativeChannel, Outcome, Work
 from ringtrain.shm.segment import Segment
@@ -106,10 +107,16 @@ class SharedGroup:
         return arena.own
 
     def close(self) -> None:
-        """Unmap the segment; ranks that wait for this one raise PeerLost."""
-        self._arenas.clear()
+        """Unmap the segment; ranks that wait for this one raise PeerLost.
+
+        Calls that other threads have under way end first. The memory of one that does not end stays mapped, to the
+        end of the process: unmapped, it would kill that.
+        """
         self._member.verdict.forget(self._channel.stop)
-        self._channel.close()
+        if not self._channel.close(self._member.place.probe_timeout_s):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+            return
+        self._arenas.clear()
         self._segment.close()
 
     def _meet(self, what: Signature, work: Work, meet: Callable[[], Outcome]) -> None:
@@ -137,6 +144,8 @@ class SharedGroup:
 
     def _fail(self, outcome: Outcome, what: Signature, waited_s: float) -> NoReturn:
         """Report what happened, and raise what the world decides."""
+        if outcome is Outcome.STOPPED and self._member.left:
+            raise NotInitializedError(f"ringtrain was shut down during {self._doing(what).label}")
         doing, monitor = self._doing(what), self._member.monitor
         blamed = self.ranks[self._channel.blamed]
         if outcome is Outcome.LEFT:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import mmap
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -121,6 +122,9 @@ class NativeChannel:
             stop=ctypes.addressof(self._stop),
         )  # fmt: skip
         self.blamed = -1
+        self._in_use = threading.Lock()  # while compiled code reads and writes the segment
+        self._user = 0  # the thread that holds it
+        self._closed = False
 
     def run(self, what: bytes, work: Work, timeout_s: float, peers: Addresses | None = None) -> Outcome:
         """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
@@ -152,11 +156,16 @@ class NativeChannel:
 
     def _repeat(self, function: Any, job: _Job, argument: Any) -> Outcome:
         """AGAIN comes after a signal: the interpreter runs its handler here."""
-        channel, reference = ctypes.byref(self._channel), ctypes.byref(job)
-        while (outcome := function(channel, reference, argument)) == Outcome.AGAIN:
-            pass
-        self.blamed = job.blamed
-        return Outcome(outcome)
+        with self._in_use:
+            if self._closed:
+                return Outcome.STOPPED
+            self._user = threading.get_ident()
+            channel, reference = ctypes.byref(self._channel), ctypes.byref(job)
+            while (outcome := function(channel, reference, argument)) == Outcome.AGAIN:
+                pass
+            self._user = 0
+            self.blamed = job.blamed
+            return Outcome(outcome)
 
     def _addresses(self, of_ranks: Addresses) -> Any:
         return (ctypes.c_void_p * self._size)(*of_ranks)
@@ -173,11 +182,21 @@ class NativeChannel:
         length = int.from_bytes(self._memory[at : at + 4], "little")
         return bytes(self._memory[at + 4 : at + 4 + length])
 
-    def close(self) -> None:
-        """Tell those who wait for this rank. The channel can't be used any more."""
+    def close(self, timeout_s: float) -> bool:
+        """Tell those who wait for this rank, and end what another thread still runs here.
+
+        The channel can't be used any more. Returns whether nobody uses the segment: False if what runs has not
+        ended within `timeout_s`, or runs in this very thread, whose signal handler closes the world.
+        """
+        self.stop()
         self._library.ringtrain_shm_leave(ctypes.byref(self._channel))
+        if self._user == threading.get_ident() or not self._in_use.acquire(timeout=timeout_s):
+            return False
+        self._closed = True
         self._channel.base = None
         del self._view
+        self._in_use.release()
+        return True
 
     @property
     def _small_bytes(self) -> int:

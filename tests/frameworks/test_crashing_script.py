@@ -1,0 +1,33 @@
+"""A script's own exception stays the script's own exception, whatever the runtime is doing at that moment."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from frameworks.harness import ENV
+
+TESTS = Path(__file__).parents[1]
+WORLDS = 10  # five stages, one rank or all of them
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_an_exception_at_any_stage_of_a_step_ends_every_rank_by_an_exception(transport: str) -> None:
+    """No rank dies of a signal or hangs: who raised ends with 1, and so do the others, which lost a peer."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "frameworks.crashing_script", transport],
+        cwd=TESTS,
+        env={**os.environ, **ENV, "RINGTRAIN_TIMEOUT": "30"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    worlds = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(worlds) == WORLDS, ended.stderr[-3000:]
+    for world in worlds:
+        assert world["ends"] == [1, 1], (world, ended.stderr[-3000:])
+    for text in ("BugOfTheScript: the user's own", "PeerLost"):
+        assert text in ended.stderr
