@@ -55,7 +55,7 @@ def test_a_rank_that_shuts_down_is_named(transport: str) -> None:
 def test_a_rank_that_lags_is_named(transport: str) -> None:
     """A rank that does not come is named with the collective that it has not reached; it raises the same later."""
     gave_up = threading.Barrier(3)
-    with world_of(3, transport, timeout_s=3.0) as world:
+    with world_of(3, transport, stall_timeout_s=2.0) as world:
 
         def lag(rank: int) -> BaseException | None:
             error = None

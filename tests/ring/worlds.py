@@ -61,7 +61,12 @@ class World:
 
 @contextlib.contextmanager
 def world_of(
-    size: int, transport: str = "memory", *, segment_bytes: int = SEGMENT_BYTES, timeout_s: float = 60.0
+    size: int,
+    transport: str = "memory",
+    *,
+    segment_bytes: int = SEGMENT_BYTES,
+    timeout_s: float = 60.0,
+    stall_timeout_s: float = 600.0,
 ) -> Iterator[World | SpmdWorld]:
     """A world of `size` ranks over `transport`; all of it is gone after the block."""
     if transport == "mpi":
@@ -74,7 +79,10 @@ def world_of(
     chosen = "shm" if transport == "shm" else "auto" if transport == "pods" else "grpc"
 
     def join(rank: int) -> Session:
-        config = WorkerConfig(rank=rank, size=size, addresses=addresses, timeout_s=timeout_s, transport=chosen)
+        config = WorkerConfig(
+            rank=rank, size=size, addresses=addresses, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s,
+            transport=chosen,
+        )  # fmt: skip
         if transport == "pods" and size % 2 == 0:
             config = replace(config, local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=size // 2)
         return Session(config, made_transport(transport, config, network), segment_bytes)

@@ -53,6 +53,7 @@ class WorkerConfig:
     generation: int = 1
     attempt: int = 1
     timeout_s: float = 60.0
+    stall_timeout_s: float = 600.0
     transport: str = "auto"
     data_path: str = "auto"
     encrypt: str = "none"
@@ -82,6 +83,7 @@ class WorkerConfig:
             or _alone("single", "worker")
         )
         attempt = _integer(env, contract.ENV_ATTEMPT, 1, lowest=1)
+        timeout_s = _seconds(env, contract.ENV_TIMEOUT, 60.0)
         return WorkerConfig(
             rank=world.rank,
             size=len(world.addresses),
@@ -94,7 +96,8 @@ class WorkerConfig:
             source=world.source,
             generation=_integer(env, contract.ENV_GENERATION, attempt, lowest=0),
             attempt=attempt,
-            timeout_s=_seconds(env, contract.ENV_TIMEOUT, 60.0),
+            timeout_s=timeout_s,
+            stall_timeout_s=_seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
             transport=_one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
             data_path=_one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
             encrypt=_one_of(env, contract.ENV_ENCRYPT, contract.ENCRYPTION),

@@ -55,20 +55,24 @@ class Call:
         self._place = place
         self._what = what
         self._offer = Offer(what, frames_for, set(place.peers))
-        self._timeout_s = member.place.pull_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
+        self._timeout_s = member.place.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
         self._started = 0.0
         self._streams: dict[int, FrameStream] = {}
-        names = what.label.removeprefix(what.kind)
-        self._doing = Doing(f"{what.kind} #{place.sequence}{names}", place.process_set, place.sequence)
         span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=place.sequence)
         self._span = span if place.is_span else timeline.NO_SPAN
+
+    @property
+    def _doing(self) -> Doing:
+        place = self._place
+        label = self._member.board.label((place.process_set, place.sequence), self._what)
+        return Doing(label, place.process_set, place.sequence)
 
     def __enter__(self) -> "Call":
         self._member.verdict.check()
         self._started = time.monotonic()
         self._span.__enter__()
-        self._member.board.publish((self._place.process_set, self._place.sequence), self._offer)
         key = (self._place.process_set, self._place.sequence)
+        self._member.board.publish(key, self._offer, self._place.others)
         try:
             for peer in self._place.peers:
                 request = self._member.pull_request(peer, key, self._what)

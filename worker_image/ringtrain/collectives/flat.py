@@ -137,9 +137,9 @@ def _all_gather(buffer: Flat, bounds: Sequence[int], name: str | None) -> Work[N
 
 def _signature(kind: str, buffer: Any, name: str | None, op: Op | None) -> Signature:
     array = check_writable(buffer, kind)
-    if array.ndim != 1 or not array.flags.c_contiguous or not array.dtype.isnative:
+    if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or not array.dtype.isnative:
         raise ConfigurationError(
-            f"{kind} needs a 1-d contiguous array in native byte order; "
+            f"{kind} needs a 1-d contiguous array in native byte order, aligned; "
             f"got shape {array.shape}, strides {array.strides}, dtype {array.dtype.str}"
         )
     if op is not None:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -43,8 +43,9 @@ class Session:
         self.engine = Engine()
         self._segment_bytes = segment_bytes
         place = Place(
-            config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s
-        )
+            config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
+            config.stall_timeout_s,
+        )  # fmt: skip
         warn_of_strangers(place)
         self._member = Membership.join(place, transport or _transport(place, config))
         self._communicators: dict[int, Communicator] = {}
@@ -89,6 +90,10 @@ class Session:
         number = self.add_process_set(tuple(range(self.config.size)), _LANES + len(self._lanes))
         self._lanes.append(Engine())
         return self._lanes[-1], self.communicator(number)
+
+    def describe_process_set(self, number: int, details: Callable[[], str]) -> None:
+        """Have `details` name the tensors that a set's collectives are about, for messages of ranks that wait."""
+        self._member.board.describe(number, details)
 
     def remove_process_set(self, number: int) -> None:
         removed = self._communicators.pop(number, None)

@@ -19,11 +19,12 @@ _USUAL: Final = frozenset(np.dtype(kind) for kind in ("f4", "f8", "f2", "i4", "i
 
 def as_array(x: ArrayLike) -> Array:
     """Return `x` as a contiguous array in native byte order, copying only if it is not one already."""
-    if type(x) is np.ndarray and x.dtype in _USUAL and x.flags.c_contiguous:
+    if type(x) is np.ndarray and x.dtype in _USUAL and x.flags.c_contiguous and x.flags.aligned:
         return x  # a model's gradients are hundreds of these
     array = np.asarray(x)
     dtype_name(array.dtype)  # raises for a type that can't travel
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    # Aligned, because compiled code reads numbers and not bytes.
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "A"]).reshape(array.shape)
 
 
 def as_rows(x: ArrayLike) -> Array:

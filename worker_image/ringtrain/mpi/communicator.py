@@ -134,13 +134,14 @@ class MpiCommunicator:
         """Make sure that all ranks mean `what`: one collective of 16 bytes."""
         self._member.verdict.check()
         self._sequence += 1
-        self._member.board.begin((self._set, self._sequence), what)
-        names = what.label.removeprefix(what.kind)
-        doing = Doing(f"{what.kind} #{self._sequence}{names}", self._set, self._sequence)
+        key = (self._set, self._sequence)
+        doing = Doing(self._member.board.label(key, what), *key)
         run = _Run(self._member, self.ranks, doing)
+        self._member.board.begin(key, what, run.others)
         mine = np.array([_digest(what), -_digest(what)], np.int64)
         all_of_us = np.empty_like(mine)
         run.wait(self._comm.Iallreduce(mine, all_of_us, load_mpi().MAX), mine, all_of_us)
+        self._member.board.end(key)  # all have come
         if (all_of_us != mine).any():
             # The network compares in words, and has every rank raise the same ones.
             self._network.compare(what, self._sequence)
@@ -178,7 +179,7 @@ class _Run:
 
     def __init__(self, member: Membership, ranks: tuple[int, ...], doing: Doing) -> None:
         self._member = member
-        self._others = tuple(rank for rank in ranks if rank != member.place.rank)
+        self.others = tuple(rank for rank in ranks if rank != member.place.rank)
         self._doing = doing
 
     def wait(self, request: Any, *buffers: Flat) -> None:
@@ -186,7 +187,7 @@ class _Run:
         started = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - started
-            if self._member.verdict.failure is not None or waited >= self._member.place.pull_timeout_s:
+            if self._member.verdict.failure is not None or waited >= self._member.place.stall_timeout_s:
                 _ABANDONED.append((request, *buffers))
                 self._fail(waited)
             if waited > _EAGER_S:
@@ -195,7 +196,7 @@ class _Run:
     def _fail(self, waited_s: float) -> NoReturn:
         place, monitor = self._member.place, self._member.monitor
         if self._member.verdict.failure is None:
-            monitor.report(Stalled(self._others, waited_s, self._doing))
+            monitor.report(Stalled(self.others, waited_s, self._doing))
             self._member.verdict.wait(place.timeout_s / 5)
         monitor.await_announced(place.timeout_s / 10)
         failure = self._member.verdict.failure

@@ -67,6 +67,11 @@ class Agreement:
             self._numbers.clear()
         return Decisions(agreed, self._take_joined())
 
+    def asked_by(self, name: str) -> tuple[list[int], list[int]]:
+        """Which ranks have submitted `name`, and which have not and have not joined either."""
+        asked = sorted(self._asked.get(name, {}))
+        return asked, [rank for rank in self.ranks if rank not in asked and rank not in self._joined]
+
     def _complete(self, name: str) -> bool:
         return all(rank in self._asked[name] or rank in self._joined for rank in self.ranks)
 
@@ -89,7 +94,7 @@ class Agreement:
             name,
             requests,
             f"{name!r}: submitted by ranks {sorted(requests)} and not by ranks {missing} within the time that "
-            "RINGTRAIN_TIMEOUT allows; every rank of the process set must submit it, or call join()",
+            "RINGTRAIN_STALL_TIMEOUT allows; every rank of the process set must submit it, or call join()",
         )
 
     def _take_joined(self) -> int | None:

@@ -6,6 +6,7 @@ collective is under way, submissions gather for the next: a backward pass costs 
 Requests that were agreed on before are said as numbers.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,12 @@ from ringtrain.named.timeline import Timeline
 # After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
 # figure, before it asks again whether the others have caught up: its own next submission ends the pause at once.
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.0005, 0.02
+
+# Ranks that wait for a late one say so from then on.
+FIRST_WARNING_S = 30.0
+_NAME_CHARACTERS = 300
+
+log = logging.getLogger("ringtrain")
 
 Finish = Callable[[Result], Any]
 Arrays = Callable[[], Sequence[Array]]
@@ -51,6 +58,7 @@ class NamedQueue:
         self._new: list[Request] = []
         self._in_flight: dict[str, _Submitted] = {}
         self._joining: Future[int] | None = None
+        self._due: dict[str, float] = {}  # after how many seconds to say anew that ranks are late
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="ringtrain-named-queue", daemon=True)
         self._thread.start()
@@ -120,6 +128,31 @@ class NamedQueue:
                 moved = True
             pause_s = 0.0 if moved else min(max(2 * pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
 
+    def in_flight(self) -> str:
+        """Name what this rank has submitted and not got, for messages; empty if that is nothing."""
+        with self._changed:
+            names = list(self._in_flight)
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"{names[0][:_NAME_CHARACTERS]!r}{more}" if names else ""
+
+    def _warn_of_late(self) -> None:
+        """Say which ranks have not submitted what this one waits for; of those who wait, the first one says it."""
+        now = time.monotonic()
+        with self._changed:
+            waiting = [(name, now - one.since) for name, one in self._in_flight.items()]
+        self._due = {name: due for name, due in self._due.items() if name in self._in_flight}
+        for name, waited_s in waiting:
+            if waited_s < self._due.get(name, FIRST_WARNING_S):
+                continue
+            self._due[name] = 2 * waited_s
+            asked, late = self._agreement.asked_by(name)
+            if late and asked and asked[0] == self.group.rank:
+                log.warning(
+                    "%r was submitted %.0f s ago by rank(s) %s, and not yet by rank(s) %s, which go on with other "
+                    "collectives; after %g s (RINGTRAIN_STALL_TIMEOUT) it fails",
+                    name[:_NAME_CHARACTERS], waited_s, asked, late, self._timeout_s,
+                )  # fmt: skip
+
     def _to_say(self) -> Round:
         requests, self._new = self._new, []
         overdue = time.monotonic() - self._timeout_s
@@ -130,6 +163,7 @@ class NamedQueue:
         """Run one round and what it agreed on. Return whether anything was agreed."""
         heard = [Round.decode(message) for message in self.group.exchange(said.encode())]
         decisions = self._agreement.hear(heard)
+        self._warn_of_late()
         good = [agreed for agreed in decisions.agreed if not agreed.error]
         for agreed in decisions.agreed:
             if agreed.error:

@@ -6,7 +6,7 @@ optimizer use: the queue's order and theirs must not be mixed.
 
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -131,8 +131,18 @@ def give_up_communicators(process_set: int, count: int) -> None:
 
 
 def ring_timeout_s() -> float:
-    """Return how long a rank waits for another one: RINGTRAIN_TIMEOUT."""
+    """Return how long a rank waits for one that does not answer: RINGTRAIN_TIMEOUT."""
     return current().config.timeout_s
+
+
+def stall_timeout_s() -> float:
+    """Return how long a rank waits for one that answers and does not submit: RINGTRAIN_STALL_TIMEOUT."""
+    return current().config.stall_timeout_s
+
+
+def describe_queue(process_set: int, details: Callable[[], str]) -> None:
+    """Have `details` name what the queue of a process set has in flight, for messages of ranks that wait."""
+    current().describe_process_set(PRIVATE_SETS + process_set * PER_SET, details)
 
 
 def _flat(array: Array) -> Array:

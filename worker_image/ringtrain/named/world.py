@@ -15,7 +15,15 @@ from ringtrain.errors import ConfigurationError, NotInitializedError
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.queue import NamedQueue
 from ringtrain.named.request import Kind, Request
-from ringtrain.named.ring import PER_SET, RingGroup, give_up_communicators, private_communicator, ring_timeout_s
+from ringtrain.named.ring import (
+    PER_SET,
+    RingGroup,
+    describe_queue,
+    give_up_communicators,
+    private_communicator,
+    ring_timeout_s,
+    stall_timeout_s,
+)
 from ringtrain.named.timeline import Timeline
 
 global_process_set = ProcessSet([])
@@ -212,7 +220,8 @@ def _initialized() -> _World:
 def _open_set(world: _World, process_set: ProcessSet, number: int, ranks: list[int]) -> None:
     if rt.rank() in ranks:
         group = RingGroup(private_communicator(ranks, number, 0))
-        world.queues[number] = NamedQueue(group, world.timeout_s, world.timeline)
+        queue = world.queues[number] = NamedQueue(group, stall_timeout_s(), world.timeline)
+        describe_queue(number, queue.in_flight)
         world.communicators[number] = 1
     process_set.bind(number, ranks, rt.rank())
     world.sets[number] = process_set

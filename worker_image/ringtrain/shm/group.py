@@ -68,7 +68,7 @@ class SharedGroup:
     ) -> None:
         self.ranks = ranks
         self.position = ranks.index(member.place.rank)
-        self._suspects = suspects
+        self._suspects = tuple(rank for rank in suspects if rank != member.place.rank)
         self._member = member
         self._process_set = FIRST_SHARED_SET + process_set
         self._channel = channel
@@ -81,7 +81,7 @@ class SharedGroup:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
         place = self._place_of(work.source) if self._arenas and not _gathers_elsewhere(work) else None
         compared, lies = (what.compared(), None) if place is None else (what.compared() + place.said, place.lies)
-        timeout_s = self._member.place.pull_timeout_s
+        timeout_s = self._member.place.stall_timeout_s
         self._meet(what, work, lambda: self._channel.run(compared, work, timeout_s, lies))
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
@@ -94,7 +94,7 @@ class SharedGroup:
         assert gradients is not None, "ask can_update first"
         assert weights is not None, "ask can_update first"
         compared, lies = what.compared() + gradients.said + weights.said, (gradients.lies, weights.lies)
-        timeout_s = self._member.place.pull_timeout_s
+        timeout_s = self._member.place.stall_timeout_s
         self._meet(what, work, lambda: self._channel.update(compared, work, change, timeout_s, lies))
 
     def adopt(self, segment: Segment) -> NDArray[np.uint8]:
@@ -122,7 +122,7 @@ class SharedGroup:
     def _meet(self, what: Signature, work: Work, meet: Callable[[], Outcome]) -> None:
         self._member.verdict.check()
         self._sequence += 1
-        self._member.board.begin((self._process_set, self._sequence), what)
+        self._member.board.begin((self._process_set, self._sequence), what, self._suspects)
         started = time.monotonic()
         try:
             with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
@@ -130,6 +130,8 @@ class SharedGroup:
         except BaseException as error:  # a signal's handler raised
             self._give_up(self._doing(what), error)
             raise
+        finally:
+            self._member.board.end((self._process_set, self._sequence))
         if outcome is not Outcome.DONE:
             self._fail(outcome, what, time.monotonic() - started)
 
@@ -153,7 +155,7 @@ class SharedGroup:
         elif outcome is Outcome.MISMATCH:
             monitor.report(self._mismatch(what))
         elif outcome is Outcome.TIMEOUT:
-            others = [rank for rank in self._suspects if rank not in (blamed, self._member.place.rank)]
+            others = [rank for rank in self._suspects if rank != blamed]
             monitor.report(Stalled((blamed, *others), waited_s, doing))
         self._await_verdict()
         self._member.verdict.check()
@@ -175,8 +177,8 @@ class SharedGroup:
         return self._member.mismatch((self._process_set, self._sequence), what, self.ranks[position], theirs)
 
     def _doing(self, what: Signature) -> Doing:
-        names = what.label.removeprefix(what.kind)
-        return Doing(f"{what.kind} #{self._sequence}{names}", self._process_set, self._sequence)
+        label = self._member.board.label((self._process_set, self._sequence), what)
+        return Doing(label, self._process_set, self._sequence)
 
 
 def _gathers_elsewhere(work: Work) -> bool:

@@ -60,7 +60,8 @@ def share_memory(member: Membership, process_set: int, network: Communicator, ho
     own = next(places for places in positions if network.position in places)
     library = native_library()
     assert library is not None
-    chunk_bytes = max(64 << 10, _CHUNK_BYTES_OF_ALL // len(own))
+    # Whole pages: slots begin where numbers of every type may.
+    chunk_bytes = max(64 << 10, _CHUNK_BYTES_OF_ALL // len(own) // _PAGE_BYTES * _PAGE_BYTES)
     segment, refusals = _map_segment(network, own, shm_bytes(library, len(own), chunk_bytes))
     if segment is None:
         return _without(network, refusals)

@@ -13,6 +13,8 @@ from ringtrain.wire.signature import Signature
 from ringtrain.world.verdict import Verdict
 
 _ASK_CALLER_S: Final = 0.25
+# Shared memory and MPI count their collectives in the other half of the process sets' numbers.
+_NETWORK_HALF: Final = (1 << 30) - 1
 
 Key = tuple[int, int]  # process set, sequence number in it
 
@@ -22,10 +24,13 @@ class CallerGone(Exception):
 
 
 class Begun(NamedTuple):
-    """The newest collective of a process set."""
+    """The newest collective of a process set. `others`: all peers that take part. `before`: what came before."""
 
     sequence: int
     what: Signature
+    others: tuple[int, ...]
+    since: float
+    before: Signature | None
 
 
 @dataclass
@@ -52,6 +57,8 @@ class Board:
         self._over = threading.Condition(lock)  # watchers wait for the end, and not for every frame
         self._offers: dict[Key, Offer] = {}
         self._begun: dict[int, Begun] = {}
+        self._ended: dict[int, tuple[int, float]] = {}  # which was the last that ended in a process set, and when
+        self._details: dict[int, Callable[[], str]] = {}
         self._closing = False
         verdict.on_reached(self._wake_all)
 
@@ -75,20 +82,64 @@ class Board:
         with self._over:
             self._over.notify_all()
 
-    def publish(self, key: Key, offer: Offer) -> None:
+    def publish(self, key: Key, offer: Offer, others: tuple[int, ...]) -> None:
         with self._changed:
             self._offers[key] = offer
-            self._begun[key[0]] = Begun(key[1], offer.signature)
+            self._note(key, offer.signature, others)
             self._changed.notify_all()
 
-    def begin(self, key: Key, what: Signature) -> None:
+    def begin(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
         """Note that this rank has begun a collective that offers nothing here: it goes through shared memory."""
         with self._changed:
-            self._begun[key[0]] = Begun(key[1], what)
+            self._note(key, what, others)
+
+    def end(self, key: Key) -> None:
+        """Note that this rank waits in collective `key` no more."""
+        self._ended[key[0]] = key[1], time.monotonic()
+
+    def _note(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
+        last = self._begun.get(key[0])
+        before = None if last is None else last.what
+        self._begun[key[0]] = Begun(key[1], what, others, time.monotonic(), before)
+
+    def under_way(self) -> list[tuple[Key, Begun]]:
+        """The collectives that this rank has begun and not ended."""
+        with self._changed:
+            begun = list(self._begun.items())
+        return [
+            ((process_set, newest.sequence), newest)
+            for process_set, newest in begun
+            if self._ended.get(process_set, (0, 0.0))[0] < newest.sequence
+        ]
+
+    def doing(self) -> str:
+        """What this rank does, or last did, in words that follow its name."""
+        with self._changed:
+            begun = list(self._begun.items())
+        if not begun:
+            return "has begun no collective"
+        process_set, newest = max(begun, key=lambda item: item[1].since)
+        label = self.label((process_set, newest.sequence), newest.what)
+        sequence, ended = self._ended.get(process_set, (0, 0.0))
+        if sequence < newest.sequence:
+            return f"is in {label} for {time.monotonic() - newest.since:.0f} s"
+        return f"last did {label}, which it ended {time.monotonic() - ended:.0f} s ago"
+
+    def describe(self, process_set: int, details: Callable[[], str]) -> None:
+        """Have `details` say what the collectives of a process set, which name no tensors, are for."""
+        self._details[process_set] = details
+
+    def label(self, key: Key, what: Signature) -> str:
+        """Collective `key` in a message."""
+        details = self._details.get(key[0] & _NETWORK_HALF)
+        about = details() if details is not None else ""
+        names = what.label.removeprefix(what.kind)
+        return f"{what.kind} #{key[1]}{names}" + (f" on {about}" if about else "")
 
     def withdraw(self, key: Key) -> None:
         with self._changed:
             self._offers.pop(key, None)
+        self.end(key)
 
     def offer(self, key: Key, caller: Caller) -> Offer:
         """Wait until this rank has begun collective `key`."""

@@ -11,6 +11,7 @@ from ringtrain.wire.messages import ABORT, HELLO, MEANING, PROVE, STATUS, Malfor
 from ringtrain.wire.signature import Signature, decode_signature, describe_mismatch, is_text
 from ringtrain.world.board import Board, CallerGone, Key
 from ringtrain.world.handshake import Handshake
+from ringtrain.world.lateness import Lateness
 from ringtrain.world.monitor import ALIVE, LEFT, Monitor
 from ringtrain.world.place import Place
 from ringtrain.world.verdict import Verdict
@@ -26,6 +27,7 @@ class Membership:
         self.board = Board(place.rank, self.verdict)
         self._handshake = Handshake(place, self.verdict, self._is_over)
         self.monitor = Monitor(place, transport, self.verdict, self._identity)
+        self._lateness = Lateness(place, self.board, self.monitor.statuses)
         self.left = False
         self._closed = threading.Lock()
 
@@ -40,6 +42,7 @@ class Membership:
             transport.serve(member)
             member.monitor.start()
             member._handshake.meet_all(transport, member.monitor.watch)
+            member._lateness.start()
         except BaseException:
             failure = member.verdict.failure
             if failure is not None:
@@ -74,6 +77,7 @@ class Membership:
         self.board.close()
         self.verdict.interrupt()
         self.monitor.stop()
+        self._lateness.stop()
         self.transport.close(self.place.probe_timeout_s)
 
     # Service
@@ -102,7 +106,8 @@ class Membership:
             return b""
         if method == STATUS:
             failure = self.verdict.failure
-            return dump({"reached": self.board.reached(), "failure": failure and failure.encode()})
+            said = {"reached": self.board.reached(), "doing": self.board.doing()}
+            return dump({**said, "failure": failure and failure.encode()})
         if method == MEANING:
             asked = load_fields(request, process_set=int, sequence=int)
             what = self.board.meaning((asked["process_set"], asked["sequence"]))

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import Any
 
 from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import Failure, Refused
@@ -90,6 +91,12 @@ class Monitor:
         answer = self._ask_status(peer)
         wait([answer], timeout=self._place.probe_timeout_s)
         return _answered(answer)
+
+    def statuses(self, peers: tuple[int, ...]) -> dict[int, Any]:
+        """What those of `peers` that answer are doing."""
+        asked = {peer: self._ask_status(peer) for peer in peers}
+        wait(asked.values(), timeout=self._place.probe_timeout_s)
+        return {peer: load(answer.result()) for peer, answer in asked.items() if _answered(answer)}
 
     def _ask_status(self, peer: int) -> "Future[bytes]":
         return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._place.probe_timeout_s)
@@ -179,10 +186,8 @@ class Monitor:
 
     def _judge_stall(self, stall: Stalled) -> Failure:
         """Ask those who kept this rank waiting: not there, behind, or waiting themselves?"""
-        asked = {peer: self._ask_status(peer) for peer in stall.peers}
-        wait(asked.values(), timeout=self._place.probe_timeout_s)
         label, waited = stall.doing.label, f"after {stall.waited_s:.3g} s"
-        answers = {peer: load(answer.result()) for peer, answer in asked.items() if _answered(answer)}
+        answers = self.statuses(stall.peers)
         for answer in answers.values():
             if answer["failure"] is not None:
                 return Failure.decode(answer["failure"])
@@ -193,7 +198,8 @@ class Monitor:
             if answer["reached"].get(str(stall.doing.process_set), 0) < stall.doing.sequence:
                 return Failure(
                     "lost",
-                    f"rank {peer} has not reached {label} {waited} that rank {self._place.rank} waited",
+                    f"rank {peer} has not reached {label} {waited} that rank {self._place.rank} waited; rank "
+                    f"{peer} {answer['doing']}. RINGTRAIN_STALL_TIMEOUT says how long ranks wait for each other",
                     peer,
                 )
         first = stall.peers[0]

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Rank `rank` of `size`. `addresses` by rank, `host:port`. `timeout_s`: the knob all deadlines derive from."""
+    """Rank `rank` of `size`. `addresses` by rank, `host:port`.
+
+    `timeout_s`: of a process that does not answer. `stall_timeout_s`: how long a collective waits for one that
+    answers and does not come.
+    """
 
     rank: int
     size: int
@@ -13,6 +17,7 @@ class Place:
     generation: int = 1
     token: bytes | None = None
     timeout_s: float = 60.0
+    stall_timeout_s: float = 600.0
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -20,14 +25,6 @@ class Place:
 
     def name(self, rank: int) -> str:
         return f"rank {rank} ({self.addresses[rank]})"
-
-    @property
-    def pull_timeout_s(self) -> float:
-        """How long a collective waits for a peer.
-
-        What is left of the timeout is for finding and telling the reason.
-        """
-        return 0.75 * self.timeout_s
 
     @property
     def probe_timeout_s(self) -> float:

@@ -1,0 +1,148 @@
+"""A rank that is busy is waited for and told of; one that is silent is lost. Each has a timeout of its own."""
+
+import ctypes
+import logging
+import signal
+import time
+
+import numpy as np
+import pytest
+from support.ranks import run_ranks, started_ranks, tell
+
+import ringtrain as rt
+from ringtrain.wire.signature import Signature, Tensor
+from ringtrain.world.board import Board
+from ringtrain.world.lateness import Lateness
+from ringtrain.world.place import Place
+from ringtrain.world.verdict import Verdict
+
+OVER = pytest.mark.parametrize("transport", ["grpc", "auto"])
+TIMEOUT_S = 3.0
+
+
+def _hold_the_interpreter() -> float:
+    rt.init()
+    rt.barrier()
+    if rt.rank() == 1:  # no other thread of the process runs Python meanwhile
+        ctypes.PyDLL(None).sleep(int(2 * TIMEOUT_S))
+    return float(rt.allreduce(1.0, rt.Sum))
+
+
+@OVER
+def test_a_rank_that_holds_the_interpreter_is_waited_for(transport: str) -> None:
+    """For twice the timeout it answers nothing but what gRPC's own threads answer, and nobody takes it for lost."""
+    env = {"RINGTRAIN_TRANSPORT": transport, "RINGTRAIN_TIMEOUT": str(TIMEOUT_S)}
+    assert run_ranks(_hold_the_interpreter, 2, env=env) == [2.0, 2.0]
+
+
+def _wait_for_the_stopped() -> tuple[str, float] | None:
+    rt.init()
+    rt.barrier()
+    tell("ready")
+    if rt.rank() == 1:
+        signal.pause()
+    began = time.monotonic()
+    try:
+        rt.barrier()
+    except rt.errors.PeerLost as error:
+        return str(error), time.monotonic() - began
+    return None
+
+
+@OVER
+def test_a_stopped_rank_is_lost_within_the_timeout(transport: str) -> None:
+    """SIGSTOP: nothing of the process answers, and the stall timeout of ten minutes does not matter."""
+    with started_ranks(_wait_for_the_stopped, 2, env={"RINGTRAIN_TRANSPORT": transport}) as ranks:
+        for rank in range(2):
+            assert ranks.message(rank) == "ready"
+        ranks.signal(1, signal.SIGSTOP)
+        (waited,) = ranks.outcomes(ranks=[0])
+    message, seconds = waited.value
+    assert message.startswith("rank 1 ")
+    assert seconds <= 60.0
+
+
+def _warning(board: Board, answers: dict[int, object], caplog: pytest.LogCaptureFixture) -> str:
+    """What rank 1 of 4 says while it waits, within a deadline; empty if it says nothing in three times the pause."""
+    place = Place(1, 4, ("a:1",) * 4)
+    looks = []
+
+    def statuses(peers: tuple[int, ...]) -> dict[int, object]:
+        looks.append(peers)
+        return answers
+
+    lateness = Lateness(place, board, statuses, first_s=0.05)
+    with caplog.at_level(logging.WARNING, "ringtrain"):
+        lateness.start()
+        end = time.monotonic() + 60
+        while not caplog.messages and len(looks) < 2 and time.monotonic() < end:
+            lateness._stopped.wait(0.01)
+        lateness.stop()
+    return caplog.messages[0] if caplog.messages else ""
+
+
+def waiting_board() -> Board:
+    board = Board(1, Verdict())
+    board.begin((0, 6), Signature("barrier"), (0, 2, 3))
+    board.end((0, 6))
+    board.begin((0, 7), Signature("allreduce", (Tensor("conv1.weight", "float32", (3,)),)), (0, 2, 3))
+    return board
+
+
+def status(reached: int, doing: str = "") -> dict[str, object]:
+    return {"reached": {"0": reached}, "doing": doing, "failure": None}
+
+
+def test_who_waits_names_the_late_ranks_the_tensor_and_what_they_last_did(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One that answers says itself what it did; of one that is too busy the last common collective is known."""
+    answers = {2: status(6, "last did barrier #6, which it ended 31 s ago"), 3: status(7)}
+    assert (
+        'in allreduce #7 "conv1.weight" for rank(s) 0, 2, connected but not there: rank 0 is too busy to answer; '
+        in (said := _warning(waiting_board(), answers, caplog))
+    )
+    assert "it has been in barrier; rank 2 last did barrier #6, which it ended 31 s ago." in said
+    assert "After 600 s (RINGTRAIN_STALL_TIMEOUT) the world ends" in said
+
+
+def test_one_of_those_who_wait_says_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 0 waits, too, and says it: rank 1 does not."""
+    assert not _warning(waiting_board(), {0: status(7), 2: status(6), 3: status(7)}, caplog)
+
+
+def test_a_rank_says_what_it_does() -> None:
+    """In words that follow its name: in a collective, after one, and before the first."""
+    assert Board(0, Verdict()).doing() == "has begun no collective"
+    board = waiting_board()
+    assert board.doing() == 'is in allreduce #7 "conv1.weight" for 0 s'
+    board.end((0, 7))
+    assert board.doing() == 'last did allreduce #7 "conv1.weight", which it ended 0 s ago'
+
+
+def test_collectives_that_name_no_tensors_say_what_they_are_about() -> None:
+    """The queue of the framework adapters agrees on many tensors in one collective."""
+    board = Board(0, Verdict())
+    board.describe(5, lambda: "'allreduce.conv1' and 3 more")
+    assert board.label((5, 2), Signature("agreement")) == "agreement #2 on 'allreduce.conv1' and 3 more"
+
+
+@OVER
+def test_the_stall_timeout_ends_the_wait(transport: str) -> None:
+    """A rank that is late for longer is lost, and the message says what it last did and what decides."""
+    env = {"RINGTRAIN_TRANSPORT": transport, "RINGTRAIN_STALL_TIMEOUT": "1"}
+    for message in run_ranks(_never_come, 2, env=env):
+        assert message.startswith('rank 1 has not reached allreduce #2 "loss" after 1')
+        assert "last did barrier #1" in message
+        assert "RINGTRAIN_STALL_TIMEOUT says how long" in message
+
+
+def _never_come() -> str:
+    rt.init()
+    rt.barrier()
+    if rt.rank() == 1:
+        while rt.collectives.session.current()._member.verdict.failure is None:
+            time.sleep(0.01)
+    with pytest.raises(rt.errors.PeerLost) as caught:
+        rt.allreduce(np.ones(2), name="loss")
+    return str(caught.value)
