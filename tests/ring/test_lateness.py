@@ -30,7 +30,7 @@ def _hold_the_interpreter() -> float:
 
 @OVER
 def test_a_rank_that_holds_the_interpreter_is_waited_for(transport: str) -> None:
-    """For twice the timeout it answers nothing but what gRPC's own threads answer, and nobody takes it for lost."""
+    """For twice the timeout only gRPC's own threads answer, and nobody takes the rank for lost."""
     env = {"RINGTRAIN_TRANSPORT": transport, "RINGTRAIN_TIMEOUT": str(TIMEOUT_S)}
     assert run_ranks(_hold_the_interpreter, 2, env=env) == [2.0, 2.0]
 
@@ -52,18 +52,19 @@ def _wait_for_the_stopped() -> tuple[str, float] | None:
 @OVER
 def test_a_stopped_rank_is_lost_within_the_timeout(transport: str) -> None:
     """SIGSTOP: nothing of the process answers, and the stall timeout of ten minutes does not matter."""
-    with started_ranks(_wait_for_the_stopped, 2, env={"RINGTRAIN_TRANSPORT": transport}) as ranks:
+    env = {"RINGTRAIN_TRANSPORT": transport, "RINGTRAIN_TIMEOUT": "20"}
+    with started_ranks(_wait_for_the_stopped, 2, env=env) as ranks:
         for rank in range(2):
             assert ranks.message(rank) == "ready"
         ranks.signal(1, signal.SIGSTOP)
         (waited,) = ranks.outcomes(ranks=[0])
     message, seconds = waited.value
     assert message.startswith("rank 1 ")
-    assert seconds <= 60.0
+    assert seconds <= 20.0
 
 
 def _warning(board: Board, answers: dict[int, object], caplog: pytest.LogCaptureFixture) -> str:
-    """What rank 1 of 4 says while it waits, within a deadline; empty if it says nothing in three times the pause."""
+    """What rank 1 of 4 says while it waits; empty if it has looked and says nothing."""
     place = Place(1, 4, ("a:1",) * 4)
     looks = []
 
@@ -98,10 +99,8 @@ def test_who_waits_names_the_late_ranks_the_tensor_and_what_they_last_did(
 ) -> None:
     """One that answers says itself what it did; of one that is too busy the last common collective is known."""
     answers = {2: status(6, "last did barrier #6, which it ended 31 s ago"), 3: status(7)}
-    assert (
-        'in allreduce #7 "conv1.weight" for rank(s) 0, 2, connected but not there: rank 0 is too busy to answer; '
-        in (said := _warning(waiting_board(), answers, caplog))
-    )
+    said = _warning(waiting_board(), answers, caplog)
+    assert 'in allreduce #7 "conv1.weight" for rank(s) 0, 2, connected but not there: rank 0 is too busy' in said
     assert "it has been in barrier; rank 2 last did barrier #6, which it ended 31 s ago." in said
     assert "After 600 s (RINGTRAIN_STALL_TIMEOUT) the world ends" in said
 
