@@ -26,6 +26,7 @@ from ringtrain.mpi.main_thread import MainThread
 from ringtrain.mpi.node_name import node_name_variables
 from ringtrain.mpi.rank_desk import Arrival, Departure, RankDesk, Seat
 from ringtrain.mpi.rank_wrapper import DESK
+from ringtrain.mpi.shared_memory import make_directory
 from ringtrain.mpi.shim import write_shim
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ def _make_directory(given: str) -> Path:
 def _in_shared_memory() -> Path:
     """A directory of this agent's own in /dev/shm, or where that is not, among the temporary files."""
     with suppress(OSError):
-        return Path(tempfile.mkdtemp(prefix="ringtrain-mpi-", dir="/dev/shm"))
+        return make_directory(Path("/dev/shm"))
     return Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
 
 

@@ -1,7 +1,5 @@
 """gRPC's channel and server options, all derived from the one timeout."""
 
-from grpc.experimental import ChannelOptions
-
 _UNLIMITED = -1
 # A request carries a signature at most. gRPC's own limit.
 _MOST_REQUEST_BYTES = 4 << 20
@@ -15,7 +13,7 @@ Options = list[tuple[str, int]]
 
 
 def channel_options(timeout_s: float) -> Options:
-    """Options of the channel to one peer, which reads frames in the calling thread."""
+    """Options of the channel to one peer."""
     return [
         *_common(timeout_s),
         ("grpc.max_receive_message_length", _UNLIMITED),
@@ -26,8 +24,6 @@ def channel_options(timeout_s: float) -> Options:
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),  # a proxy meant for the internet must not see the ring
-        # The thread that reads a stream polls for it: a second thread would cost a hop for each segment.
-        (ChannelOptions.SingleThreadedUnaryStream, 1),
     ]
 
 

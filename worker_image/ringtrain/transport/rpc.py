@@ -51,7 +51,7 @@ class RpcCaller:
 
 
 class RpcStream:
-    """Frames of one Pull. The reading thread itself polls the connection."""
+    """Frames of one Pull."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -79,11 +79,6 @@ class RpcStream:
 
     def close(self) -> None:
         self._call.cancel()
-        # A call that polls for itself is released when its last event is consumed, and a cancelled one stops
-        # consuming: it would keep its closed channel alive, which dials the peer for ever. gRPC offers no other
-        # way.
-        while self._call._state.due:
-            self._call._consume_next_event()
 
 
 class RpcTransport:
