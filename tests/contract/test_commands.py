@@ -11,12 +11,12 @@ from ringtrain_operator.cli.logs import Wanted
     [
         pytest.param(
             Wanted("digits", rank=3, attempt=None, follow=True, tail=7),
-            {"rank": 3, "attempt": 2, "following": True, "tail": 7},
+            {"directory": None, "rank": 3, "attempt": 2, "following": True, "tail": 7},
             id="one-rank",
         ),
         pytest.param(
             Wanted("digits", rank=None, attempt=1, follow=False, tail=None),
-            {"rank": None, "attempt": 2, "following": False, "tail": None},
+            {"directory": None, "rank": None, "attempt": 2, "following": False, "tail": None},
             id="all-ranks",
         ),
     ],

@@ -7,16 +7,31 @@ from datetime import UTC, datetime
 
 import click
 
-from .session import ClusterOptions, Json, Session, cluster_options, with_session
+from .session import (
+    RUNS,
+    ClusterOptions,
+    Json,
+    Session,
+    cluster_options,
+    local_option,
+    with_session,
+    without_cluster,
+)
 
 
 @click.command("list")
 @click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of every namespace.")
 @click.option("--output", "-o", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
+@local_option
 @cluster_options
-def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions) -> None:
+def list_jobs(all_namespaces: bool, output: str, local: bool, cluster: ClusterOptions) -> None:
     """List jobs with their state and progress."""
-    jobs = with_session(cluster, lambda session: _read(session, all_namespaces))
+    if without_cluster(local, cluster):
+        from ringtrain_operator.local.kept import kept_runs
+
+        jobs = [run.job for run in kept_runs(RUNS)]
+    else:
+        jobs = with_session(cluster, lambda session: _read(session, all_namespaces))
     if output == "json":
         click.echo(json.dumps(jobs, indent=2))
     elif output == "name":

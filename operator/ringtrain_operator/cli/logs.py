@@ -15,7 +15,18 @@ import click
 from ringtrain_operator import contract
 from ringtrain_operator.errors import OperatorError
 
-from .session import ClusterOptions, Json, Session, cluster_options, job_argument, with_session
+from .failures import told
+from .session import (
+    RUNS,
+    ClusterOptions,
+    Json,
+    Session,
+    cluster_options,
+    job_argument,
+    local_option,
+    with_session,
+    without_cluster,
+)
 
 # A container has ended some seconds before its pod says so, more of them on a busy node.
 _ENDS_WITHIN_S = 20.0
@@ -64,15 +75,32 @@ class Wanted:
     help="Go on until the job ends, over restarts; with --attempt, until that one has ended.",
 )
 @click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
+@local_option
 @cluster_options
 def logs(
-    name: str, rank: int | None, attempt: int | None, follow: bool, tail: int | None, cluster: ClusterOptions
+    name: str,
+    rank: int | None,
+    attempt: int | None,
+    follow: bool,
+    tail: int | None,
+    local: bool,
+    cluster: ClusterOptions,
 ) -> None:
     """Print what the job's ranks wrote: all ranks as the launcher merged it, or one rank.
 
     While the launcher runs, --rank and --attempt read the files of the log store in its pod (that needs the right
     to exec there); when it has ended, --rank is what its output has of that rank. See docs/logs.md.
     """
+    if without_cluster(local, cluster):
+        from .local_logs import print_local_log
+
+        if follow:
+            raise click.UsageError(
+                "--follow is for a cluster; dtj local --output shows what ranks write as it comes"
+            )
+        with told():
+            print_local_log(RUNS, name, rank, attempt, tail)
+        return
     wanted = Wanted(name, rank, attempt, follow, tail)
 
     async def work(session: Session) -> None:

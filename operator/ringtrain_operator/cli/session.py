@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ringtrain_operator.spec import PodSchema
 
 Json = dict[str, Any]
+# Where `dtj local` keeps its runs unless told otherwise.
+RUNS = Path("runs")
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -59,6 +62,20 @@ def cluster_options(command: Command) -> Command:
             command
         )
     return command
+
+
+def local_option(command: Command) -> Command:
+    """Give a command --local, for `without_cluster`."""
+    text = "Jobs that `dtj local` has run from this directory (runs/); so it is anyway without a kubeconfig."
+    return click.option("--local", is_flag=True, help=text)(command)
+
+
+def without_cluster(local: bool, options: ClusterOptions) -> bool:
+    """Whether the jobs under runs/ are meant: asked for, or there is a runs/ and nothing that names a cluster."""
+    if local or options != ClusterOptions() or not RUNS.is_dir():
+        return local
+    named = os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")
+    return not named and not Path("~/.kube/config").expanduser().exists()
 
 
 def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]]) -> T:

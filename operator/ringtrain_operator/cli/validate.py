@@ -26,6 +26,7 @@ def validate(files: tuple[Path, ...], server: bool, cluster: ClusterOptions) -> 
     cluster's with --server.
     """
     from ..local.manifest import load_objects
+    from ..local.telling import counted
     from ..spec import packaged_schema, parse_job
 
     schema = with_session(cluster, server_schema) if server else replace(packaged_schema(), way_out=WAY_OUT)
@@ -45,5 +46,6 @@ def validate(files: tuple[Path, ...], server: bool, cluster: ClusterOptions) -> 
                 for line in problem_lines(exc):
                     click.echo(f"{path}: {line}", err=True)
                 continue
-            click.echo(f"{path}: {job.name} is valid: {job.num_workers} workers, {job.world_size} ranks")
+            size = f"{counted(job.num_workers, 'worker')}, {counted(job.world_size, 'rank')}"
+            click.echo(f"{path}: {job.name} is valid: {size}")
     sys.exit(1 if failed else 0)

@@ -9,15 +9,27 @@ import click
 from ringtrain_operator import contract
 from ringtrain_operator.observe import view_pod
 
-from .session import ClusterOptions, Json, Session, cluster_options, job_argument, with_session
+from .failures import told
+from .session import (
+    RUNS,
+    ClusterOptions,
+    Json,
+    Session,
+    cluster_options,
+    job_argument,
+    local_option,
+    with_session,
+    without_cluster,
+)
 
 EVENTS_SHOWN = 3
 
 
 @click.command()
 @job_argument
+@local_option
 @cluster_options
-def why(name: str, cluster: ClusterOptions) -> None:
+def why(name: str, local: bool, cluster: ClusterOptions) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
 
     async def read(session: Session) -> tuple[Json, list[Json], list[Json]]:
@@ -29,7 +41,14 @@ def why(name: str, cluster: ClusterOptions) -> None:
         events = await session.api.select(EVENTS, session.namespace)
         return job, pods, [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
 
-    for line in explain(*with_session(cluster, read)):
+    if without_cluster(local, cluster):
+        from ringtrain_operator.local.kept import newest_run
+
+        with told():
+            found: tuple[Json, list[Json], list[Json]] = (newest_run(RUNS, name).job, [], [])
+    else:
+        found = with_session(cluster, read)
+    for line in explain(*found):
         click.echo(line)
 
 

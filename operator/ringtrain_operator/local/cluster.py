@@ -7,6 +7,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +23,15 @@ STATUS_TIMEOUT_S = 1.0
 
 @dataclass
 class LocalCluster:
-    """The API server's part: holds the job and its objects, hands pods to the runner."""
+    """The API server's part: holds the job and its objects, hands pods to the runner.
+
+    `keep` is given the job whenever its status changes.
+    """
 
     job: dict[str, Any]
     runner: PodRunner
     objects: dict[ObjectRef, dict[str, Any]] = field(default_factory=dict)
+    keep: Callable[[dict[str, Any]], None] = lambda _: None
 
     @property
     def status(self) -> dict[str, Any]:
@@ -51,6 +56,7 @@ class LocalCluster:
         """Write what the plan says, the status first. Returns whether the job itself was deleted."""
         if plan.status is not None:
             self.job["status"] = plan.status
+            self.keep(self.job)
         for deletion in plan.delete:
             if deletion.ref.kind == KIND:
                 return True

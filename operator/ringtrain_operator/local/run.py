@@ -6,6 +6,7 @@ import contextlib
 import sys
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -14,12 +15,14 @@ from ..spec import parse_job
 from ..status import JobStatus
 from .cluster import LocalCluster
 from .driver import Display, Driver
+from .kept import keep_job
 from .live import LiveDisplay
 from .manifest import ManifestFile, load_job
 from .plain import PlainDisplay
 from .process import ProcessRunner
 from .summary import Results, read_results
 from .tail import Tail
+from .telling import counted
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,12 @@ def run_local(manifest: Path, runs: Path, show: Show) -> Finished:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     run_dir = _new_directory(runs, name)
     spec = parse_job(job).spec
-    world = f"{spec.worker.replicas} workers x {spec.slots} ranks"
+    world = f"{counted(spec.worker.replicas, 'worker')} x {counted(spec.slots, 'rank')}"
     print(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", flush=True)
     runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
     try:
         with _display(show, Tail(run_dir / "logs" / namespace / name)) as display:
-            status = Driver(LocalCluster(job, runner), display, file).run()
+            status = Driver(LocalCluster(job, runner, keep=partial(keep_job, run_dir)), display, file).run()
     finally:
         runner.close()
     return Finished(status, read_results(run_dir / "logs", namespace, name, status.attempt), run_dir)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support.local import Local, Start, until
 
+from ringtrain_operator.local.kept import newest_run
+
 HOLD = "20"
 TRAIN = ("python", str(Path(__file__).parent / "training.py"), "40", HOLD)
 CHECKPOINT = {"persistentVolumeClaim": {"claimName": "places"}}
@@ -47,10 +49,16 @@ def test_a_lost_rank_restarts_the_gang_from_its_checkpoint(start: Start, fault: 
 def test_a_failing_job_names_its_failure(start: Start) -> None:
     """When backoffLimit is used up the job has failed: rank, exit code and log are shown."""
     script = "import os, sys; print('no such dataset', flush=True); sys.exit(7 * (os.environ['RANK'] == '1'))"
-    output = start("python", "-c", script, runPolicy={"backoffLimit": 1}).finish(1)
+    local = start("python", "-c", script, runPolicy={"backoffLimit": 1})
+    output = local.finish(1)
     assert "BackoffLimitExceeded" in output or "backoffLimit" in output
     assert "First failure of attempt 2: rank 1 (t-worker-1), RankFailed, exit code 7" in output
     assert "no such dataset" in output
+    kept = newest_run(local.directory / "runs", "t")
+    assert (kept.job["status"]["state"], kept.log(rank=1, attempt=2).read_text()) == (
+        "Failed",
+        "no such dataset\n",
+    )
 
 
 def test_a_command_that_does_not_exist(start: Start) -> None:

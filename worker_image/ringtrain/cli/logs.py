@@ -1,4 +1,4 @@
-"""`ringtrain logs`: one rank's whole log, or all ranks', from the log store that this pod mounts."""
+"""`ringtrain logs`: one rank's whole log, or all ranks', from a directory or the store that this pod mounts."""
 
 import os
 import sys
@@ -10,23 +10,30 @@ from ringtrain import contract
 from ringtrain.control.environment import Environment
 from ringtrain.errors import ConfigurationError
 from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.reading import LogMissing, find_log, follow, read_from, tail_position
+from ringtrain.logs.reading import LogMissing, find_attempt, find_log, follow, read_from, tail_position
 
 
 @click.command()
+@click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--rank", type=click.IntRange(min=0), default=None, help="One rank's output; default: all, merged.")
 @click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
 @click.option("--follow", "-f", "following", is_flag=True, help="Go on until the attempt is over.")
 @click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
-def logs(rank: int | None, attempt: int | None, following: bool, tail: int | None) -> None:
-    """Print what ranks wrote, to the byte. For the launcher's container, which has the logs' volume:
+def logs(directory: Path | None, rank: int | None, attempt: int | None, following: bool, tail: int | None) -> None:
+    """Print what ranks wrote, to the byte: of the newest run in DIRECTORY, or below it [default: runs].
+
+    In the launcher's container, which has the logs' volume, of its job:
 
     kubectl exec digits-launcher -- ringtrain logs --rank 3 --follow
     """
     try:
         env = Environment(os.environ)
-        files, present = _files(env, attempt)
-        path = _present_log(env, files, rank) if present else find_log(files, rank)
+        if directory is not None or contract.ENV_JOB_NAME not in os.environ:
+            files, present = find_attempt(directory or Path("runs"), attempt), True
+            path = find_log(files, rank)
+        else:
+            files, present = _files(env, attempt)
+            path = _present_log(env, files, rank) if present else find_log(files, rank)
     except (ConfigurationError, LogMissing) as exc:
         raise click.ClickException(str(exc)) from exc
     start = 0 if tail is None else tail_position(path, tail)

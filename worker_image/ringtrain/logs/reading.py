@@ -9,6 +9,8 @@ from ringtrain.logs.layout import AttemptFiles
 
 _CHUNK = 1 << 20
 _LOOK_AGAIN_S = 0.2
+# runs/NAME-TIME/logs/NAMESPACE/NAME/ATTEMPT, as `dtj local` has it.
+_DEEPEST = 5
 
 
 class LogMissing(RingtrainError):
@@ -25,6 +27,16 @@ def find_log(files: AttemptFiles, rank: int | None) -> Path:
         raise LogMissing(f"{files.directory} is not there; logs are kept of attempts {_listed(kept)}")
     ranks = sorted(int(p.stem.removeprefix("rank-")) for p in files.directory.glob("rank-*.log"))
     raise LogMissing(f"{path.name} is not there: ranks that have written something are {_listed(ranks)}")
+
+
+def find_attempt(where: Path, attempt: int | None) -> AttemptFiles:
+    """The newest attempt in `where` or some levels below it, or the newest of that number. Raises LogMissing."""
+    logs = [log for depth in range(_DEEPEST + 1) for log in where.glob("*/" * depth + "job.log")]
+    found = [log for log in logs if attempt is None or log.parent.name == str(attempt)]
+    if not found:
+        which = "" if attempt is None else f" of attempt {attempt}"
+        raise LogMissing(f"{where.absolute()} has no job.log{which} in it or below; give a directory of runs")
+    return AttemptFiles(max(found, key=lambda log: log.stat().st_mtime).parent)
 
 
 def follow(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:

@@ -1,5 +1,6 @@
 """Reading the log store's files: what is there is read whole, what is not there is said."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -91,3 +92,33 @@ def test_the_command_prints_it(
     assert done.exit_code == code
     assert done.output.startswith(said)
     assert code or done.output == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("runs",), "[0] new\n"),
+        ((), "[0] new\n"),
+        (("runs/old-1",), "[0] old\n"),
+        (("runs/local/new", "--rank", "0"), "new\n"),
+        (("runs", "--tail", "0"), ""),
+    ],
+    ids=["newest", "by-default", "of-dtj-local", "one-rank", "tail"],
+)
+def test_the_newest_run_of_a_directory(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ringtrain logs DIRECTORY` finds it, however deep it lies, from `ringtrain run` and `dtj local` alike."""
+    monkeypatch.chdir(tmp_path)
+    for at, (folder, name) in enumerate([("runs/old-1/logs/default/old/1", b"old"), ("runs/local/new/1", b"new")]):
+        files = AttemptFiles(tmp_path / folder)
+        files.directory.mkdir(parents=True)
+        files.job_log.write_bytes(b"[0] %s\n" % name)
+        files.rank_log(0).write_bytes(b"%s\n" % name)
+        os.utime(files.job_log, (at, at))
+    result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(logs, list(words))
+    assert (result.exit_code, result.stdout) == (0, said)
+    result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(logs, ["runs/old-1", "--rank", "4"])
+    assert "rank-0004.log is not there: ranks that have written something are 0" in result.stderr
+    result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(logs, ["runs", "--attempt", "4"])
+    assert "has no job.log of attempt 4 in it or below" in result.stderr

@@ -1,0 +1,66 @@
+"""What `dtj local` leaves for those who ask later: each run's job with its last status, and its logs."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import OperatorError
+
+JOB_FILE = "job.json"
+
+
+class NoSuchRun(OperatorError):
+    """There is no such local run, or it has no such log; the message says what there is."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One `dtj local`: its directory, and the job as an API server would hold it."""
+
+    directory: Path
+    job: dict[str, Any]
+
+    def log(self, rank: int | None, attempt: int | None) -> Path:
+        """The log of a rank, None: of all. Raises NoSuchRun."""
+        meta = self.job["metadata"]
+        wanted = attempt or (self.job.get("status") or {}).get("attempt") or 1
+        folder: Path = self.directory / "logs" / meta["namespace"] / meta["name"] / str(wanted)
+        path: Path = folder / ("job.log" if rank is None else f"rank-{rank:04d}.log")
+        if not path.is_file():
+            there = ", ".join(sorted(p.name for p in folder.glob("*.log"))) or "nothing"
+            raise NoSuchRun(f"{path} is not there; {folder} has {there}")
+        return path
+
+
+def keep_job(run_dir: Path, job: dict[str, Any]) -> None:
+    """Write the job as it is now; whoever reads meanwhile sees a whole one."""
+    draft = run_dir / f"{JOB_FILE}.tmp"
+    draft.write_text(json.dumps(job, indent=1), encoding="utf-8")
+    os.replace(draft, run_dir / JOB_FILE)
+
+
+def kept_runs(runs: Path) -> list[Run]:
+    """All runs under `runs`, the newest first."""
+    found = []
+    for path in runs.glob(f"*/{JOB_FILE}"):
+        try:
+            job = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # of a run that is being removed, or not ours
+        if isinstance(job, dict) and {"metadata", "spec"} <= job.keys():
+            found.append(Run(path.parent, job))
+    return sorted(found, key=lambda run: run.job["metadata"]["creationTimestamp"], reverse=True)
+
+
+def newest_run(runs: Path, name: str) -> Run:
+    """The newest run of the job `name`. Raises NoSuchRun."""
+    found = kept_runs(runs)
+    for run in found:
+        if run.job["metadata"]["name"] == name:
+            return run
+    names = ", ".join(sorted({run.job["metadata"]["name"] for run in found})) or "none"
+    raise NoSuchRun(f"{runs.resolve()} has no run of {name}; jobs that `dtj local` has run there: {names}")

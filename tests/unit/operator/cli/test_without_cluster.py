@@ -1,0 +1,97 @@
+"""`dtj list`, `why` and `logs` where `dtj local` ran: no cluster is needed."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.jobs import job
+
+from ringtrain_operator.cli.main import main
+from ringtrain_operator.local.kept import keep_job
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in which a job ran twice; nothing names a cluster."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    for hour, state in ((1, "Succeeded"), (2, "Failed")):
+        run_dir = tmp_path / f"runs/digits-20260101-0{hour}0000"
+        logs = run_dir / "logs/default/digits/1"
+        logs.mkdir(parents=True)
+        (logs / "job.log").write_bytes(b"[0] a%d\n[1] b\n" % hour)
+        (logs / "rank-0001.log").write_bytes(b"b\n")
+        made = job()
+        made["metadata"] |= {"namespace": "default", "creationTimestamp": f"2026-01-01T0{hour}:00:00Z"}
+        failure = {"attempt": 1, "rank": 1, "reason": "RankFailed", "message": "rank 1 exited with 9"}
+        made["status"] = {"state": state, "attempt": 1} | ({"failure": failure} if state == "Failed" else {})
+        keep_job(run_dir, made)
+    return tmp_path
+
+
+def dtj(*words: str) -> Result:
+    """Run it here."""
+    return CliRunner().invoke(main, list(words))
+
+
+@pytest.mark.parametrize("words", [(), ("--local",)], ids=["by-itself", "asked-for"])
+def test_runs_are_listed(folder: Path, words: tuple[str, ...]) -> None:
+    """The newest first, each with how it ended."""
+    result = dtj("list", *words)
+    assert result.exit_code == 0, result.output
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
+        ["digits", "Failed"],
+        ["digits", "Succeeded"],
+    ]
+
+
+def test_the_newest_run_is_explained(folder: Path) -> None:
+    """Its failure, without a cluster."""
+    result = dtj("why", "digits")
+    assert result.stdout.startswith("digits is Failed\n")
+    assert "last failure (attempt 1): RankFailed: rank 1 exited with 9" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "[0] a2\n[1] b\n"),
+        (("--rank", "1"), "b\n"),
+        (("--tail", "1"), "[1] b\n"),
+    ],
+    ids=["merged", "one-rank", "tail"],
+)
+def test_logs_of_the_newest_run(folder: Path, words: tuple[str, ...], said: str) -> None:
+    """Its files under runs/."""
+    result = dtj("logs", "digits", *words)
+    assert (result.exit_code, result.stdout) == (0, said), result.exception
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("logs", "digits", "--rank", "7"), "has job.log, rank-0001.log"),
+        (("logs", "digits", "--attempt", "3"), "digits/3 has nothing"),
+        (("why", "digit"), "jobs that `dtj local` has run there: digits"),
+    ],
+    ids=["no-rank", "no-attempt", "no-job"],
+)
+def test_what_is_not_there(folder: Path, words: tuple[str, ...], said: str) -> None:
+    """Told with what there is."""
+    result = dtj(*words)
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
+def test_what_only_a_cluster_can(folder: Path) -> None:
+    """Following a run that is over would end at once: what shows output as it comes is named."""
+    assert "dtj local --output" in dtj("logs", "digits", "--follow").stderr
+
+
+def test_a_cluster_that_is_named_is_asked(folder: Path) -> None:
+    """A kubeconfig, or a namespace, means a cluster."""
+    result = dtj("list", "--kubeconfig", str(folder / "none"))
+    assert result.exit_code == 1
+    assert "kubeconfig" in result.stderr
