@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +33,13 @@ SIZES = [1, 2, 3, 4]
 
 @dataclass(frozen=True)
 class Checks:
-    """Modules of checks that share a world. `framework`: the module to import before ranks are forked."""
+    """Modules of checks that share a world. `framework`: the module to import before ranks are forked. `env`: more
+    variables for them.
+    """
 
     framework: str
     modules: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
 
     def names(self) -> list[str]:
         """`module.check` for each check, found without importing a module (and a framework with it)."""
@@ -74,10 +78,19 @@ def _failures(checks: Checks, size: int) -> dict[str, str]:
 @functools.cache
 def _server(checks: Checks) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "frameworks.worlds", checks.framework, *checks.modules]
-    env = {**os.environ, **ENV, "PYTHONPATH": str(HERE.parent)}
+    env = {**os.environ, **ENV, **dict(checks.env), "PYTHONPATH": str(HERE.parent)}
+    # Ranks that are forked do not run what TensorFlow registers to remove its generated files at the end.
+    folder = tempfile.TemporaryDirectory(prefix="rt-")
+    env["TMPDIR"] = folder.name
     server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(server.kill)
+    atexit.register(_end, server, folder)
     return server
+
+
+def _end(server: "subprocess.Popen[str]", folder: "tempfile.TemporaryDirectory[str]") -> None:
+    server.kill()
+    server.wait()
+    folder.cleanup()
 
 
 def _names_in(module: str) -> list[str]:

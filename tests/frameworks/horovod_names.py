@@ -9,16 +9,10 @@ from typing import Any
 
 # What ours lack, and the page says so.
 NOT_HERE = {
-    "LocalGradientAggregationHelper",
-    "check_num_rank_power_of_2",
     "elastic",
-    "handle_average_backwards_compatibility",
-    "refs_to_vars",
-    "vars_to_refs",
 }
 # Where horovod.keras and horovod.tensorflow.keras differ from each other, ours is the latter, which has more.
 OF_TENSORFLOW_KERAS = {
-    ("keras", "DistributedOptimizer"),
     ("keras", "allreduce"),
     ("keras.callbacks", "BestModelCheckpoint"),
 }

@@ -191,5 +191,7 @@ def check_factors_of_slices():
         slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([1, 2]))
         result = tf.convert_to_tensor(hvd.allreduce(slices, op=op, prescale_factor=0.5, postscale_factor=6.0))
         np.testing.assert_allclose(result, [[3.0 * SIZE / share] * 2])
+        whole = hvd.allreduce(tf.IndexedSlices(tf.ones((1, 2), tf.int32), tf.constant([0])), op=op)
+        np.testing.assert_allclose(whole.values, np.full((SIZE, 2), 1 / share))
         (grouped,) = hvd.grouped_allreduce([slices], op=op, prescale_factor=4.0)
         np.testing.assert_allclose(tf.convert_to_tensor(grouped), [[4.0 * SIZE / share] * 2])

@@ -57,6 +57,21 @@ def check_process_sets():
     assert [hvd.remove_process_set(s) for s in (even, odd)] == [True, True]
 
 
+def check_objects_of_every_plain_kind():
+    """What numpy, Python and TensorFlow hold, in containers of them; what can't be sent fails everyone at once."""
+    value = {
+        "array": np.arange(6).reshape(2, 3),
+        "both": [np.float32(0.5), tf.constant([1, 2], tf.bfloat16), {1, 2}, tf.constant("text"), tf.int8],
+        (1, 2): b"raw",
+    }
+    for got in (hvd.broadcast_object(value if RANK == 0 else None), *hvd.allgather_object(value)):
+        assert repr(got) == repr(value)
+    assert float(hvd.broadcast_object(tf.Variable(float(RANK)), SIZE - 1)) == SIZE - 1
+    for call in (hvd.broadcast_object, hvd.allgather_object):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0"):
+            call(object() if RANK == 0 else None)
+
+
 def check_join():
     """A rank that has joined counts as zeros; what needs data from every rank fails on all others."""
     for first in {0, SIZE - 1}:

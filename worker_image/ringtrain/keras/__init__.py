@@ -4,7 +4,8 @@ from ringtrain import cross_rank, cross_size, local_rank, local_size, rank, size
 from ringtrain.errors import RingtrainError as HorovodInternalError
 from ringtrain.keras import callbacks
 from ringtrain.keras.load import load_model
-from ringtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from ringtrain.keras.optimizer import PartialDistributedOptimizer
+from ringtrain.keras.order import DistributedOptimizer
 from ringtrain.keras.values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from ringtrain.named.ops import Adasum, Average, Max, Min, Product, Sum
 from ringtrain.named.process_sets import ProcessSet

@@ -4,11 +4,11 @@ import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
-import keras
 import numpy as np
 
 import ringtrain as rt
 from ringtrain.errors import ConfigurationError
+from ringtrain.keras.api import IS_KERAS_2, keras, variables_of
 from ringtrain.named import arrays
 from ringtrain.named.arrays import Reduction
 from ringtrain.named.world import global_process_set
@@ -39,7 +39,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self._done:
-            self._send([*self.model.variables, *self.model.optimizer.variables])
+            self._send([*self.model.variables, *variables_of(self.model.optimizer)])
             self._done = True
 
     def _send(self, variables: Collection[Any]) -> None:
@@ -125,7 +125,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         optimizer.learning_rate = new
         if self._momentum_correction and old and getattr(optimizer, "momentum", 0):
             # Keras keeps velocities with the rate in them: after a change of rate they are of the wrong size.
-            for velocity in getattr(optimizer, "momentums", None) or ():
+            for velocity in _velocities(optimizer):
                 velocity.assign(velocity * (new / old))
 
 
@@ -194,12 +194,19 @@ def _rate(optimizer: Any) -> float:
     rate = optimizer.learning_rate
     if callable(rate) and not hasattr(rate, "numpy"):
         warnings.warn("the optimizer's learning rate follows a schedule; a callback cannot set it", stacklevel=2)
-    return float(keras.ops.convert_to_numpy(rate))
+    return float(keras.backend.get_value(rate) if IS_KERAS_2 else keras.ops.convert_to_numpy(rate))
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    if hasattr(optimizer, "get_slot"):  # the legacy optimizers of Keras 2
+        return [state for state in optimizer.weights if "/momentum" in state.name]
+    return list(getattr(optimizer, "momentums", None) or ())
 
 
 def _is_number(variable: Any) -> bool:
     """Whether ranks can exchange it: the state of a random generator is uint32, which the ring does not carry."""
-    return str(variable.dtype) in (
+    dtype = getattr(variable.dtype, "name", variable.dtype)  # Keras 3 has strings
+    return str(dtype) in (
         "float16",
         "bfloat16",
         "float32",

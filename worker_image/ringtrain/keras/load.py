@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
-
 from ringtrain.errors import ConfigurationError
+from ringtrain.keras.api import IS_KERAS_2, keras
 from ringtrain.keras.optimizer import DistributedOptimizer
 from ringtrain.tensorflow.compression import Compression, Compressor
 
@@ -20,15 +19,15 @@ def load_model(
     """Return the saved model with its optimizer distributed, state and all.
 
     `filepath`: what `model.save` wrote. `custom_optimizers`: optimizer classes that the model needs, beyond Keras'
-    own. `custom_objects`: other classes and functions, by name. `compression`: of gradients. `legacy_opts`: must
-    be False: Keras 3 has no legacy optimizers.
+    own. `custom_objects`: other classes and functions, by name. `compression`: of gradients. `legacy_opts`: the
+    model was saved with a legacy optimizer of Keras 2; Keras 3 has none.
     """
-    if legacy_opts:
+    if legacy_opts and not IS_KERAS_2:
         raise ConfigurationError(
             "load_model: legacy_opts is True; expected False, Keras 3 has no legacy optimizers"
         )
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()} | dict(custom_objects or {})
-    model = keras.saving.load_model(filepath, custom_objects=known)
+    model = keras.models.load_model(filepath, custom_objects=known)
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
     return model

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.keras.api import IS_KERAS_2, is_optimizer, keras
 from ringtrain.named.ops import Adasum, Average
 from ringtrain.named.process_sets import ProcessSet
 from ringtrain.named.world import global_process_set, trains_alone
@@ -24,6 +24,7 @@ class DistributedMixin:
     _local_layers: list[Any]
     _sums: "Accumulator | None"
     _trainable_variables: Any
+    iterations: Any
     built: bool
 
     def register_local_var(self, var: Any) -> None:
@@ -42,7 +43,11 @@ class DistributedMixin:
             wrapped.build(variables)
         if self._sums is None:
             self._sums = Accumulator(variables, self._passes, self._average_passes)
-        return self._sums.add(list(grads), lambda total: wrapped.apply(self._reduced(total, variables), variables))
+
+        def apply(total: list[Any]) -> None:
+            wrapped.apply(self._reduced(total, variables), variables)
+
+        return self._sums.add(list(grads), apply, self.iterations)
 
     def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         alone = trains_alone(self._reducer.options.process_set)
@@ -58,8 +63,12 @@ class Accumulator:
             self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
 
-    def add(self, grads: list[Any], at_last: Any) -> Any:
-        """Add `grads`; at the last pass call `at_last` with the sums (or means), and begin anew."""
+    def add(self, grads: list[Any], at_last: Any, iterations: Any) -> Any:
+        """Add `grads`; at the last pass call `at_last` with the sums (or means), and begin anew.
+
+        `iterations`: the optimizer's count, which schedules follow. As in Horovod every pass counts: `at_last`
+        counts its own.
+        """
         present = [index for index, grad in enumerate(grads) if grad is not None]
         for index in present:
             self._sums[index].assign_add(tf.convert_to_tensor(grads[index]))
@@ -75,7 +84,11 @@ class Accumulator:
                 self._sums[index].assign(tf.zeros_like(self._sums[index]))
             return tf.constant(True)
 
-        return tf.cond(self._count % self._passes == 0, last, lambda: tf.constant(False))
+        def between() -> Any:
+            iterations.assign_add(1)
+            return tf.constant(False)
+
+        return tf.cond(self._count % self._passes == 0, last, between)
 
 
 class AdasumMixin(DistributedMixin):
@@ -93,6 +106,66 @@ class AdasumMixin(DistributedMixin):
         combined = self._reducer.reduce(steps, variables)
         for variable, start, step in zip(variables, before, combined, strict=True):
             variable.assign(start + step)
+
+
+class DistributedKeras2Mixin:
+    """What `DistributedOptimizer` puts before the class of an optimizer of Keras 2, where all gradients come to
+    `apply_gradients`.
+    """
+
+    _reducer: GradientReducer
+    _passes: int
+    _average_passes: bool
+    _local_layers: list[Any]
+    _sums: "Accumulator | None"
+    iterations: Any
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of `var` out of the reduction."""
+        self._reducer.register_local(var)
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduce the gradients, then apply them; with several backward passes a step, only at the last of them."""
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        for variable in trainable(self._local_layers):
+            self._reducer.register_local(variable)
+        wrapped: Any = super()
+
+        def apply(grads: list[Any]) -> Any:
+            alone = trains_alone(self._reducer.options.process_set)
+            reduced = grads if alone else self._reducer.reduce(grads, variables)
+            return wrapped.apply_gradients(zip(reduced, variables, strict=True), *args, **kwargs)
+
+        grads = [grad for grad, _ in pairs]
+        if self._passes == 1:
+            return apply(grads)
+        with tf.init_scope():  # variables can't be made in a branch
+            make = wrapped._create_all_weights if hasattr(wrapped, "_create_all_weights") else wrapped.build
+            make(variables)
+            if self._sums is None:
+                self.__dict__["_sums"] = Accumulator(variables, self._passes, self._average_passes)
+        return self.__dict__["_sums"].add(grads, apply, self.iterations)
+
+
+class AdasumKeras2Mixin(DistributedKeras2Mixin):
+    """As `AdasumMixin`, for optimizers of Keras 2."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step locally, then leave on every rank the weights before plus the combined difference."""
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        before = [tf.identity(variable) for variable in variables]
+        wrapped: Any = super(DistributedKeras2Mixin, self)
+        applied = wrapped.apply_gradients(pairs, *args, **kwargs)
+        if trains_alone(self._reducer.options.process_set):
+            return applied
+        with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
+            steps = [tf.identity(v) - start for v, start in zip(variables, before, strict=True)]
+            combined = self._reducer.reduce(steps, variables)
+            ends = zip(variables, before, combined, strict=True)
+            assigned = [variable.assign(start + step) for variable, start, step in ends]
+        return applied if tf.executing_eagerly() else tf.group(*assigned)
 
 
 def DistributedOptimizer(
@@ -127,7 +200,7 @@ def DistributedOptimizer(
             "for a "
             "PyTorch model use ringtrain.torch"
         )
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    if not is_optimizer(optimizer):
         raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}; expected a Keras optimizer")
     if backward_passes_per_step < 1:
         raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
@@ -142,7 +215,7 @@ def DistributedOptimizer(
         process_set,
         scale_local_gradients,
     ).checked()
-    wrapped = _derived(optimizer, AdasumMixin if options.op is Adasum else DistributedMixin)
+    wrapped = _derived(optimizer, _mixin(options))
     settings = {
         "_reducer": GradientReducer(f"Distributed{type(optimizer).__name__}", options),
         "_passes": backward_passes_per_step,
@@ -190,6 +263,12 @@ def PartialDistributedOptimizer(
     trainable(layers)
     wrapped.__dict__["_local_layers"] = layers
     return wrapped
+
+
+def _mixin(options: GradientOptions) -> type:
+    if IS_KERAS_2:
+        return AdasumKeras2Mixin if options.op is Adasum else DistributedKeras2Mixin
+    return AdasumMixin if options.op is Adasum else DistributedMixin
 
 
 def _derived(optimizer: Any, mixin: type) -> Any:

@@ -1,10 +1,9 @@
-"""Collectives on anything that can be a tensor, returned as numbers and arrays: for use beside Keras' training
-loop.
-"""
+"""Collectives on anything that can be a tensor: for use beside Keras' training loop."""
 
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from ringtrain.named.ops import Average
 from ringtrain.tensorflow import gather, reduce
@@ -21,8 +20,8 @@ def allreduce(
     op: Any = None,
     compression: type[Compressor] = Compression.none,
 ) -> Any:
-    """Return `value` reduced over all ranks, as an array. Arguments as of `ringtrain.tensorflow.allreduce`."""
-    return _plain(
+    """Return `value` reduced over all ranks, as a tensor. Arguments as of `ringtrain.tensorflow.allreduce`."""
+    return _evaluated(
         reduce.allreduce(
             _tensor(value),
             average,
@@ -37,17 +36,17 @@ def allreduce(
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Return every rank's rows of `value`, in rank order."""
-    return _plain(gather.allgather(_tensor(value), name))
+    return _evaluated(gather.allgather(_tensor(value), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Return the value of `root_rank`."""
-    return _plain(gather.broadcast(_tensor(value), root_rank, name))
+    return _evaluated(gather.broadcast(_tensor(value), root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
     """Return this rank's rows of the reduced `value`."""
-    return _plain(reduce.reducescatter(_tensor(value), name=name, op=op))
+    return _evaluated(reduce.reducescatter(_tensor(value), name=name, op=op))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
@@ -59,5 +58,7 @@ def _tensor(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, int | float | list | tuple) else value
 
 
-def _plain(tensor: Any) -> Any:
-    return tensor.numpy() if hasattr(tensor, "numpy") else tensor
+def _evaluated(tensor: Any) -> Any:
+    """Return `tensor`; in a `tf.compat.v1` session its value, as an array."""
+    session = None if tf.executing_eagerly() else tf.compat.v1.get_default_session()
+    return tensor if session is None else session.run(tensor)

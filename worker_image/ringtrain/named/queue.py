@@ -167,7 +167,9 @@ class NamedQueue:
         good = [agreed for agreed in decisions.agreed if not agreed.error]
         for agreed in decisions.agreed:
             if agreed.error:
-                self._done(agreed, MismatchError(agreed.error))
+                wrong_argument = any(request.error for request in agreed.requests.values())
+                kind = ConfigurationError if wrong_argument else MismatchError
+                self._done(agreed, kind(agreed.error))
         for batch in batches(good):
             self._run(batch)
         if decisions.all_joined is not None and self._joining is not None:

@@ -3,6 +3,13 @@ hvd`.
 """
 
 from ringtrain import cross_rank, cross_size, local_rank, local_size, rank, size
+from ringtrain.common.util import (
+    check_extension,
+    check_num_rank_power_of_2,
+    gpu_available,
+    handle_average_backwards_compatibility,
+    split_list,
+)
 from ringtrain.errors import RingtrainError as HorovodInternalError
 from ringtrain.keras.optimizer import PartialDistributedOptimizer
 from ringtrain.named.ops import Adasum, Average, Max, Min, Product, Sum
@@ -31,14 +38,17 @@ from ringtrain.named.world import (
     start_timeline,
     stop_timeline,
 )
+from ringtrain.tensorflow import mpi_ops
 from ringtrain.tensorflow.compression import Compression
 from ringtrain.tensorflow.gather import allgather, alltoall, broadcast, grouped_allgather
+from ringtrain.tensorflow.helpers import refs_to_vars, vars_to_refs
 from ringtrain.tensorflow.host import HostStrategy
 from ringtrain.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
 from ringtrain.tensorflow.optimizer import DistributedOptimizer
 from ringtrain.tensorflow.reduce import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from ringtrain.tensorflow.sync_batch_norm import SyncBatchNormalization
 from ringtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from ringtrain.tensorflow.v1_optimizer import LocalGradientAggregationHelper
 from ringtrain.tensorflow.variables import (
     BroadcastGlobalVariablesHook,
     broadcast_,
@@ -63,6 +73,7 @@ __all__ = [
     "DistributedOptimizer",
     "HorovodInternalError",
     "HostStrategy",
+    "LocalGradientAggregationHelper",
     "Max",
     "Min",
     "PartialDistributedGradientTape",
@@ -84,6 +95,8 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_extension",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -91,9 +104,11 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -104,17 +119,21 @@ __all__ = [
     "local_size_op",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "process_set_included_op",
     "rank",
     "rank_op",
     "reducescatter",
+    "refs_to_vars",
     "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
     "size_op",
+    "split_list",
     "start_timeline",
     "stop_timeline",
+    "vars_to_refs",
 ]

@@ -1,13 +1,16 @@
-"""Broadcast and gather Python objects: plain data and arrays, or with `allow_pickle` anything."""
+"""Broadcast and gather Python objects: plain data, arrays and tensors, or with `allow_pickle` anything."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
+import tensorflow as tf
 
-from ringtrain.named import arrays, objects
+from ringtrain.errors import ConfigurationError
+from ringtrain.named import objects
 from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, queue_of
+from ringtrain.named.world import global_process_set
+from ringtrain.tensorflow.errors import as_tensorflow
+from ringtrain.wire.values import Foreign
 
 
 def broadcast_object(
@@ -20,16 +23,12 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank` on every rank. `session`: accepted for Horovod's sake.
 
-    Numbers, strings, bytes, None, lists, tuples, dictionaries and arrays travel as data that cannot run code;
-    anything else needs `allow_pickle=True` on every rank.
+    Numbers, strings, bytes, None, lists, tuples, sets, dictionaries, arrays, tensors and the values of variables
+    travel as data that cannot run code; anything else needs `allow_pickle=True` on every rank. Raises
+    ConfigurationError on every rank where the root's object can't be sent.
     """
-    name = name or type(obj).__name__
-    own = queue_of(process_set).group.rank == root_rank
-    message = objects.dumps(obj, allow_pickle) if own else b""
-    (length,) = arrays.broadcast([np.array([len(message)])], root_rank, process_set, f"{name}.length")
-    data = np.frombuffer(message, np.uint8) if own else np.empty(int(length[0]), np.uint8)
-    (received,) = arrays.broadcast([data], root_rank, process_set, f"{name}.data")
-    return obj if own else objects.loads(received.tobytes(), allow_pickle)
+    with as_tensorflow():
+        return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, _TENSORS)
 
 
 def broadcast_object_fn(
@@ -51,8 +50,27 @@ def allgather_object(
     allow_pickle: bool = False,
 ) -> list[Any]:
     """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
-    name = name or type(obj).__name__
-    message = np.frombuffer(objects.dumps(obj, allow_pickle), np.uint8)
-    lengths, data = arrays.allgather([np.array([len(message)]), message], process_set, f"{name}.object")
-    parts = np.split(data, np.cumsum(lengths)[:-1])
-    return [objects.loads(part.tobytes(), allow_pickle) for part in parts]
+    with as_tensorflow():
+        return objects.allgather_object(obj, name, process_set, allow_pickle, _TENSORS)
+
+
+def _packed(value: Any) -> bytes:
+    """Return the bytes of a dtype, variable or tensor that has a value. Raises ConfigurationError for others."""
+    if isinstance(value, tf.DType):
+        return b"D" + value.name.encode()
+    if not (isinstance(value, tf.Tensor | tf.Variable) or hasattr(value, "_value")) or not tf.executing_eagerly():
+        raise ConfigurationError(f"{type(value).__name__} is no tensor that has a value")
+    tensor = tf.convert_to_tensor(value)
+    serialized: bytes = tf.io.serialize_tensor(tensor).numpy()
+    return b"T" + tensor.dtype.name.encode() + b" " + serialized
+
+
+def _unpacked(data: bytes) -> Any:
+    if data[:1] == b"D":
+        return tf.as_dtype(data[1:].decode())
+    name, serialized = data[1:].split(b" ", 1)
+    with tf.init_scope():
+        return tf.io.parse_tensor(serialized, tf.as_dtype(name.decode()))
+
+
+_TENSORS: Final = Foreign(_packed, _unpacked)

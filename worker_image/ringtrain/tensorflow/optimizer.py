@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.keras.api import is_optimizer
 from ringtrain.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
 from ringtrain.named.ops import Adasum, Average
 from ringtrain.named.process_sets import ProcessSet
@@ -51,7 +51,7 @@ def DistributedOptimizer(
         process_set,
         scale_local_gradients,
     )
-    if isinstance(optimizer, keras.optimizers.Optimizer):
+    if is_optimizer(optimizer):
         return DistributedKerasOptimizer(
             optimizer,
             name=name,

@@ -186,8 +186,12 @@ def check_slices(op: str) -> None:
 
 
 def scaled_slices(values: Any, how: Reduction) -> Any:
-    """Return gathered `values` so that what is added up of them is the reduction `how`."""
-    factor = how.prescale * how.postscale / (members(how.process_set) if how.op == "Average" else 1)
+    """Return gathered `values` so that what is added up of them is the reduction `how`. As in Horovod averages of
+    integers are no integers.
+    """
+    if how.op == "Average":
+        values = values / tf.cast(members(how.process_set), values.dtype)
+    factor = how.prescale * how.postscale
     if factor == 1.0:
         return values
     if values.dtype.is_integer:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from ringtrain.keras.api import IS_KERAS_2, keras
 from ringtrain.named.world import global_process_set, members
 from ringtrain.tensorflow.gather import allgather
 
@@ -19,14 +19,23 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
         if fused:
             raise ValueError("SyncBatchNormalization: fused is True; expected False, there is no fused form")
-        super().__init__(**kwargs)
+        super().__init__(**{"fused": False, **kwargs} if IS_KERAS_2 else kwargs)
 
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if members(global_process_set) == 1:
-            return super()._moments(inputs, mask)
+            return super()._moments(inputs, *args, **kwargs)
+        if not IS_KERAS_2:
+            return self._moments_of_all(inputs, self.axis, *args, **kwargs)
+        moments = self._moments_of_all(inputs, self.axis[0], kwargs.get("mask"))
+        if not kwargs.get("keep_dims"):
+            return moments
+        shape = [-1 if axis == self.axis[0] else 1 for axis in range(inputs.shape.rank)]
+        return tf.reshape(moments[0], shape), tf.reshape(moments[1], shape)
+
+    def _moments_of_all(self, inputs: Any, channels: int, mask: Any) -> tuple[Any, Any]:
         wide = tf.cast(inputs, tf.float32) if inputs.dtype in (tf.float16, tf.bfloat16) else inputs
         weights = tf.ones_like(wide) if mask is None else _spread(mask, wide)
-        axes = [axis for axis in range(wide.shape.rank) if axis != self.axis % wide.shape.rank]
+        axes = [axis for axis in range(wide.shape.rank) if axis != channels % wide.shape.rank]
         own_count = tf.reduce_sum(weights, axes)
         own_mean = tf.math.divide_no_nan(tf.reduce_sum(wide * weights, axes), own_count)
         shape = [-1 if axis not in axes else 1 for axis in range(wide.shape.rank)]

@@ -32,12 +32,14 @@ class DistributedTape(tf.GradientTape):
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
-    ) -> tuple[list[Any], list[Any]]:
-        """Return the gradients of local sources, and the reduced ones of all others."""
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Return local sources with their gradients, and all others with their reduced ones, in pairs (source,
+        gradient).
+        """
         flat = self._reduced(target, sources, output_gradients)
         named = list(zip(tf.nest.flatten(sources), flat, strict=True))
-        local = [grad for source, grad in named if self._reducer.is_local(source)]
-        return local, [grad for source, grad in named if not self._reducer.is_local(source)]
+        local = [pair for pair in named if self._reducer.is_local(pair[0])]
+        return local, [pair for pair in named if not self._reducer.is_local(pair[0])]
 
     def _reduced(self, target: Any, sources: Any, output_gradients: Any) -> list[Any]:
         for variable in trainable(self._local_layers):

@@ -3,14 +3,15 @@
 A graph has no order but that of its data and control dependencies; each step here says what it waits for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named.world import trains_alone
-from ringtrain.tensorflow.gradients import GradientReducer
+from ringtrain.named.process_sets import ProcessSet
+from ringtrain.named.world import global_process_set, members, trains_alone
+from ringtrain.tensorflow.gradients import GradientReducer, identity
 
 
 class WrappedOptimizer(tf.compat.v1.train.Optimizer):
@@ -138,6 +139,87 @@ class AdasumV1Optimizer(WrappedOptimizer):
             return _after([v.assign(value).op for v, value in zip(variables, values, strict=True)])
 
         return tf.group(tf.cond(last, combine, lambda: _after([applied])), name=name)
+
+
+class LocalGradientAggregationHelper:
+    """Adds up gradients of several runs of a `tf.compat.v1` graph for an optimizer that is not wrapped here.
+
+    `allreduce_func(grads, vars)` reduces the sums of the last of `backward_passes_per_step` runs;
+    `average_aggregated_gradients` divides them by that number. `rank`, `optimizer_type`: accepted for Horovod's
+    sake.
+    """
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[[list[Any], list[Any]], list[Any]],
+        sparse_as_dense: bool,
+        average_aggregated_gradients: bool,
+        rank: int,
+        optimizer_type: str,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+        name: str = "",
+    ) -> None:
+        if backward_passes_per_step < 1:
+            raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
+        self.backward_passes_per_step = backward_passes_per_step
+        self.name = name
+        self._reduce = allreduce_func
+        self._sparse_as_dense = sparse_as_dense
+        self._factor = 1.0 / backward_passes_per_step if average_aggregated_gradients else 1.0
+        self._process_set = process_set
+        self._scale_local = scale_local_gradients
+        self._local: set[int] = set()
+        self._last: Any = None
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of `var` out of the reduction."""
+        self._local.add(identity(var))
+
+    def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """Return the sums so far; in every last run they are reduced."""
+        present = [index for index, grad in enumerate(grads) if grad is not None]
+        if not self._sparse_as_dense and any(isinstance(grads[i], tf.IndexedSlices) for i in present):
+            raise ConfigurationError(
+                "a gradient is IndexedSlices and backward_passes_per_step above 1; pass sparse_as_dense=True"
+            )
+        variables = [vars[index] for index in present]
+        first, self._last = _run_of_cycle(self.backward_passes_per_step)
+        sums = [_sum_of_cycle(first, grads[index], vars[index]) for index in present]
+        totals = tf.cond(
+            self._last, lambda: self._totals(sums, variables), lambda: [tf.identity(total) for total in sums]
+        )
+        results: list[Any] = [None] * len(grads)
+        for index, total in zip(present, totals if isinstance(totals, list | tuple) else [totals], strict=True):
+            results[index] = total
+        return results
+
+    def apply_gradients(
+        self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """In every last run call `apply_grads_closure`; in the others only count, in `optimizer.iterations` and
+        `global_step`.
+        """
+        grads = [grad for grad, _ in args[0] if grad is not None]
+        counts = [getattr(optimizer, "iterations", None), kwargs.get("global_step")]
+
+        def count() -> Any:
+            return _after([tf.compat.v1.assign_add(c, 1).op for c in counts if c is not None])
+
+        with tf.control_dependencies(grads):
+            return tf.cond(self._last, lambda: _after([apply_grads_closure()]), count)
+
+    def _totals(self, sums: list[Any], variables: list[Any]) -> list[Any]:
+        results = [total * tf.cast(self._factor, total.dtype) for total in sums]
+        shared = [i for i, variable in enumerate(variables) if identity(variable) not in self._local]
+        reduced = self._reduce([results[i] for i in shared], [variables[i] for i in shared])
+        for i in set(range(len(sums))) - set(shared):
+            share = members(self._process_set) if self._scale_local else 1
+            results[i] = results[i] / tf.cast(share, results[i].dtype)
+        for i, grad in zip(shared, reduced, strict=True):
+            results[i] = grad
+        return results
 
 
 def _run_of_cycle(passes: int) -> tuple[Any, Any]:
