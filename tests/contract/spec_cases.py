@@ -370,6 +370,16 @@ _RUNNING = manifest(slotsPerWorker=2)
 _SUSPENDED = manifest(slotsPerWorker=2, runPolicy={"suspend": True})
 _OTHER_IMAGE = worker({"image": "example.com/other"})
 
+
+def _claim(name: str) -> Manifest:
+    return {"persistentVolumeClaim": {"claimName": name}}
+
+
+_MPI = manifest(backend="mpi", mpi={"options": ["--oversubscribe"]})
+_ON_A_CLAIM = _changed(_RUNNING, checkpoint=_claim("c"))
+# What takes effect at the next attempt only: changed under a running job it would do so silently.
+_SECTIONS = {"checkpoint": _claim("c"), "logs": _claim("l"), "networking": {"timeoutSeconds": 7}}
+
 UPDATES = [
     Update("replicas", _RUNNING, _changed(_RUNNING, worker=worker(replicas=3))),
     Update("suspend", _RUNNING, _changed(_RUNNING, runPolicy={"suspend": True})),
@@ -394,6 +404,18 @@ UPDATES = [
         _changed(_RUNNING, launcher={"template": {"spec": {"nodeSelector": {"a": "b"}}}}),
         "spec.launcher.template",
     ),
+    Update("mpi", _MPI, _changed(_MPI, mpi={"implementation": "MPICH"}), "spec.mpi"),
     Update("suspend-and-change", _RUNNING, _changed(_SUSPENDED, backend="mpi"), "spec.backend"),
+    *(
+        Update(f"{section}-{what}", *change, f"spec.{section}")
+        for section, value in _SECTIONS.items()
+        for what, change in (
+            ("set", (_RUNNING, _changed(_RUNNING, **{section: value}))),
+            ("removed", (_changed(_RUNNING, **{section: value}), _RUNNING)),
+        )
+    ),
+    Update("checkpoint-changed", _ON_A_CLAIM, _changed(_ON_A_CLAIM, checkpoint=_claim("e")), "spec.checkpoint"),
+    Update("checkpoint-while-suspended", _SUSPENDED, _changed(_SUSPENDED, checkpoint=_claim("c"))),
+    Update("same-checkpoint", _ON_A_CLAIM, _changed(_ON_A_CLAIM, worker=worker(replicas=3))),
     Update("manager", _RUNNING, _changed(_RUNNING, managedBy="other/x"), "spec.managedBy"),
 ]

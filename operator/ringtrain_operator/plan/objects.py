@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from .. import build
@@ -16,6 +16,9 @@ from ..status.situation import Situation
 from . import cleanup, ttl
 from .result import Deletion
 from .stuck import deletion, force_time
+
+# A suspended job's launcher ends as soon as it has taken note of the workers' end; one that hangs is deleted.
+LAUNCHER_ENDS_S = 30
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def changes(s: Situation, settings: Settings) -> Changes:
     if s.status.finished:
         return _finished(s)
     if s.status.is_true("Suspended"):
-        return _delete(s, s.observed.pods, None)
+        return _suspended(s)
     if s.stale_pods:
         return _delete(s, s.stale_pods, None)
     if s.observed.foreign:
@@ -41,6 +44,18 @@ def changes(s: Situation, settings: Settings) -> Changes:
     if start is not None and s.now < start:
         return Changes(look_again=start)
     return Changes(create=(*_companions(s, settings), *_missing_pods(s, settings)))
+
+
+def _suspended(s: Situation) -> Changes:
+    """No pods. A launcher that runs is left to end by itself for a while: it gathers the ranks' last lines, and if
+    the job has ended meanwhile, which nobody may have seen yet, its end counts, and its logs stay."""
+    launcher, condition = s.launcher, s.status.condition("Suspended")
+    if condition is None or launcher is None or launcher.finished or launcher.phase != "Running":
+        return _delete(s, s.observed.pods, None)
+    due = condition.last_transition_time + timedelta(seconds=LAUNCHER_ENDS_S)
+    if s.now >= due:
+        return _delete(s, s.observed.pods, None)
+    return _delete(s, tuple(pod for pod in s.observed.pods if pod is not launcher), due)
 
 
 def companion_refs(job: Job) -> tuple[ObjectRef, ...]:

@@ -160,6 +160,17 @@ def _frozen_unless_suspended(field: str) -> str:
     return f"oldSelf.runPolicy.suspend || {field}"
 
 
+def _frozen_section(section: str) -> Rule:
+    """An optional section of the spec that can be set, changed and removed only while the job is suspended."""
+    same = f"(!has(self.{section}) || self.{section} == oldSelf.{section})"
+    return Rule(
+        cel=_frozen_unless_suspended(f"(has(self.{section}) == has(oldSelf.{section}) && {same})"),
+        message=f"{section} can change only while the job is suspended; set runPolicy.suspend: true first",
+        path=section,
+        holds_update=lambda new, old: old.run_policy.suspend or getattr(new, section) == getattr(old, section),
+    )
+
+
 class JobSpec(SpecModel):
     """What the user asks for."""
 
@@ -250,6 +261,7 @@ class JobSpec(SpecModel):
             path="launcher.template",
             holds_update=lambda new, old: old.run_policy.suspend or new.launcher.template == old.launcher.template,
         ),
+        *map(_frozen_section, ("checkpoint", "logs", "mpi", "networking")),
         Rule(
             cel="(has(self.managedBy) == has(oldSelf.managedBy) && "
             "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy))",

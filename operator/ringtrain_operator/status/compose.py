@@ -40,7 +40,9 @@ def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: date
 def _consequences(s: Situation, status: JobStatus, decided: Said | None) -> tuple[Said, ...]:
     """What the other conditions become when the decided one, or what was seen, is as it is."""
     if status.finished:
-        over = tuple(Said(c.type, "False", "Finished") for c in status.conditions if c.type == "Restarting")
+        # A job that ended in the second in which it was suspended has ended.
+        passed = ("Restarting", "Suspended")
+        over = tuple(Said(c.type, "False", "Finished") for c in status.conditions if c.type in passed)
         return (Said("Running", "False", "Finished", "the job has ended"), *over)
     if status.is_true("Suspended"):
         over = tuple(Said(c.type, "False", "Suspended") for c in status.conditions if c.type == "Restarting")

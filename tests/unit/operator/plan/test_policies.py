@@ -15,6 +15,7 @@ def test_suspend_and_resume() -> None:
     w.change(runPolicy={"suspend": True})
     w.settle()
     w.pods_go()
+    w.launcher_ends(75, reason="AgentLost")
     w.settle()
     assert (w.status.state, w.status.attempt, len(w.pods)) == ("Suspended", 1, 0)
     w.run(days=1)
@@ -24,6 +25,36 @@ def test_suspend_and_resume() -> None:
     assert (w.status.attempt, w.status.restarts, len(w.pods)) == (2, 0, 3)
     assert condition(w, "Suspended")[:2] == ("False", "Resumed")
     assert "Resumed" in w.reasons()
+
+
+def test_a_job_that_ends_in_the_second_of_its_suspension_has_ended() -> None:
+    """Whatever was decided before its end was seen: it has succeeded, and its launcher and logs stay."""
+    w = running()
+    w.change(runPolicy={"suspend": True})
+    w.settle()
+    w.launcher_ends(0)
+    w.pods_go()
+    w.settle()
+    assert (w.status.state, list(w.pods)) == ("Succeeded", ["digits-launcher"])
+    assert "deletionTimestamp" not in w.pods["digits-launcher"]["metadata"]
+    assert condition(w, "Suspended")[:2] == ("False", "Finished")
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["ends", "hangs"])
+def test_a_suspended_jobs_launcher_goes_when_it_has_ended(hangs: bool) -> None:
+    """The workers go at once; the launcher when it has ended as it does without them, or after half a minute."""
+    w = running()
+    w.change(runPolicy={"suspend": True})
+    w.settle()
+    w.pods_go()
+    assert list(w.pods) == ["digits-launcher"]
+    if hangs:
+        w.run(seconds=30)
+        w.pods_go()
+    else:
+        w.launcher_ends(75, reason="AgentLost")
+        w.settle()
+    assert (w.status.state, w.status.restarts, w.pods) == ("Suspended", 0, {})
 
 
 def test_created_suspended() -> None:

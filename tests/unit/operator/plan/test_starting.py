@@ -179,6 +179,7 @@ def test_a_gang_that_runs_outlives_a_stricter_schema() -> None:
     assert w.status.state == "Running"
     w.change(runPolicy={"suspend": True})
     w.run(seconds=60)
+    w.launcher_ends(75, reason="AgentLost")
     w.pods_go()
     w.settle()
     w.change(runPolicy={"suspend": False})
