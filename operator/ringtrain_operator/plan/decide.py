@@ -54,15 +54,20 @@ def plan_object(
     settings = settings or Settings()
     status = parse_status(observed.status)
     try:
-        job = parse_job(
-            obj, schema=settings.pod_schema, templates=status.attempt == 0 or status.is_true("Suspended")
-        )
+        begins = status.attempt == 0 or (status.is_true("Suspended") and not _winds_down(obj, observed))
+        job = parse_job(obj, schema=settings.pod_schema, templates=begins)
     except SpecInvalid as exc:
         if (obj.get("metadata") or {}).get("deletionTimestamp"):
             return Plan()
         generation = int((obj.get("metadata") or {}).get("generation") or 1)
         return _answer(Plan(), status, rejected(status, exc, generation, now))
     return plan(job, observed, now, settings)
+
+
+def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
+    """Whether the job is to stay suspended and some of its pods are still there."""
+    policy = (obj.get("spec") or {}).get("runPolicy")
+    return bool(observed.pods) and isinstance(policy, Mapping) and policy.get("suspend") is True
 
 
 def plan(job: Job, observed: Observed, now: datetime, settings: Settings | None = None) -> Plan:
