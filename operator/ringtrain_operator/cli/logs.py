@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
 from collections import deque
@@ -14,6 +15,7 @@ import click
 
 from ringtrain_operator import contract
 from ringtrain_operator.errors import OperatorError
+from ringtrain_operator.observe import last_words, view_pod
 
 from .failures import told
 from .session import (
@@ -30,6 +32,14 @@ from .session import (
 
 # A container has ended some seconds before its pod says so, more of them on a busy node.
 _ENDS_WITHIN_S = 20.0
+
+
+# What stands before each rank's line in the launcher's output.
+_MARK = re.compile(rb"\[\d+\] ")
+
+
+class LogsIncomplete(OperatorError):
+    """Ranks' lines are no longer in the launcher's output; the message says how many and where they are."""
 
 
 class LogsElsewhere(OperatorError):
@@ -227,12 +237,16 @@ async def _ends(session: Session, name: str) -> bool:
 
 
 async def _of_rank(session: Session, wanted: Wanted, skip: int) -> AsyncGenerator[bytes, None]:
-    """The rank's lines of the launcher's output, without their mark and without the first `skip`."""
-    mark, seen = b"[%d] " % (wanted.rank or 0), 0
+    """The rank's lines of the launcher's output, without their mark and without the first `skip`.
+
+    Raises LogsIncomplete at the end if that output is not all that the launcher has written.
+    """
+    mark, seen, shown = b"[%d] " % (wanted.rank or 0), 0, 0
     last: deque[bytes] = deque(maxlen=wanted.tail)
     lines = session.api.pod_log(session.namespace, wanted.pod, follow=wanted.follow)
     async with aclosing(lines):
         async for line in lines:
+            shown += _MARK.match(line) is not None
             if not line.startswith(mark):
                 continue
             seen += 1
@@ -244,6 +258,24 @@ async def _of_rank(session: Session, wanted: Wanted, skip: int) -> AsyncGenerato
                 last.append(line.removeprefix(mark))
     for line in last:
         yield line
+    if wanted.tail is None or len(last) < wanted.tail:  # a node drops the oldest lines
+        await _check_complete(session, wanted, shown)
+
+
+async def _check_complete(session: Session, wanted: Wanted, shown: int) -> None:
+    """Raise LogsIncomplete if the launcher has ended and says that it wrote more than `shown` lines of ranks."""
+    from ringtrain_operator.cluster.api import JOBS, PODS
+
+    pod = await session.api.get(PODS, session.namespace, wanted.pod)
+    attempt = int(pod["metadata"].get("labels", {}).get(contract.LABEL_ATTEMPT) or 0)
+    written = last_words(view_pod(pod), attempt).get("logLines")
+    if not isinstance(written, int) or shown >= written:
+        return
+    job = await session.api.get(JOBS, session.namespace, wanted.name)
+    raise LogsIncomplete(
+        f"{written - shown} of the {written} lines that all ranks wrote are no longer in the launcher's output, "
+        f"the oldest ones: its node keeps only so much; {where_kept(job, attempt)}"
+    )
 
 
 class LineCounter:

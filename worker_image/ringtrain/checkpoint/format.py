@@ -102,11 +102,22 @@ def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
 
 def _read(file: BinaryIO) -> Any:
     with zipfile.ZipFile(file) as archive:
+        _check_sizes(archive, file.seek(0, 2))
         manifest = json.loads(archive.read(MANIFEST))
         if manifest["version"] != VERSION:
             raise ValueError(f"format version {manifest['version']}, this ringtrain reads {VERSION}")
         arrays = {name: _read_array(archive, name, told) for name, told in manifest["arrays"].items()}
     return join(manifest["tree"], arrays)
+
+
+def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
+    """Nothing in a checkpoint is compressed: what is read is never more than the file of `size` bytes."""
+    for member in archive.infolist():
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{member.filename} is compressed, which ringtrain never writes")
+    told = sum(member.file_size for member in archive.infolist())
+    if told > size:
+        raise ValueError(f"its members say that they have {told} bytes, the file has {size}")
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, told: Mapping[str, Any]) -> NDArray[Any]:

@@ -62,6 +62,7 @@ def run(
     """
     check_hosts(hosts, ranks)
     check_name(name)
+    check_log_dir(log_dir)
     check_command(command[0], os.environ.get("PATH", os.defpath))
     log_to_stderr("run")
     job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -97,6 +98,18 @@ def check_name(name: str | None) -> None:
             f"--name {name!r}: expected letters, digits, '-', '_' and '.', at most 200, the first a letter or "
             "digit; --log-dir says where the directory of that name is made"
         )
+
+
+def check_log_dir(log_dir: Path) -> None:
+    """Raise a usage error unless logs can be kept in `log_dir`, which is made if need be."""
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=log_dir):
+            pass
+    except OSError as exc:
+        raise click.UsageError(
+            f"--log-dir {log_dir}: logs cannot be kept there ({exc.strerror}); give a directory that you can write"
+        ) from exc
 
 
 def check_command(program: str, path: str) -> None:

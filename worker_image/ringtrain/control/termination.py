@@ -37,7 +37,11 @@ def failure_json(failure: Failure) -> dict[str, Any]:
 
 
 def termination_message(
-    verdict: Verdict, attempt: int, world_size: int, progress: dict[str, Any] | None = None
+    verdict: Verdict,
+    attempt: int,
+    world_size: int,
+    progress: dict[str, Any] | None = None,
+    log_lines: int | None = None,
 ) -> bytes:
     """The message for `verdict`: at most 4096 bytes of JSON. Metrics go first, then the oldest log lines."""
     document: dict[str, Any] = {
@@ -51,6 +55,8 @@ def termination_message(
         document["failure"] = failure_json(verdict.failure)
     if progress is not None:
         document["progress"] = progress
+    if log_lines is not None:
+        document["logLines"] = log_lines
     return _fit(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
 
 

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from ringtrain.errors import DataError
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+# What every version of numpy takes.
+_MOST_DIMENSIONS = 32
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -42,6 +44,10 @@ def read_idx(path: str | Path) -> NDArray[Any]:
         raise DataError(
             f"{path}: begins with {data[:4].hex(' ')}; an IDX file begins with 00 00, a type "
             f"({', '.join(f'{known:02x}' for known in TYPES)}) and the number of dimensions: is it the right file?"
+        )
+    if dimensions > _MOST_DIMENSIONS:
+        raise DataError(
+            f"{path}: {dimensions} dimensions; an array has at most {_MOST_DIMENSIONS}: download it again"
         )
     begin = 4 + 4 * dimensions
     if len(data) < begin:

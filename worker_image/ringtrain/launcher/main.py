@@ -63,7 +63,9 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         verdict = launcher.supervise(stop)
         launcher.farewell(verdict, stop)
         say_total(snapshot, console)
-        message = termination_message(verdict, config.job.attempt, config.world_size, snapshot.progress())
+        message = termination_message(
+            verdict, config.job.attempt, config.world_size, snapshot.progress(), store.merged_lines
+        )
         write_outcome(files, verdict, message)
         write_termination_message(config.termination, message)
         launcher.release(verdict)

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from ringtrain.logs import journal
 from ringtrain.logs.journal import Entry, Stream
 from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.reading import read_from
 from ringtrain.logs.records import TAIL_BYTES, last_lines, prefixed, skip_records
 from ringtrain.logs.reports import BadReport, parse_report
 
@@ -51,6 +52,7 @@ class LogStore:
         self.on_merged: Callable[[bytes], None] = lambda _: None
         self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.resumed = self._recover(uid)
+        self._merged_lines = sum(part.count(b"\n") for part in read_from(files.job_log, 0))
         self._journal: BinaryIO = files.journal.open("ab", buffering=0)
         self._journal.seek(0, 2)
         if not self.resumed:
@@ -61,6 +63,11 @@ class LogStore:
     def lines(self) -> int:
         """Log records in the files. Never waits for a write."""
         return sum(last for (stream, _), last in list(self._last.items()) if stream is Stream.LOG)
+
+    @property
+    def merged_lines(self) -> int:
+        """Lines of `job.log`: fewer than records where one was cut because its writer paused."""
+        return self._merged_lines
 
     @property
     def dropped(self) -> int:
@@ -133,6 +140,7 @@ class LogStore:
         entry = Entry(Stream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
         _write_together((own, data), (job_log, merged), (self._journal, journal.encode(entry)))
         self._last[Stream.LOG, rank] = newest
+        self._merged_lines += merged.count(b"\n")
         self._tell(self.on_merged, merged)
 
     def _append_reports(self, rank: int, newest: int, data: bytes) -> None:

@@ -101,3 +101,11 @@ def test_images_and_labels_must_fit(tmp_path: Path) -> None:
     labels.write_bytes(_idx(np.zeros((3, 1), np.uint8)))
     with pytest.raises(DataError, match=r"2-d uint8; expected 1-d uint8"):
         read_mnist(tmp_path)
+
+
+def test_more_dimensions_than_an_array_has(tmp_path: Path) -> None:
+    """The error says how many came and how many there may be."""
+    path = tmp_path / "many"
+    path.write_bytes(bytes([0, 0, 8, 65]) + b"\0\0\0\1" * 65 + b"x")
+    with pytest.raises(DataError, match="65 dimensions; an array has at most 32"):
+        read_idx(path)
