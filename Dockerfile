@@ -24,7 +24,10 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PYTHON=/opt/venv/bin/
 
 FROM build AS operator-build
 COPY operator /src/operator
-RUN /opt/pip/bin/pip install /src/operator
+# Only kubeconfigs need the package `kubernetes` (132 MB with what it needs): a pod has its ServiceAccount.
+RUN /opt/pip/bin/pip install /src/operator \
+    && /opt/pip/bin/pip uninstall --yes kubernetes websocket-client requests requests-oauthlib oauthlib durationpy \
+        python-dateutil six urllib3 certifi charset-normalizer
 
 FROM build AS worker-build
 # The compiler stays here: only what it built goes on.
@@ -33,7 +36,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
 RUN /opt/pip/bin/pip install '/src/worker_image[examples,mpi]' \
-    && ls /opt/venv/lib/python3*/site-packages/ringtrain/kernels/_native*.so
+    && ls /opt/venv/lib/python3*/site-packages/ringtrain/kernels/_native*.so \
+    && find /opt/venv -type d -name tests -prune -exec rm -r {} +
 COPY examples /opt/ringtrain/examples
 RUN mpicc -O2 -o /opt/ringtrain/examples/mpi/pi /opt/ringtrain/examples/mpi/pi.c -lm \
     && python3 -m compileall -q /opt/ringtrain/examples
@@ -55,9 +59,13 @@ LABEL org.opencontainers.image.title="ringtrain-worker" \
       org.opencontainers.image.description="Ringtrain's training runtime, worker agent and launcher, with Open MPI and examples" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# mpirun and its library. An ssh client comes with the package, which nothing here uses; a server does not.
+# mpirun and its library. An ssh client comes with the package, which nothing here uses; a server does not. Debian's UCX
+# brings HIP and LLVM (240 MB) for a module that it loads where there are AMD GPUs: without them it goes without that one.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openmpi-bin \
+    && rm -f /usr/lib/*/libamdhip64.so* /usr/lib/*/libhsa-runtime64.so* /usr/lib/*/libamd_comgr.so* /usr/lib/*/libLLVM*.so* \
+        /usr/lib/llvm-*/lib/libLLVM*.so* \
+    && ompi_info > /dev/null \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s {} + \
     && install -d -o 65532 -g 65532 /var/log/ringtrain /checkpoints

@@ -1,5 +1,6 @@
 """`python charts/generate.py ROOT`: what is rendered from the chart, and the chart's copy of the CRD."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,12 +42,19 @@ def render(chart: Path, *options: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def plain(rendered: str) -> str:
+    """Manifests for kubectl: without what says that Helm manages the objects, and how."""
+    helms = ("app.kubernetes.io/managed-by: Helm", "helm.sh/chart: ", "helm.sh/resource-policy: ")
+    lines = [line for line in rendered.splitlines(keepends=True) if not line.strip().startswith(helms)]
+    return re.sub(r"( *# Users keep [^\n]*\n)?  annotations:\n(?! {4})", "", "".join(lines))
+
+
 def main(root: Path) -> None:
     """Write the chart's CRD and manifests/operator.yaml."""
     chart, manifests = root / "charts" / "ringtrain-operator", root / "manifests"
     (chart / "templates" / "crd.yaml").write_text(chart_crd((manifests / "crd.yaml").read_text()))
     rendered = render(chart, "--set=crds.install=false")
-    (manifests / "operator.yaml").write_text(HEADER + NAMESPACE_MANIFEST + rendered.lstrip("-\n"))
+    (manifests / "operator.yaml").write_text(HEADER + NAMESPACE_MANIFEST + plain(rendered.lstrip("-\n")))
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ def test_a_release_from_its_first_day_to_its_last(admin: Admin, older_chart: Pat
     admin.helm("uninstall", *where)
     assert admin.get("deployments", "--namespace=other")["items"] == []
     assert admin.get("dtj", "digits")["metadata"]["name"] == "digits"
+    assert admin.get("clusterrole", "other-ringtrain-operator-edit")["rules"]
 
     admin.helm("install", *where, str(CHART), "--set=namespaces={default}")
     roles = admin.get("roles", "--namespace=default")["items"]

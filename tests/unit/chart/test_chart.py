@@ -159,12 +159,34 @@ def test_wrong_values_are_refused_by_name(value: str, said: str) -> None:
     assert said in str(refused.value)
 
 
+def strip_of_helm(obj: Json) -> None:
+    """Take away what says that Helm manages the object, and the pods of a Deployment."""
+    for meta in (obj["metadata"], obj.get("spec", {}).get("template", {}).get("metadata", {})):
+        for field in ("labels", "annotations"):
+            values = meta.get(field, {})
+            for key in [k for k in values if k.startswith("helm.sh/") or values[k] == "Helm"]:
+                del values[key]
+            if field in meta and not values:
+                del meta[field]
+
+
+def test_users_rights_outlive_the_chart_with_the_jobs() -> None:
+    """The roles that give rights on jobs are kept where the CRD is, and go where it goes."""
+    kept = {"helm.sh/resource-policy": "keep"}
+    users = [o for o in of_kind(render(), "ClusterRole") if o["metadata"]["name"].endswith(("-edit", "-view"))]
+    assert [role["metadata"].get("annotations") for role in users] == [kept, kept]
+    assert not [o for o in of_kind(render("crds.keep=false"), "ClusterRole") if "annotations" in o["metadata"]]
+
+
 def test_the_manifests_are_the_charts() -> None:
     """manifests/operator.yaml is what the chart renders (`make generate` writes it)."""
     rendered = render("crds.install=false")
     committed = [o for o in yaml.safe_load_all((ROOT / "manifests" / "operator.yaml").read_text()) if o]
     assert committed[0]["kind"] == "Namespace"
+    for obj in rendered:
+        strip_of_helm(obj)
     assert committed[1:] == rendered
+    assert "helm" not in yaml.safe_dump_all(committed).lower()
 
 
 def test_the_charts_crd_is_in_step(tmp_path: Path) -> None:

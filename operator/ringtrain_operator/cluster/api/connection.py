@@ -58,7 +58,13 @@ class Connection:
     @classmethod
     def of_kubeconfig(cls, path: str | None, context: str | None = None) -> "Connection":
         """The connection that kubectl would use, exec plugins included."""
-        from kubernetes import client, config  # costs 0.2 s, and a pod never needs it
+        try:
+            from kubernetes import client, config  # costs 0.2 s, and a pod never needs it
+        except ImportError as exc:
+            raise ApiError(
+                "a kubeconfig is read by the Python package kubernetes, which is not here (nor in the operator's "
+                "image): in a pod leave KUBECONFIG unset, elsewhere pip install kubernetes"
+            ) from exc
 
         settings = client.Configuration()
         try:
