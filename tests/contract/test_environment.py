@@ -63,7 +63,7 @@ def test_an_agent_reads_what_is_built_for_a_worker(tmp_path: Path) -> None:
     config = AgentConfig.from_env(environment(build.build_worker_pod(parsed(), 4, 2), tmp_path))
     assert (config.job.name, config.job.namespace, config.job.uid) == ("digits", "team", "0a1b2c3d-4e5f")
     assert (config.job.attempt, config.workers, config.slots, config.index) == (4, 3, 2, 2)
-    assert config.launcher_address == "digits-launcher.digits.team.svc:7350"
+    assert config.launcher_address == "digits-launcher.digits:7350"
     assert (config.pod, config.pod_ip, config.node) == ("digits-worker-2", "10.0.0.7", "node-a")
     assert config.checkpoint_dir == "/data/digits-0a1b2c3d-4e5f"
     assert (config.timeout_s, config.start_timeout_s) == (7, 600)

@@ -29,8 +29,12 @@ def checkpoint_folder(job: Job) -> str:
 
 
 def launcher_address(job: Job) -> str:
-    """`host:port` of the launcher's control service inside the cluster."""
-    return f"{launcher_name(job)}.{job.name}.{job.namespace}.svc:{contract.PORT_LAUNCHER}"
+    """`host:port` of the launcher's control service, for the job's own namespace.
+
+    Short, because resolvers append each of their search domains, which end in the namespace: of long names that a
+    longer address would make more than the 253 characters that a name may have, and some give up at the first.
+    """
+    return f"{launcher_name(job)}.{job.name}:{contract.PORT_LAUNCHER}"
 
 
 def job_labels(job: Job) -> dict[str, str]:

@@ -98,6 +98,8 @@ def _finish(job: Job, pod: Pod) -> None:
     # What never started leaves no message; the end of its log is better than nothing.
     for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
+        spec["dnsPolicy"] = "ClusterFirstWithHostNet"  # else it asks the node's servers, which know no Service
     main = spec["containers"][0]
     path = main.setdefault("terminationMessagePath", environment.DEFAULT_TERMINATION_MESSAGE_PATH)
     main["env"].append({"name": contract.ENV_TERMINATION_MESSAGE_PATH, "value": path})

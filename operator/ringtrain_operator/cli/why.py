@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, suppress
 
 import click
 
@@ -23,6 +24,7 @@ from .session import (
 )
 
 EVENTS_SHOWN = 3
+AGENTS_ASKED = 3
 
 
 @click.command()
@@ -32,14 +34,15 @@ EVENTS_SHOWN = 3
 def why(name: str, local: bool, cluster: ClusterOptions) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
 
-    async def read(session: Session) -> tuple[Json, list[Json], list[Json]]:
+    async def read(session: Session) -> tuple[Json, list[Json], list[Json], list[str]]:
         from ringtrain_operator.cluster.api import EVENTS, JOBS, PODS
 
         job = await session.api.get(JOBS, session.namespace, name)
         pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
         uids = {o["metadata"]["uid"] for o in (job, *pods)}
         events = await session.api.select(EVENTS, session.namespace)
-        return job, pods, [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
+        about_it = [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
+        return job, pods, about_it, await _unreached(session, job, pods)
 
     if without_cluster(local, cluster):
         from ringtrain_operator.local.kept import newest_run
@@ -52,7 +55,37 @@ def why(name: str, local: bool, cluster: ClusterOptions) -> None:
         click.echo(line)
 
 
-def explain(job: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
+async def _unreached(session: Session, job: Json, pods: list[Json]) -> list[str]:
+    """What the agents of a gang that is not complete say of the launcher: they write it to their pods' logs."""
+    from ringtrain_operator.cluster.api import ApiError
+
+    running = _condition(job.get("status") or {}, "Running")
+    if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):
+        return []
+    views = [view for view in map(view_pod, pods) if view.role == "worker" and view.phase == "Running"]
+    # the workers whom the condition names first
+    views.sort(key=lambda view: (view.name not in str(running.get("message")), view.index))
+    agents = {pod["metadata"]["name"]: pod["spec"]["containers"][0]["name"] for pod in pods}
+    found = []
+    for view in views[:AGENTS_ASKED]:
+        last, api = b"", session.api
+        with suppress(ApiError):  # whoever may not read logs is told the rest
+            log = api.pod_log(session.namespace, view.name, container=agents[view.name], tail_lines=1)
+            async with aclosing(log) as lines:
+                async for line in lines:
+                    last = line
+        said = last.decode(errors="replace").strip()
+        if "has not been reached" in said:
+            found.append(f"pod {view.name}: {said}")
+    return found
+
+
+def _condition(status: Json, kind: str) -> Json:
+    found: Json = next((c for c in status.get("conditions") or [] if c["type"] == kind), {})
+    return found
+
+
+def explain(job: Json, pods: list[Json], events: list[Json], unreached: Sequence[str] = ()) -> Iterator[str]:
     """The causes, the job's own first, each line further down nearer to the root."""
     status = job.get("status") or {}
     name, state = job["metadata"]["name"], status.get("state")
@@ -62,7 +95,7 @@ def explain(job: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
         return
     yield f"{name} is {state}"
     yield from (f"  {line}" for line in _conditions(status))
-    yield from (f"    {line}" for line in _pods(pods))
+    yield from (f"    {line}" for line in (*_pods(pods), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
     yield from _failure(status)

@@ -57,7 +57,15 @@ def _gang(s: Situation) -> Said:
     """All pods run; whether the gang does is for its launcher to say."""
     if s.report is not None and s.report.phase == "Waiting":
         registered = sum(bool(worker.get("registered")) for worker in s.report.workers)
-        return _not("WaitingForAgents", f"{registered} of {s.status.attempt_workers} workers have registered")
+        absent = [
+            str(worker.get("pod") or worker.get("index"))
+            for worker in s.report.workers
+            if not worker.get("registered")
+        ]
+        shown = f"; not yet: {', '.join(absent[:NAMES_SHOWN])}" if absent else ""
+        more = ", …" if len(absent) > NAMES_SHOWN else ""
+        count = f"{registered} of {s.status.attempt_workers} workers have registered"
+        return _not("WaitingForAgents", f"{count}{shown}{more}")
     if s.report is not None or s.status.is_true("Running"):
         return Said("Running", "True", "GangRunning", f"attempt {s.attempt} runs with {s.world_size} ranks")
     cause = f": {s.observed.launcher_error}" if s.observed.launcher_error else ""

@@ -84,6 +84,20 @@ async def test_why_tells_the_chain_of_causes(open_cluster: OpenCluster, tmp_path
         assert any("pod digits-worker-0: Unschedulable: 0/2 nodes are available" in line for line in lines), said
 
 
+async def test_why_tells_what_agents_say_of_the_launcher(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """A worker that can't reach the launcher says so in its own log, which nobody reads unasked."""
+    problem = "the launcher at digits-launcher.digits:7350 has not been reached for 10 s: DNS resolution failed"
+    async with open_stage(open_cluster, tmp_path / "nodes") as s:
+        s.runtime.script = lambda sandbox: sandbox.log.write_text(f"dials\n{problem}\n") and None
+        await s.submit()
+        await s.until_running()
+        async with s.launcher_says(phase="Waiting"):
+            said_why = await s.until_condition("Running", "False", "0 of 2 workers have registered; not yet: ")
+            assert said_why["reason"] == "WaitingForAgents"
+            code, said = await dtj(s.cluster, tmp_path, "why", "digits", "-n", s.namespace)
+        assert f"    pod digits-worker-0: {problem}" in said.splitlines(), (code, said)
+
+
 async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Without a launcher's pod the answer is where the log is kept, not a 404."""
     async with open_cluster() as c:

@@ -1,6 +1,7 @@
 """Gangs that fail: who is named, how everybody ends, and that nothing is left."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -140,12 +141,16 @@ def test_workers_that_never_come(gang: Gang) -> None:
 
 
 def test_a_launcher_that_never_comes(gang: Gang) -> None:
-    """The agent says which address it did not reach, and ends with 69."""
-    job = gang(1, 1, RINGTRAIN_START_TIMEOUT="1")
+    """The agent says which address it did not reach, and why, in its log every few seconds, and ends with 69."""
+    job = gang(2, 1, RINGTRAIN_START_TIMEOUT="7")
     agent = job.agent(0, "true")
-    assert agent.wait() == 69
-    failure = agent.message()["failure"]
-    assert f"the launcher at 127.0.0.1:{job.control_port} was not reached within 1 s" in failure["message"]
+    nowhere = job.agent(1, "true", RINGTRAIN_LAUNCHER_ADDRESS="job-launcher.invalid:7350")
+    assert [agent.wait(), nowhere.wait()] == [69, 69]
+    message = agent.message()["failure"]["message"]
+    assert f"the launcher at 127.0.0.1:{job.control_port} was not reached within 7 s" in message
+    assert "Connection refused" in message
+    assert re.search(r"has not been reached for \d+ s: UNAVAILABLE: .*Connection refused", agent.err())
+    assert "the launcher at job-launcher.invalid:7350 has not been reached for" in nowhere.err()
 
 
 def test_a_launcher_that_stays_away(gang: Gang) -> None:

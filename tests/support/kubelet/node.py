@@ -18,7 +18,7 @@ from support.kubelet.serving import NodeServer
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
-_DNS_NAME = re.compile(r"^(?P<pod>[a-z0-9-]+)\.[a-z0-9.-]+\.svc(\.cluster\.local)?:(?P<port>\d+)$")
+_DNS_NAME = re.compile(r"^(?P<pod>[a-z0-9-]+)\.[a-z0-9-]+:(?P<port>\d+)$")
 
 
 class Kubelet:

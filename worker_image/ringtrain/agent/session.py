@@ -21,6 +21,8 @@ from ringtrain.gen import coordinator_pb2 as pb
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
+# A launcher that starts somewhat later than its workers is no problem; after so long it is one, and said as often.
+_SAY_EVERY_S = 5.0
 _DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
@@ -94,6 +96,8 @@ class Session:
         self._orders: Any = None
         self._heard = time.monotonic()
         self.last_problem = ""
+        self._saying = threading.Lock()
+        self._said_at = float("-inf")
         self._threads = [
             threading.Thread(target=self._follow_orders, name="ringtrain-orders", daemon=True),
             threading.Thread(target=self._send_state, name="ringtrain-heartbeat", daemon=True),
@@ -141,14 +145,15 @@ class Session:
             except grpc.RpcError as error:
                 self._note_problem(error)
             except OSError as error:  # the launcher's name does not resolve yet
-                self.last_problem = str(error)
+                self._say_problem(str(error))
             except ValueError:  # the channel was closed
                 return
             self._closed.wait(_RETRY_S)
 
     def _register(self) -> bool:
         request = registration_to_wire(self._registration())
-        reply = self._stub.Register(request, timeout=self._config.call_s, wait_for_ready=True)
+        # Not waiting for the channel to be ready: then the error says why it is not, and not only that time is up.
+        reply = self._stub.Register(request, timeout=self._config.call_s)
         self.heard()
         if not reply.accepted:
             self._deliver(Refused(reply.reason, reply.misconfigured))
@@ -202,10 +207,21 @@ class Session:
         if self._closed.is_set():
             return
         code, details = error.code(), error.details()
-        self.last_problem = f"{code.name}: {details}"
+        self._say_problem(f"{code.name}: {details}")
         if code in _DENIED:
             self._deliver(Refused(f"the launcher does not trust this agent: {details}", misconfigured=True))
             self._closed.set()
+
+    def _say_problem(self, problem: str) -> None:
+        """Keep the newest problem, and tell it every few seconds for as long as there is one."""
+        with self._saying:
+            self.last_problem = problem
+            now, silent_s = time.monotonic(), self.silent_s()
+            if min(silent_s, now - self._said_at) < _SAY_EVERY_S:
+                return
+            self._said_at = now
+        address = self._config.launcher_address
+        log.warning("the launcher at %s has not been reached for %.0f s: %s", address, silent_s, problem)
 
 
 def _message(order: Any) -> Message:

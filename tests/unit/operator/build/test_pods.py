@@ -263,3 +263,32 @@ def test_a_launcher_is_as_urgent_as_its_workers() -> None:
     own = {"template": {"spec": {"priorityClassName": "low"}}}
     launcher = build_launcher_pod(parsed(pod={"priorityClassName": "high"}, launcher=own), 1)
     assert launcher["spec"]["priorityClassName"] == "low"
+
+
+@pytest.mark.parametrize(
+    ("pod", "policy"),
+    [
+        pytest.param({}, None, id="own-network"),
+        pytest.param({"hostNetwork": True}, "ClusterFirstWithHostNet", id="host-network"),
+        pytest.param(
+            {"hostNetwork": True, "dnsPolicy": "ClusterFirst"},
+            "ClusterFirstWithHostNet",
+            id="default-in-words",
+        ),
+        pytest.param({"hostNetwork": True, "dnsPolicy": "None"}, "None", id="own-resolver"),
+    ],
+)
+def test_a_pod_in_the_hosts_network_resolves_services(pod: Json, policy: str | None) -> None:
+    """Kubernetes' default policy asks the node's servers there, which do not know the launcher."""
+    made = build_worker_pod(parsed(pod=pod), 1, 0)
+    assert made["spec"].get("dnsPolicy") == policy
+
+
+def test_the_longest_names_resolve() -> None:
+    """The launcher's address stays within DNS's 253 characters with any search domain of a cluster behind it."""
+    manifest = job()
+    manifest["metadata"].update(name="j" * 51, namespace="n" * 63, uid="0a1b2c3d-0000")
+    address = env(build_worker_pod(parse_job(manifest, templates=False), 1, 0))["RINGTRAIN_LAUNCHER_ADDRESS"]
+    host = address.rpartition(":")[0]
+    assert host == f"{'j' * 51}-launcher.{'j' * 51}"
+    assert len(f"{host}.{'n' * 63}.svc.cluster.local") <= 253
