@@ -15,8 +15,11 @@ COLUMNS = (
     ("Workers", "string", ".status.workers", "Workers ready of workers wanted."),
     ("Restarts", "integer", ".status.restarts", "Restarts counted against backoffLimit."),
     ("Progress", "string", ".status.progressSummary", "Steps done of steps wanted."),
+    ("Reason", "string", ".status.reason", "Why it is in this state."),
+    ("Disruptions", "integer", ".status.disruptions", "Restarts that were not the job's fault."),
     ("Age", "date", ".metadata.creationTimestamp", "Since when it exists."),
 )
+WIDE_COLUMNS = frozenset({"Reason", "Disruptions"})
 
 
 def build_crd() -> dict[str, Any]:
@@ -43,6 +46,7 @@ def build_crd() -> dict[str, Any]:
 def _version() -> dict[str, Any]:
     columns = [
         {"name": name, "type": kind, "jsonPath": path, "description": description}
+        | ({"priority": 1} if name in WIDE_COLUMNS else {})  # shown by kubectl get -o wide
         for name, kind, path, description in COLUMNS
     ]
     scale = {

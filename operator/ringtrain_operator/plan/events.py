@@ -30,7 +30,7 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     )
     started = (
         (Event("Normal", "AttemptStarted", f"attempt {after.attempt} with {after.attempt_workers} workers"),)
-        if after.attempt != before.attempt
+        if _has_pods(after) and not (_has_pods(before) and before.attempt == after.attempt)
         else ()
     )
     return (*started, *_goes_on(before, after), *(event for event in told if event is not None))
@@ -43,6 +43,12 @@ def _goes_on(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     if now is None or now == was:
         return ()
     return (Event("Normal", "StartedFrom", f"attempt {after.attempt} went on from {now}"),)
+
+
+def _has_pods(status: JobStatus) -> bool:
+    """Whether a pod of the present attempt exists, or existed: one whose pods are all refused has not started."""
+    by_role = (status.replica_statuses.launcher, status.replica_statuses.worker)
+    return any(pods.active or pods.succeeded or pods.failed for pods in by_role)
 
 
 def _event(before: Condition | None, after: Condition) -> Event | None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from ..errors import SpecInvalid
 from .conditions import Said, with_conditions
 from .counts import counts
-from .model import JobStatus, State
+from .model import ConditionType, JobStatus, State
 from .progress import progress_fields
 from .situation import Situation
 from .waiting import running_or_why_not
@@ -25,7 +25,8 @@ def compose(s: Situation, decided: Said | None, seen: Situation) -> JobStatus:
     if not s.status.finished:
         status = with_conditions(status, _consequences(s, status, decided), s.job.generation, s.now)
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": _state(status)})
-    return status.model_copy(update={**counts(s), **progress_fields(seen, status.is_true("Succeeded"))})
+    told = {"reason": _reason(status), **counts(s, status.finished)}
+    return status.model_copy(update={**told, **progress_fields(seen, status.is_true("Succeeded"))})
 
 
 def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: datetime) -> JobStatus:
@@ -34,7 +35,9 @@ def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: date
         return previous
     said = (Said("Accepted", "False", "InvalidSpec", str(error)),)
     status = with_conditions(previous, said, generation, now)
-    return status.model_copy(update={"observed_generation": generation, "state": "Rejected"})
+    return status.model_copy(
+        update={"observed_generation": generation, "state": "Rejected", "reason": "InvalidSpec"}
+    )
 
 
 def _consequences(s: Situation, status: JobStatus, decided: Said | None) -> tuple[Said, ...]:
@@ -53,6 +56,14 @@ def _consequences(s: Situation, status: JobStatus, decided: Said | None) -> tupl
     if running.status == "True" and status.is_true("Restarting"):
         return (running, Said("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))
     return (running,)
+
+
+def _reason(status: JobStatus) -> str:
+    """Why the job is in its state: the reason of the condition that says most about it."""
+    kinds: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended", "Running", "Restarting")
+    kind = next((kind for kind in kinds if status.is_true(kind)), "Running")
+    found = status.condition(kind)
+    return found.reason if found is not None else ""
 
 
 def _state(status: JobStatus) -> State:

@@ -11,15 +11,18 @@ from .model import ReplicaStatus, ReplicaStatuses
 from .situation import Situation
 
 
-def counts(s: Situation) -> dict[str, Any]:
-    """Fields of the status that count pods. What a finished job's deleted pods had become stays counted."""
+def counts(s: Situation, ended: bool) -> dict[str, Any]:
+    """Fields of the status that count pods. What a finished job's deleted pods had become stays counted.
+
+    `ended`: whether the job has ended by now; it wants no workers then, and "0/2" would look like trouble.
+    """
     launchers = [s.launcher] if s.launcher is not None else []
     before = s.status.replica_statuses if s.status.finished else ReplicaStatuses()
     workers = _replica_status(s.workers, before.worker)
     return {
         "replicas": len(s.workers),
         "selector": worker_selector(s.job),
-        "workers": f"{workers.ready}/{s.job.num_workers}",
+        "workers": "-" if ended else f"{workers.ready}/{s.job.num_workers}",
         "replica_statuses": ReplicaStatuses(launcher=_replica_status(launchers, before.launcher), worker=workers),
     }
 

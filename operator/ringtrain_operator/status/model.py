@@ -90,6 +90,7 @@ class JobStatus(StatusModel):
 
     observed_generation: int | None = Field(default=None, description="Generation of the spec last acted upon.")
     state: State | None = Field(default=None, description="The conditions in one word.")
+    reason: str = Field(default="", description="Why, in one word: the reason of the condition that says most.")
     conditions: tuple[Condition, ...] = Field(default=(), description="Kubernetes' conditions.")
     attempt: int = Field(default=0, description="Lives of the gang so far; its pods carry the number.")
     attempt_workers: int = Field(default=0, description="Workers that the present attempt was made with.")
@@ -104,7 +105,7 @@ class JobStatus(StatusModel):
     completion_time: Time | None = Field(default=None, description="When the job ended.")
     replicas: int = Field(default=0, description="Worker pods that exist (scale subresource).")
     selector: str = Field(default="", description="Labels of the worker pods (scale subresource).")
-    workers: str = Field(default="", description="Workers ready of workers wanted.")
+    workers: str = Field(default="", description="Workers ready of workers wanted; - when the job has ended.")
     replica_statuses: ReplicaStatuses = Field(default=ReplicaStatuses(), description="Pods by role and phase.")
     progress: Progress | None = Field(default=None, description="How far training is.")
     progress_summary: str = Field(default="", description="The same in a few characters.")

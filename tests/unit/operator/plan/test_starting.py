@@ -10,7 +10,7 @@ from support.jobs import job
 from support.planworld import World, condition, running, world
 
 from ringtrain_operator.cluster.poll import PollTimes
-from ringtrain_operator.observe import ObjectRef
+from ringtrain_operator.observe import ObjectRef, Refusal
 from ringtrain_operator.plan import companion_refs
 from ringtrain_operator.spec import parse_job
 
@@ -220,3 +220,36 @@ def test_a_gangs_secret_is_known_by_its_pods() -> None:
     w.pods_go()
     w.run(seconds=5)
     assert secrets_of(w) == {"digits-0a1b2c3d"}
+
+
+def test_an_attempt_has_started_when_a_pod_of_it_exists() -> None:
+    """One whose pods are all refused has not, whatever the status counts; then it is said once."""
+    w = world()
+    plan = w.plan()
+    assert plan.status is not None
+    w.job["status"] = dict(plan.status)
+    w.refusals = (Refusal(ObjectRef("Pod", "digits-launcher"), 403, "Forbidden", "exceeded quota: none left"),)
+    quota = w.plan()
+    assert [event.reason for event in (*plan.events, *quota.events)] == ["QuotaExceeded"]
+    w.refusals = ()
+    w.start_gang()
+    assert w.reasons().count("AttemptStarted") == 1
+    w.evict("digits-worker-0")
+    w.report = None
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    w.start_gang()
+    assert w.reasons().count("AttemptStarted") == 2
+
+
+def test_the_status_says_why_in_one_word() -> None:
+    """What `kubectl get -o wide` shows; an ended job shows no count of workers that it does not want any more."""
+    w = world()
+    w.settle()
+    assert (w.status.state, w.status.reason, w.status.workers) == ("Pending", "WaitingForPods", "0/2")
+    w.start_gang()
+    assert (w.status.state, w.status.reason, w.status.workers) == ("Running", "GangRunning", "2/2")
+    w.launcher_ends(0)
+    w.settle()
+    assert (w.status.state, w.status.reason, w.status.workers) == ("Succeeded", "AllRanksSucceeded", "-")

@@ -39,11 +39,13 @@ def test_its_subresources() -> None:
 def test_its_columns() -> None:
     """Those that the README shows, each a path of the schema."""
     columns = {c["name"]: c["jsonPath"] for c in VERSION["additionalPrinterColumns"]}
-    assert list(columns) == ["State", "Workers", "Restarts", "Progress", "Age"]
+    narrow = [c["name"] for c in VERSION["additionalPrinterColumns"] if not c.get("priority")]
+    assert narrow == ["State", "Workers", "Restarts", "Progress", "Age"]
+    assert columns.keys() - narrow == {"Reason", "Disruptions"}
     status = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     told = {path.removeprefix(".status.") for path in columns.values() if path.startswith(".status.")}
     assert told <= status.keys()
-    assert len(told) == 4
+    assert len(told) == 6
 
 
 def test_only_what_is_kubernetes_own_keeps_unknown_fields() -> None:
