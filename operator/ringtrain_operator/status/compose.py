@@ -61,8 +61,7 @@ def _consequences(s: Situation, status: JobStatus, decided: Said | None) -> tupl
 def _reason(status: JobStatus) -> str:
     """Why the job is in its state: the reason of the condition that says most about it."""
     kinds: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended", "Running", "Restarting")
-    kind = next((kind for kind in kinds if status.is_true(kind)), "Running")
-    found = status.condition(kind)
+    found = next((status.condition(kind) for kind in kinds if status.is_true(kind)), status.condition("Running"))
     return found.reason if found is not None else ""
 
 
