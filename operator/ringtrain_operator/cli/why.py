@@ -48,7 +48,7 @@ def why(name: str, local: bool, cluster: ClusterOptions) -> None:
         from ringtrain_operator.local.kept import newest_run
 
         with told():
-            found: tuple[Json, list[Json], list[Json]] = (newest_run(RUNS, name).job, [], [])
+            found: tuple[Json, list[Json], list[Json], list[str]] = (newest_run(RUNS, name).job, [], [], [])
     else:
         found = with_session(cluster, read)
     for line in explain(*found):
