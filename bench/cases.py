@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.contest import Rounds
-from bench.hosts import Hosts, Loopback, namespaces
+from bench.hosts import Hosts, Loopback, certified, namespaces
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
@@ -108,4 +108,11 @@ def _pods() -> Case:
     return Case("1 Gbit/s between pods of 2", 4, where, contenders, work)
 
 
-CASES = [_loopback(2), _loopback(4), _gigabit(2), _gigabit(4), _pods()]
+def _encrypted(ranks: int) -> Case:
+    """What RINGTRAIN_ENCRYPT costs where the line is no bound."""
+    contenders = {"ringtrain-grpc": GRPC, "ringtrain-encrypted": GRPC | {"RINGTRAIN_ENCRYPT": "tensors"}}
+    work = [*_allreduces([4 * KIB, MIB, 64 * MIB]), ({"kind": "step"}, Rounds(20, 3, 2))]
+    return Case("encrypted, one machine", ranks, lambda: certified(ranks), contenders, work)
+
+
+CASES = [_loopback(2), _loopback(4), _gigabit(2), _gigabit(4), _pods(), _encrypted(2)]

@@ -4,6 +4,7 @@ import contextlib
 import shlex
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +40,32 @@ class Loopback:
 
     def sent_bytes(self) -> int:
         return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
+
+
+class CertifiedLoopback(Loopback):
+    """All ranks on this machine, with certificates for what encrypts."""
+
+    def __init__(self, ranks: int, secrets: Path) -> None:
+        super().__init__(ranks)
+        self._secrets = secrets
+
+    def commands(self, contender: str, worker: list[str]) -> list[Command]:
+        more = {"RINGTRAIN_SECRET_DIR": str(self._secrets), "RINGTRAIN_JOB_UID": "bench"}
+        return [(words, env | more) for words, env in super().commands(contender, worker)]
+
+
+@contextlib.contextmanager
+def certified(ranks: int) -> Iterator[Hosts]:
+    """Ranks on this machine, and an authority of their own, made by openssl as the operator makes a job's."""
+    with tempfile.TemporaryDirectory() as directory:
+        make = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        ca = ["-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=bench", "-days", "2"]
+        name = "subjectAltName=DNS:worker.bench.ringtrain"
+        rank = ["-keyout", "tls.key", "-out", "tls.crt", "-subj", "/CN=rank", "-days", "2", "-addext", name]
+        leaf = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:false"]
+        for words in ([*make, *ca], [*make, *rank, *leaf]):
+            subprocess.run(words, cwd=directory, check=True, capture_output=True)
+        yield CertifiedLoopback(ranks, Path(directory))
 
 
 class Namespaces:

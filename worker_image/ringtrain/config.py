@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringtrain import contract
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, shown
 from ringtrain.transport.address import split_address
 from ringtrain.world.mpi import mpi_place
 from ringtrain.world.tf_config import OUTSIDE_TYPES, parse_tf_config
@@ -17,6 +17,10 @@ _ALONE = ("localhost:0",)
 TRANSPORTS = ("auto", "grpc", "shm", "mpi")
 # auto: between pods, tensors take ports of their own where these can be reached. grpcio: always gRPC's library.
 DATA_PATHS = ("auto", "grpcio")
+# Eleven days. gRPC counts milliseconds in 32 bits.
+LONGEST_TIMEOUT_S = 1e6
+# More ranks than any world has; sizes, generations and attempts travel in 32 bits.
+_HIGHEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class WorkerConfig:
             or _from_torchrun(env)
             or _alone("single", "worker")
         )
-        attempt = _integer(env, contract.ENV_ATTEMPT, 1, lowest=1)
+        attempt = _integer(env, contract.ENV_ATTEMPT, 1, lowest=1, highest=_HIGHEST)
         timeout_s = _seconds(env, contract.ENV_TIMEOUT, 60.0)
         return WorkerConfig(
             rank=world.rank,
@@ -94,7 +98,7 @@ class WorkerConfig:
             cross_size=world.topology.cross_size,
             role=world.role,
             source=world.source,
-            generation=_integer(env, contract.ENV_GENERATION, attempt, lowest=0),
+            generation=_integer(env, contract.ENV_GENERATION, attempt, lowest=0, highest=_HIGHEST),
             attempt=attempt,
             timeout_s=timeout_s,
             stall_timeout_s=_seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
@@ -105,7 +109,9 @@ class WorkerConfig:
             job_uid=env.get(contract.ENV_JOB_UID, ""),
             token_file=_path(env, contract.ENV_TOKEN_FILE),
             token_text=env.get(contract.ENV_TOKEN),
-            report_fd=_integer(env, contract.ENV_REPORT_FD, -1) if env.get(contract.ENV_REPORT_FD) else None,
+            report_fd=_integer(env, contract.ENV_REPORT_FD, -1, highest=_HIGHEST)
+            if env.get(contract.ENV_REPORT_FD)
+            else None,
             check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
@@ -149,7 +155,7 @@ def _from_ringtrain(env: Mapping[str, str]) -> _World | None:
     for name in (contract.ENV_RANK, contract.ENV_SIZE):
         if name not in env:
             raise ConfigurationError(f"{name} is not set; {contract.ENV_RANK} and {contract.ENV_SIZE} go together")
-    size = _integer(env, contract.ENV_SIZE, lowest=1)
+    size = _integer(env, contract.ENV_SIZE, lowest=1, highest=_HIGHEST)
     rank = _integer(env, contract.ENV_RANK, lowest=0, highest=size - 1)
     addresses = _ring_addresses(env, size)
     if addresses is None:
@@ -225,8 +231,8 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
 def _topology(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> Topology:
     """What the environment says, and what it leaves out from the hosts of the addresses."""
     by_host = topology_of(addresses, rank)
-    local_size = _integer(env, contract.ENV_LOCAL_SIZE, by_host.local_size, lowest=1)
-    cross_size = _integer(env, contract.ENV_CROSS_SIZE, by_host.cross_size, lowest=1)
+    local_size = _integer(env, contract.ENV_LOCAL_SIZE, by_host.local_size, lowest=1, highest=_HIGHEST)
+    cross_size = _integer(env, contract.ENV_CROSS_SIZE, by_host.cross_size, lowest=1, highest=_HIGHEST)
     return Topology(
         _integer(env, contract.ENV_LOCAL_RANK, by_host.local_rank, lowest=0, highest=local_size - 1),
         local_size,
@@ -244,10 +250,10 @@ def _integer(
     try:
         value = int(text)
     except ValueError:
-        raise ConfigurationError(f'{name} is "{text}"; expected an integer') from None
+        raise ConfigurationError(f'{name} is "{shown(text)}"; expected an integer') from None
     if (lowest is not None and value < lowest) or (highest is not None and value > highest):
         expected = f"at least {lowest}" if highest is None else f"{lowest} to {highest}"
-        raise ConfigurationError(f"{name} is {value}; expected {expected}")
+        raise ConfigurationError(f"{name} is {shown(text)}; expected {expected}")
     return value
 
 
@@ -259,8 +265,10 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise ConfigurationError(f'{name} is "{text}"; expected seconds, more than 0')
+    if not 0 < value <= LONGEST_TIMEOUT_S:
+        raise ConfigurationError(
+            f'{name} is "{shown(text)}"; expected seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}'
+        )
     return value
 
 
@@ -268,7 +276,7 @@ def _one_of(env: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
     """The value of `name`, by default the first that is allowed."""
     value = env.get(name) or allowed[0]
     if value not in allowed:
-        raise ConfigurationError(f'{name} is "{value}"; expected one of {", ".join(allowed)}')
+        raise ConfigurationError(f'{name} is "{shown(value)}"; expected one of {", ".join(allowed)}')
     return value
 
 

@@ -54,3 +54,20 @@ class DataError(RingtrainError, ValueError):
 
 class CheckpointError(RingtrainError, OSError):
     """No checkpoint can be read or written."""
+
+
+_SHOWN_CHARACTERS = 200
+
+
+def shown(value: object) -> str:
+    """`value` for a message: as Python writes it, cut where it is long."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
+        return f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}… ({len(text)} characters)"
+
+
+def quoted(value: object) -> str:
+    """As `shown`, with texts in quotes."""
+    return shown(repr(value)) if isinstance(value, str) else shown(value)

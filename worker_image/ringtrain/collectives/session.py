@@ -15,7 +15,7 @@ from ringtrain.collectives.choose import choose_communicator, is_networked
 from ringtrain.collectives.communicator import Communicator
 from ringtrain.collectives.engine import Engine
 from ringtrain.collectives.exchange import SEGMENT_BYTES, ExchangeCommunicator
-from ringtrain.config import WorkerConfig
+from ringtrain.config import LONGEST_TIMEOUT_S, WorkerConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError
 from ringtrain.transport.address import is_loopback
 from ringtrain.transport.base import Transport
@@ -140,8 +140,10 @@ def init(
             return
         found = config or WorkerConfig.from_env(os.environ)
         if timeout is not None:
-            if not timeout > 0:
-                raise ConfigurationError(f"timeout is {timeout}; expected seconds, more than 0")
+            if not 0 < timeout <= LONGEST_TIMEOUT_S:
+                raise ConfigurationError(
+                    f"timeout is {timeout}; expected seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}"
+                )
             found = replace(found, timeout_s=float(timeout))
         _start_timeline(found)
         try:

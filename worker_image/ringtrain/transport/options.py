@@ -1,8 +1,8 @@
 """gRPC's channel and server options, all derived from the one timeout."""
 
+from ringtrain.wire.messages import MOST_CONTROL_BYTES
+
 _UNLIMITED = -1
-# A request carries a signature at most. gRPC's own limit.
-_MOST_REQUEST_BYTES = 4 << 20
 # Connections at a time. A peer has one.
 _MOST_CONNECTIONS = 256
 _HANDSHAKE_MS = 10_000
@@ -31,7 +31,7 @@ def server_options(timeout_s: float, size: int) -> Options:
     """Options of the server of one rank of `size`."""
     return [
         *_common(timeout_s),
-        ("grpc.max_receive_message_length", _MOST_REQUEST_BYTES),
+        ("grpc.max_receive_message_length", MOST_CONTROL_BYTES),
         ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS + 2 * size),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", _IDLE_MS),

@@ -21,12 +21,12 @@ from ringtrain.transport.threads import DaemonPool
 from ringtrain.transport.tls import Tls
 from ringtrain.wire.failure import Failure, Refused, Stranger
 from ringtrain.wire.frame import split_frame
-from ringtrain.wire.messages import METHODS, MOST_CONTROL_BYTES
+from ringtrain.wire.messages import METHODS
 
 _SERVICE: Final = "ringtrain.Ring"
 _PULL: Final = "Pull"
 _SESSION_KEY: Final = "ringtrain-session"
-# Calls without a session at a time: each holds a thread, and a message of at most 4 MiB.
+# Calls without a session at a time: each holds a thread, and a message of at most 64 KiB.
 _MOST_CALLS: Final = 16
 
 
@@ -274,7 +274,7 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         def limited(requests: Iterator[bytes], context: Any) -> bytes:
             stranger = self._strangers.enter(context.cancel)
             try:
-                return answer(next(requests, b"")[: MOST_CONTROL_BYTES + 1], context)
+                return answer(next(requests, b""), context)
             finally:
                 self._strangers.leave(stranger)
                 self._calls.take_one()

@@ -16,7 +16,7 @@ ABORT: Final = "Abort"
 MEANING: Final = "Meaning"
 METHODS: Final = (HELLO, PROVE, WATCH, STATUS, ABORT, MEANING)
 
-# Longer than any control message of a peer: an announced failure is the longest.
+# More than any request of a peer to the ring's port has: a signature's text, or an announced failure.
 MOST_CONTROL_BYTES: Final = 64 << 10
 _MOST_TEXT: Final = 300  # host names have at most 253 characters
 _PULL: Final = struct.Struct("<16sIIQ")
@@ -81,7 +81,9 @@ def dump(message: Any) -> bytes:
 def load(data: bytes) -> Any:
     """The values of a control message. Raises Malformed: a stranger may send any bytes."""
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text, and can't be proved
+        return value
     except (ValueError, RecursionError) as error:
         raise Malformed(f"not a message of this protocol: {str(error)[:100]}") from error
 

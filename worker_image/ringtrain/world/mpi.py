@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, shown
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class MpiPlace:
     local_size: int | None
 
 
+_LONGEST_NUMBER: Final = 20
 # Names of rank, size, local rank and local size. PRRTE sets Open MPI's names beside PMIx's when it runs for Open
 # MPI.
 _LAUNCHERS: Final = (
@@ -40,8 +41,8 @@ def mpi_place(env: Mapping[str, str]) -> MpiPlace | None:
             continue
         if size not in env:
             raise ConfigurationError(
-                f"{launcher} set {rank}={env[rank]} but not {size}, so the size of the world is not known; start "
-                f"through mpirun, or set RINGTRAIN_RANK, RINGTRAIN_SIZE and RINGTRAIN_RING_ADDRESSES"
+                f"{launcher} set {rank}={shown(env[rank])} but not {size}, so the size of the world is not known; "
+                f"start through mpirun, or set RINGTRAIN_RANK, RINGTRAIN_SIZE and RINGTRAIN_RING_ADDRESSES"
             )
         place = MpiPlace(
             launcher,
@@ -60,9 +61,11 @@ def mpi_place(env: Mapping[str, str]) -> MpiPlace | None:
 
 def _number(env: Mapping[str, str], name: str) -> int:
     try:
+        if len(env[name]) > _LONGEST_NUMBER:
+            raise ValueError
         return int(env[name])
     except ValueError as error:
-        raise ConfigurationError(f'{name} is "{env[name]}"; expected an integer') from error
+        raise ConfigurationError(f'{name} is "{shown(env[name])}"; expected an integer') from error
 
 
 def _optional(env: Mapping[str, str], name: str) -> int | None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, quoted, shown
 from ringtrain.transport.address import split_address
 from ringtrain.world.topology import same_address
 
@@ -43,7 +43,7 @@ def parse_tf_config(text: str) -> TfTask | None:
     if kind in cluster and not 0 <= index < len(cluster[kind]):
         count = len(cluster[kind])
         raise ConfigurationError(
-            f"TF_CONFIG: task index {index} is out of range; the cluster has {count} of type {kind}, "
+            f"TF_CONFIG: task index {shown(index)} is out of range; the cluster has {count} of type {kind}, "
             f"0 to {count - 1}"
         )
     if kind in OUTSIDE_TYPES:
@@ -56,26 +56,30 @@ def parse_tf_config(text: str) -> TfTask | None:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
+    except RecursionError as error:
+        raise ConfigurationError(f"TF_CONFIG is nested too deeply: {shown(text)}") from error
     except json.JSONDecodeError as error:
         near = text[max(0, error.pos - 20) : error.pos + 20]
         raise ConfigurationError(
             f"TF_CONFIG is not JSON: {error.msg} at line {error.lineno} column {error.colno}, near {near!r}"
         ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"TF_CONFIG has a number that is too long: {shown(text)}") from error
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigurationError(f"TF_CONFIG: {name} is {value!r}; expected an object in braces")
+        raise ConfigurationError(f"TF_CONFIG: {name} is {shown(value)}; expected an object in braces")
     return value
 
 
 def _addresses(kind: str, value: Any) -> tuple[str, ...]:
     if kind not in RING_TYPES + OUTSIDE_TYPES:
         raise ConfigurationError(
-            f'TF_CONFIG: the cluster has a task type "{kind}"; expected chief, worker, ps or evaluator'
+            f'TF_CONFIG: the cluster has a task type "{shown(kind)}"; expected chief, worker, ps or evaluator'
         )
     if not isinstance(value, list) or not all(isinstance(address, str) for address in value):
-        raise ConfigurationError(f'TF_CONFIG: cluster.{kind} is {value!r}; expected a list of "host:port"')
+        raise ConfigurationError(f'TF_CONFIG: cluster.{kind} is {quoted(value)}; expected a list of "host:port"')
     for index, address in enumerate(value):
         try:
             split_address(address)
@@ -89,13 +93,17 @@ def _addresses(kind: str, value: Any) -> tuple[str, ...]:
 def _task(task: dict[str, Any]) -> tuple[str, int]:
     kind, index = task["type"], task.get("index", 0)
     if kind not in RING_TYPES + OUTSIDE_TYPES:
-        raise ConfigurationError(f"TF_CONFIG: task type is {kind!r}; expected chief, worker, ps or evaluator")
+        raise ConfigurationError(
+            f"TF_CONFIG: task type is {quoted(kind)}; expected chief, worker, ps or evaluator"
+        )
     try:
         if isinstance(index, bool | float):
             raise ValueError
         return kind, int(index)  # some schedulers write the index as a string
     except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"TF_CONFIG: task index is {index!r}; expected an integer from 0") from error
+        raise ConfigurationError(
+            f"TF_CONFIG: task index is {quoted(index)}; expected an integer from 0"
+        ) from error
 
 
 def _have(cluster: dict[str, tuple[str, ...]]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ringtrain.control.address import own_address
 from ringtrain.control.ports import HeldPorts
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, shown
 from ringtrain.transport.address import split_address
 from ringtrain.world import trust
 from ringtrain.world.gathering import gather_addresses
@@ -156,16 +156,16 @@ def _number(env: Mapping[str, str], name: str, lowest: int, highest: int | None)
     text = env.get(name)
     expected = f"at least {lowest}" if highest is None else f"{lowest} to {highest}"
     if not text:
-        have = ", ".join(f"{other}={env[other]}" for other in _NAMES if env.get(other))
+        have = ", ".join(f"{other}={shown(env[other])}" for other in _NAMES if env.get(other))
         raise ConfigurationError(
             f"{name} is not set, but {have}; torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together"
         )
     try:
         value = int(text)
     except ValueError:
-        raise ConfigurationError(f'{name} is "{text[:50]}"; expected an integer, {expected}') from None
+        raise ConfigurationError(f'{name} is "{shown(text)}"; expected an integer, {expected}') from None
     if value < lowest or (highest is not None and value > highest):
-        raise ConfigurationError(f"{name} is {text[:50]}; expected {expected}")
+        raise ConfigurationError(f"{name} is {shown(text)}; expected {expected}")
     return value
 
 

@@ -98,10 +98,11 @@ class DataServer:
 
     def _put_out(self, one: Serving) -> None:
         """`one` is not to stay any longer without a session."""
-        self._complaints.say(
-            f"the data port closed a connection from {one.peer}: it has shown no session, and others came or its "
-            f"time was over"
-        )
+        if not self._closing:
+            self._complaints.say(
+                f"the data port closed a connection from {one.peer}: it has shown no session, and others came or "
+                f"its time was over"
+            )
         one.shut()
 
     def _serve(self, one: Serving) -> None:
