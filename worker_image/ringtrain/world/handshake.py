@@ -125,30 +125,48 @@ class Handshake:
         end = time.monotonic() + self._place.timeout_s
         hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._place.peers}
         answers = {peer: self._ask_hello(transport, peer, hello, end) for peer, hello in hellos.items()}
-        for peer, answer in answers.items():
-            self._meet(transport, peer, hellos[peer], answer, end)
+        # All are greeted before any is proved to: a peer hears a proof when it has greeted back, and ranks that
+        # wait for that in a circle, each with a greeting to repeat, would wait for ever.
+        theirs = {peer: self._greet(transport, peer, hellos[peer], answers[peer], end) for peer in hellos}
+        for peer, hello in hellos.items():
+            self._prove_to(transport, peer, hello, theirs[peer], end)
             met(peer)
         self._await_all(end)
 
-    def _meet(self, transport: Transport, peer: int, mine: Hello, answer: "Future[bytes]", end: float) -> None:
-        """Hello and Prove; again from the start if the peer is still leaving an earlier world at its address."""
+    def _greet(self, transport: Transport, peer: int, mine: Hello, answer: "Future[bytes]", end: float) -> Hello:
+        """What the peer answers to Hello; asked again while it is still leaving an earlier world at its address."""
         while True:
             try:
-                theirs = self._examine(peer, mine, self._answer(peer, answer, end))
-                proof = trust.proof(self._place.token, trust.CLIENT, dump(mine), theirs.nonce.encode())
-                request = dump({"hello": mine.__dict__, "proof": proof})
-                left = max(end - time.monotonic(), self._place.probe_timeout_s)
-                self._take(transport, peer, self._answer(peer, transport.ask(peer, PROVE, request, left), end))
-                return
+                return self._examine(peer, mine, self._answer(peer, answer, end))
             except Broken as broken:
-                left = end - time.monotonic()
-                if broken.how is not How.CLOSED or left <= 0:
-                    self._fail(Failure("lost", self._absent(peer), peer))
+                self._pause(peer, broken, end)
             except Malformed as malformed:
                 name = self._place.name(peer)
                 self._fail(Failure("configuration", f"{name} is another program: it answers {malformed}"))
-            self._verdict.wait(min(left, _ASK_AGAIN_S))
             answer = self._ask_hello(transport, peer, mine, end)
+
+    def _prove_to(self, transport: Transport, peer: int, mine: Hello, theirs: Hello, end: float) -> None:
+        """Get a session from the peer; from its Hello again if it is in another world by now."""
+        while True:
+            proof = trust.proof(self._place.token, trust.CLIENT, dump(mine), theirs.nonce.encode())
+            request = dump({"hello": mine.__dict__, "proof": proof})
+            left = max(end - time.monotonic(), self._place.probe_timeout_s)
+            try:
+                self._take(transport, peer, self._answer(peer, transport.ask(peer, PROVE, request, left), end))
+                return
+            except Broken as broken:
+                self._pause(peer, broken, end)
+            except Malformed as malformed:
+                name = self._place.name(peer)
+                self._fail(Failure("configuration", f"{name} is another program: it answers {malformed}"))
+            theirs = self._greet(transport, peer, mine, self._ask_hello(transport, peer, mine, end), end)
+
+    def _pause(self, peer: int, broken: Broken, end: float) -> None:
+        """Wait a moment before the peer is asked again; fail where that makes no sense."""
+        left = end - time.monotonic()
+        if broken.how is not How.CLOSED or left <= 0:
+            self._fail(Failure("lost", self._absent(peer), peer))
+        self._verdict.wait(min(left, _ASK_AGAIN_S))
 
     def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
         """Keep what the peer's answer to Prove holds."""
