@@ -134,7 +134,7 @@ class Handshake:
         self._await_all(end)
 
     def _greet(self, transport: Transport, peer: int, mine: Hello, answer: "Future[bytes]", end: float) -> Hello:
-        """What the peer answers to Hello; asked again while it is still leaving an earlier world at its address."""
+        """What the peer answers to Hello; asked again while it still leaves an earlier world at its address."""
         while True:
             try:
                 return self._examine(peer, mine, self._answer(peer, answer, end))
