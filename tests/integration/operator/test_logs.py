@@ -87,7 +87,7 @@ async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, ve
             merged = await logs(c, tmp_path, ns, "--attempt=1")
             assert sorted(merged.splitlines()) == [f"[{rank}] begin 1 {rank}" for rank in range(4)]
             assert "logs are kept of attempts 1, 2" in await logs(c, tmp_path, ns, "--attempt=5")
-            assert "Error: there is no rank 4:" in await logs(c, tmp_path, ns, "--rank=4")
+            assert "talk has 4 ranks, 0 to 3" in await logs(c, tmp_path, ns, "--rank=4")
             if c.fake is not None:
                 await without_the_right_to_exec(c, tmp_path, ns)
             refused = c.fake.faults.add("GET", "pods/exec", 500) if c.fake is not None else None
