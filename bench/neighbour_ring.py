@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from bench.backends import Ringtrain, Work, values
-from ringtrain.collectives.exchange import SEGMENT_BYTES, ExchangeCommunicator
-from ringtrain.collectives.layout import even_bounds, segments
-from ringtrain.collectives.session import current
+from ringtrain.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
+from ringtrain.process_groups.context import current
+from ringtrain.reduction.cuts import even_bounds, segments
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature

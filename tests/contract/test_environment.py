@@ -19,14 +19,14 @@ import ringtrain.contract
 import ringtrain_operator.contract
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.rank_env import rank_environment
-from ringtrain.collectives.session import Session
-from ringtrain.config import WorkerConfig
 from ringtrain.control.environment import Environment
 from ringtrain.control.model import World
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.mpi.implementation import Implementation
 from ringtrain.mpi.settings import read_mpi
+from ringtrain.process_groups.context import Session
+from ringtrain.world.config import WorkerConfig
 from ringtrain_operator import build
 from ringtrain_operator.spec import Job, parse_job
 

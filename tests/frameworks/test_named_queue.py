@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError
-from ringtrain.named.agreement import Agreement
-from ringtrain.named.memory import MemoryGroup, memory_groups, on_threads
-from ringtrain.named.queue import NamedQueue
-from ringtrain.named.request import Kind, Request, Round
+from ringtrain.negotiation.agreement import Agreement
+from ringtrain.negotiation.memory import MemoryGroup, memory_groups, on_threads
+from ringtrain.negotiation.queue import NamedQueue
+from ringtrain.negotiation.request import Kind, Request, Round
 
 ONES = np.ones(2, np.float32)
 

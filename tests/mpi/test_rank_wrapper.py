@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from ringtrain.agent.main_thread import MainThread
+from ringtrain.agent.mpi.rank_registry import Arrival, Departure, RankDesk, Seat
 from ringtrain.mpi.frames import receive_frame, send_frame
-from ringtrain.mpi.main_thread import MainThread
-from ringtrain.mpi.rank_desk import Arrival, Departure, RankDesk, Seat
 from ringtrain.mpi.shim import write_shim
 
 DEADLINE_S = 60.0

@@ -12,16 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
+from ringtrain.agent.mpi.children import Child, Streams
+from ringtrain.agent.mpi.daemons import DaemonService, Deadlines, Means
 from ringtrain.control.environment import Environment
 from ringtrain.control.model import JobIdentity
 from ringtrain.control.rpc import Peer, dial, serve
 from ringtrain.control.secrets import Secrets, load_secrets
 from ringtrain.gen import daemons_pb2 as pb
 from ringtrain.gen.daemons_pb2_grpc import DaemonsStub, add_DaemonsServicer_to_server
-from ringtrain.mpi.children import Child, Streams
-from ringtrain.mpi.daemons import DaemonService, Deadlines, Means
+from ringtrain.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
 from ringtrain.mpi.proof import Claim, prove
-from ringtrain.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
 
 from .jobs import write_secrets
 

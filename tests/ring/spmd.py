@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import pytest
 from support.ports import free_addresses
 
-from ringtrain.collectives.session import Session
-from ringtrain.config import WorkerConfig
-from ringtrain.mpi.library import load_mpi
+from ringtrain.process_groups.context import Session
+from ringtrain.world.config import WorkerConfig
+from ringtrain.world.mpi_library import load_mpi
 
 T = TypeVar("T")
 UNDER_MPIRUN = "RINGTRAIN_TEST_UNDER_MPIRUN" in os.environ

@@ -14,8 +14,8 @@ from ring.reference import assert_same_bits, made
 from ring.worlds import world_of
 from ringtrain.compression import Compressor, halves
 from ringtrain.errors import ConfigurationError, MismatchError
-from ringtrain.group import Group
 from ringtrain.optim import SGD, AdamW, HostOptimizer
+from ringtrain.process_groups.group import Group
 
 Array = NDArray[Any]
 SIZE = 3

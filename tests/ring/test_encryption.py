@@ -17,10 +17,10 @@ from support.ports import free_addresses
 
 import ringtrain as rt
 from ring.leftovers import leftovers
-from ringtrain.collectives.session import Session
-from ringtrain.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.process_groups.context import Session
 from ringtrain.transport.address import split_address
+from ringtrain.world.config import WorkerConfig
 
 UID = "uid-1"
 DEADLINE_S = 60.0

@@ -15,10 +15,10 @@ from support.ranks import started_ranks
 
 import ringtrain as rt
 from ring.leftovers import leftovers
-from ringtrain.collectives.session import Session
-from ringtrain.config import WorkerConfig
 from ringtrain.optim import AdamW, HostOptimizer
+from ringtrain.process_groups.context import Session
 from ringtrain.transport.rpc import RpcTransport
+from ringtrain.world.config import WorkerConfig
 
 SIZE = 3
 TIMEOUT_S = 10.0

@@ -15,18 +15,18 @@ from support.ports import free_addresses
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import world_of
-from ringtrain.collectives.session import Session
-from ringtrain.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
+from ringtrain.process_groups.context import Session
 from ringtrain.transport.base import Broken, Caller, How, Transport
 from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
 from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import ABORT, HELLO, PROTOCOL_VERSION, PROVE, STATUS, WATCH, Hello, dump, load
-from ringtrain.world import trust
+from ringtrain.world import authentication
+from ringtrain.world.config import WorkerConfig
+from ringtrain.world.failure_state import Verdict
 from ringtrain.world.handshake import Handshake
-from ringtrain.world.place import Place
-from ringtrain.world.verdict import Verdict
+from ringtrain.world.ring_config import Place
 
 BOTH = pytest.mark.parametrize("transport", ["memory", "grpc"])
 
@@ -119,7 +119,7 @@ def test_a_second_process_waits_while_ranks_meet() -> None:
     def prove(instance: str) -> None:
         hello = Hello(PROTOCOL_VERSION, 1, 2, place.generation, "b:1", instance, "nonce")
         nonce = load(handshake.answer_hello(dump(hello)))["hello"]["nonce"]
-        proof = trust.proof(place.token, trust.CLIENT, dump(hello), nonce.encode())
+        proof = authentication.proof(place.token, authentication.CLIENT, dump(hello), nonce.encode())
         handshake.answer_prove(dump({"hello": hello.__dict__, "proof": proof}), None)
 
     prove("first")

@@ -12,9 +12,9 @@ from support.ranks import run_ranks, started_ranks, tell
 import ringtrain as rt
 from ring.reference import assert_same_bits, folded, made
 from ring.worlds import world_of
-from ringtrain.collectives.hierarchical import HierarchicalCommunicator
-from ringtrain.collectives.session import current
+from ringtrain.communicators.hierarchical import HierarchicalCommunicator
 from ringtrain.errors import MismatchError, PeerLost
+from ringtrain.process_groups.context import current
 
 
 class Pods:

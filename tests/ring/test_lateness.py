@@ -11,10 +11,10 @@ from support.ranks import run_ranks, started_ranks, tell
 
 import ringtrain as rt
 from ringtrain.wire.signature import Signature, Tensor
-from ringtrain.world.board import Board
+from ringtrain.world.failure_state import Verdict
 from ringtrain.world.lateness import Lateness
-from ringtrain.world.place import Place
-from ringtrain.world.verdict import Verdict
+from ringtrain.world.offers import Board
+from ringtrain.world.ring_config import Place
 
 OVER = pytest.mark.parametrize("transport", ["grpc", "auto"])
 TIMEOUT_S = 3.0

@@ -12,8 +12,8 @@ from support.ranks import run_ranks
 
 import ringtrain as rt
 from ringtrain.data import Shard
-from ringtrain.group import Group, world_group
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, Cosine, HostOptimizer, Rule
+from ringtrain.process_groups.group import Group, world_group
 
 SAMPLES = 100
 GLOBAL_BATCH = 24  # 100 = 4 x 24 + 4: the last batch gives one sample to each of four ranks

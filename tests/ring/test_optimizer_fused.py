@@ -9,10 +9,10 @@ import pytest
 from support.ranks import run_ranks
 
 import ringtrain as rt
-from ringtrain.group import Flat, RingGroup
 from ringtrain.kernels.library import native_library
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, Rule
+from ringtrain.process_groups.group import Flat, RingGroup
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="ringtrain was installed without a C compiler")
 

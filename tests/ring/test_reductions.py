@@ -7,7 +7,7 @@ import pytest
 import ringtrain as rt
 from ring.reference import DTYPES, FLOATS, OPS, SHAPES, Array, assert_same_bits, folded, made
 from ring.worlds import TRANSPORTS, World, world_of
-from ringtrain.collectives.layout import even_bounds
+from ringtrain.reduction.cuts import even_bounds
 from ringtrain.wire.dtypes import INTEGERS
 
 

@@ -11,8 +11,8 @@ from support.ranks import run_ranks
 import ringtrain as rt
 from ring.reference import FLOATS, OPS, Array, assert_same_bits, folded, made
 from ring.worlds import world_of
-from ringtrain.collectives.exchange import ExchangeCommunicator
-from ringtrain.collectives.layout import even_bounds
+from ringtrain.communicators.exchange import ExchangeCommunicator
+from ringtrain.reduction.cuts import even_bounds
 from ringtrain.transport.base import Caller, Service
 from ringtrain.wire.frame import Frame
 

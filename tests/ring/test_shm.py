@@ -12,9 +12,9 @@ from support.ranks import Ranks, ranks_ended, run_ranks, started_ranks, tell
 import ringtrain as rt
 from ring.reference import assert_same_bits, folded, made
 from ring.worlds import world_of
-from ringtrain.collectives.session import current
+from ringtrain.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain.errors import MismatchError, PeerLost
-from ringtrain.shm.communicator import SharedMemoryCommunicator
+from ringtrain.process_groups.context import current
 
 LENGTHS = [1, 2, 1000, 16_384, 40_000, 300_001, 1_500_000]
 

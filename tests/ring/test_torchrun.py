@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from support.ports import free_ports
 
-from ringtrain.collectives.session import warn_of_strangers
-from ringtrain.config import WorkerConfig
 from ringtrain.errors import ConfigurationError
+from ringtrain.process_groups.context import warn_of_strangers
+from ringtrain.world.config import WorkerConfig
 from ringtrain.world.gathering import gather_addresses
-from ringtrain.world.place import Place
+from ringtrain.world.ring_config import Place
 
 DEADLINE_S = 120.0
 SUM = """

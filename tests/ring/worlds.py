@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import pytest
 from support.ports import free_addresses
 
-from ringtrain.collectives.exchange import SEGMENT_BYTES
-from ringtrain.collectives.session import Session
-from ringtrain.config import WorkerConfig
+from ringtrain.communicators.exchange import SEGMENT_BYTES
+from ringtrain.process_groups.context import Session
 from ringtrain.transport.base import Transport
 from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
+from ringtrain.world.config import WorkerConfig
 
 from .spmd import UNDER_MPIRUN, SpmdWorld, spmd_world
 

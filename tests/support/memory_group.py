@@ -1,4 +1,4 @@
-"""A `ringtrain.group.Group` on threads of one process: the optimizer's seam without sockets.
+"""A `ringtrain.process_groups.group.Group` on threads of one process: the optimizer's seam without sockets.
 
     def rank_twice(group: MemoryGroup) -> int:
         return sum(group.allgather_object(group.rank))
@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringtrain.errors import PeerLost
-from ringtrain.group import Flat, Pending, Received
 from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.process_groups.group import Flat, Pending, Received
 
 DEADLINE_S = 60.0
 T = TypeVar("T")

@@ -25,16 +25,9 @@ from ringtrain.collectives.api import (
     reducescatter,
     reducescatter_async,
 )
-from ringtrain.collectives.engine import Handle, poll, synchronize
 from ringtrain.collectives.objects import allgather_object, broadcast_object
-from ringtrain.collectives.ops import Average, Max, Min, Op, Product, Sum
-from ringtrain.collectives.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from ringtrain.collectives.session import (
+from ringtrain.local_ranks import run
+from ringtrain.process_groups.context import (
     cross_rank,
     cross_size,
     init,
@@ -45,7 +38,14 @@ from ringtrain.collectives.session import (
     shutdown,
     size,
 )
-from ringtrain.local_ranks import run
+from ringtrain.process_groups.executor import Handle, poll, synchronize
+from ringtrain.process_groups.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from ringtrain.reduction.ops import Average, Max, Min, Op, Product, Sum
 from ringtrain.report import report
 
 __all__ = [

@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 import ringtrain as rt
-from ringtrain.collectives.session import current
+from ringtrain.process_groups.context import current
 
 _WARM_UP = 3
 

@@ -14,6 +14,8 @@ from ringtrain import contract
 from ringtrain.agent.collector import Collector
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.lifecycle import Asked, Event, Lifecycle, SignalReceived
+from ringtrain.agent.main_thread import MainThread
+from ringtrain.agent.mpi.worker import MPI_DAEMONS, MpiWorker
 from ringtrain.agent.processes import RankProcess, become_subreaper
 from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
@@ -29,8 +31,6 @@ from ringtrain.control.termination import termination_message, write_termination
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import agent_pb2_grpc, coordinator_pb2_grpc
 from ringtrain.logs.journal import Stream
-from ringtrain.mpi.main_thread import MainThread
-from ringtrain.mpi.worker import MPI_DAEMONS, MpiWorker
 
 log = logging.getLogger(__name__)
 

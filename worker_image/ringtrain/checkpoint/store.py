@@ -28,7 +28,7 @@ from ringtrain.checkpoint.format import (
 )
 from ringtrain.checkpoint.places import Place, place_of
 from ringtrain.errors import CheckpointError, ConfigurationError
-from ringtrain.group import Group, world_group
+from ringtrain.process_groups.group import Group, world_group
 from ringtrain.report import report_start
 
 log = logging.getLogger("ringtrain.checkpoint")

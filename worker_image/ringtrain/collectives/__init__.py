@@ -1,1 +1,1 @@
-"""The collectives: arithmetic (`fold`), exchange between ranks (`exchange`), and what users call (`api`)."""
+"""The collectives that users call on numpy arrays."""

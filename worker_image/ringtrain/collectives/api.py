@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringtrain.collectives import work
-from ringtrain.collectives.engine import Handle
-from ringtrain.collectives.ops import Average, Op
-from ringtrain.collectives.process_sets import ProcessSet
-from ringtrain.collectives.submit import call, submit
+from ringtrain.process_groups.executor import Handle
+from ringtrain.process_groups.process_sets import ProcessSet
+from ringtrain.process_groups.submit import call, submit
+from ringtrain.reduction.ops import Average, Op
 
 Array = NDArray[Any]
 Set = ProcessSet | None

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.collectives.communicator import Communicator, Updater
-from ringtrain.collectives.engine import Handle
-from ringtrain.collectives.fold import Flat
-from ringtrain.collectives.layout import Bounds
-from ringtrain.collectives.ops import Op, Sum, check_op
-from ringtrain.collectives.process_sets import ProcessSet
-from ringtrain.collectives.submit import Work, call, submit
 from ringtrain.collectives.tensors import check_writable, tensor_of
+from ringtrain.communicators.base import Communicator, Updater
 from ringtrain.errors import ConfigurationError
 from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.process_groups.executor import Handle
+from ringtrain.process_groups.process_sets import ProcessSet
+from ringtrain.process_groups.submit import Work, call, submit
+from ringtrain.reduction.cuts import Bounds
+from ringtrain.reduction.fold import Flat
+from ringtrain.reduction.ops import Op, Sum, check_op
 from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.signature import ANY_ROWS, Signature, Tensor
 

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.collectives import work
-from ringtrain.collectives.process_sets import ProcessSet, communicator_of
-from ringtrain.collectives.session import current
-from ringtrain.collectives.submit import call
 from ringtrain.errors import ConfigurationError
+from ringtrain.process_groups.context import current
+from ringtrain.process_groups.process_sets import ProcessSet, communicator_of
+from ringtrain.process_groups.submit import call
 from ringtrain.wire.objects import check_headers, header, is_refusal, packed, unpacked
 
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringtrain.collectives.fold import Flat
 from ringtrain.errors import ConfigurationError
+from ringtrain.reduction.fold import Flat
 from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.signature import ANY_ROWS, Tensor
 

@@ -9,10 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringtrain.collectives.communicator import Communicator, PieceReducer
-from ringtrain.collectives.layout import even_bounds, offsets
-from ringtrain.collectives.ops import Op, check_op
-from ringtrain.collectives.submit import Work
 from ringtrain.collectives.tensors import (
     Array,
     as_array,
@@ -23,7 +19,11 @@ from ringtrain.collectives.tensors import (
     tensor_of,
     to_bytes,
 )
+from ringtrain.communicators.base import Communicator, PieceReducer
 from ringtrain.errors import ConfigurationError
+from ringtrain.process_groups.submit import Work
+from ringtrain.reduction.cuts import even_bounds, offsets
+from ringtrain.reduction.ops import Op, check_op
 from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.signature import Signature
 

@@ -7,15 +7,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.collectives.communicator import Communicator
-from ringtrain.collectives.layout import even_bounds
-from ringtrain.collectives.ops import Average, Op, Sum
-from ringtrain.collectives.process_sets import ProcessSet
-from ringtrain.collectives.submit import call
 from ringtrain.collectives.tensors import check_writable, tensor_of
+from ringtrain.communicators.base import Communicator
 from ringtrain.compression import int8
 from ringtrain.compression.halves import HALVES, half_dtype, squeeze, stretch
 from ringtrain.errors import ConfigurationError
+from ringtrain.process_groups.process_sets import ProcessSet
+from ringtrain.process_groups.submit import call
+from ringtrain.reduction.cuts import even_bounds
+from ringtrain.reduction.ops import Average, Op, Sum
 from ringtrain.wire.signature import Signature
 
 Flat = NDArray[Any]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.errors import ConfigurationError, DataError
-from ringtrain.group import world_group
+from ringtrain.process_groups.group import world_group
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ with.
 from ringtrain.device.distributed import DistributedOptimizer, Options, broadcast_weights, insert_host_allreduce
 from ringtrain.device.session import Inbound, Parameter, Session, Streams
 from ringtrain.device.simulated import Program, SimulatedSession
-from ringtrain.named.world import init, shutdown
+from ringtrain.negotiation.world import init, shutdown
 
 __all__ = [
     "DistributedOptimizer",

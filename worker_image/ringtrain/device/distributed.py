@@ -9,13 +9,13 @@ import numpy as np
 
 from ringtrain.device.session import Array, Inbound, Session, Streams
 from ringtrain.errors import ConfigurationError
-from ringtrain.named import arrays
-from ringtrain.named.arrays import Reduction
-from ringtrain.named.host_group import host_group
-from ringtrain.named.ops import Average, ReduceOp, chosen_op
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.request import Kind
-from ringtrain.named.world import global_process_set, name_for
+from ringtrain.negotiation import arrays
+from ringtrain.negotiation.arrays import Reduction
+from ringtrain.negotiation.host_group import host_group
+from ringtrain.negotiation.ops import Average, ReduceOp, chosen_op
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.request import Kind
+from ringtrain.negotiation.world import global_process_set, name_for
 from ringtrain.optim import HostOptimizer, Rule
 from ringtrain.optim.host import BUCKET_BYTES
 

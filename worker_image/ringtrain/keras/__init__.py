@@ -7,9 +7,7 @@ from ringtrain.keras.load import load_model
 from ringtrain.keras.optimizer import PartialDistributedOptimizer
 from ringtrain.keras.order import DistributedOptimizer
 from ringtrain.keras.values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
-from ringtrain.named.ops import Adasum, Average, Max, Min, Product, Sum
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.queries import (
+from ringtrain.negotiation.build_info import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -21,7 +19,9 @@ from ringtrain.named.queries import (
     nccl_built,
     rocm_built,
 )
-from ringtrain.named.world import (
+from ringtrain.negotiation.ops import Adasum, Average, Max, Min, Product, Sum
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import (
     add_process_set,
     global_process_set,
     init,

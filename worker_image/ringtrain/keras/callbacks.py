@@ -9,9 +9,9 @@ import numpy as np
 import ringtrain as rt
 from ringtrain.errors import ConfigurationError
 from ringtrain.keras.api import IS_KERAS_2, keras, variables_of
-from ringtrain.named import arrays
-from ringtrain.named.arrays import Reduction
-from ringtrain.named.world import global_process_set
+from ringtrain.negotiation import arrays
+from ringtrain.negotiation.arrays import Reduction
+from ringtrain.negotiation.world import global_process_set
 from ringtrain.tensorflow.gradients import identity
 from ringtrain.tensorflow.variables import broadcast_variables
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 from ringtrain.keras import optimizer as keras_optimizer
-from ringtrain.named.ops import Average
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set
+from ringtrain.negotiation.ops import Average
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set
 from ringtrain.tensorflow.compression import Compression, Compressor
 
 

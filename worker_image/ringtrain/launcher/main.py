@@ -21,6 +21,8 @@ from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.console import Console
 from ringtrain.launcher.gang import Gang, Release, Start, Stop, make_world
 from ringtrain.launcher.http import StatusServer
+from ringtrain.launcher.mpi.job import MpiJob
+from ringtrain.launcher.mpi.verdict import decide_mpi
 from ringtrain.launcher.outcome import repeat_outcome, write_outcome
 from ringtrain.launcher.progress import follow_reports, say_total
 from ringtrain.launcher.service import CoordinatorService
@@ -28,8 +30,6 @@ from ringtrain.launcher.status import Reports, Snapshot
 from ringtrain.launcher.verdict import GangView, Patience, decide
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.store import LogStore
-from ringtrain.mpi.job import MpiJob
-from ringtrain.mpi.verdict import decide_mpi
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ringtrain.group import Flat, Group
 from ringtrain.optim.kernels import Part
 from ringtrain.optim.layout import HALF_TYPES, Bucket, Layout
+from ringtrain.process_groups.group import Flat, Group
 
 MASTER = "master"
 

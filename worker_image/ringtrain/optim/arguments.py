@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.group import Flat
+from ringtrain.process_groups.group import Flat
 
 Params = Mapping[str, Flat] | Iterable[tuple[str, Flat]]
 

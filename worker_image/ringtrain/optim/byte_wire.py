@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringtrain.collectives.layout import offsets
 from ringtrain.compression import int8
-from ringtrain.group import Flat, Gatherer, Group, Pending
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.wire import Then, compressible
+from ringtrain.process_groups.group import Flat, Gatherer, Group, Pending
+from ringtrain.reduction.cuts import offsets
 
 
 @dataclass

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.group import Flat
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.pipeline import Machine
 from ringtrain.optim.wire import Wire
+from ringtrain.process_groups.group import Flat
 
 KEY = "error_feedback"
 LOST, LOST_CHANGE = "lost", "lost_change"

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from ringtrain import timeline
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.group import Flat, Gatherer, Group, world_group
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import Params, as_arrays, check_arguments, described
 from ringtrain.optim.byte_wire import ByteWire
@@ -26,6 +25,7 @@ from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import check_same_model, gather_state, restore_state
 from ringtrain.optim.wire import HalfWire, Wire
+from ringtrain.process_groups.group import Flat, Gatherer, Group, world_group
 
 # 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
 # longest bucket is what is left to do at its end; see docs/decisions/0004-host-optimizer.md.

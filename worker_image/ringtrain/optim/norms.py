@@ -12,8 +12,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.group import Gatherer
 from ringtrain.optim.layout import SEGMENT, Bucket
+from ringtrain.process_groups.group import Gatherer
 
 Sums = NDArray[np.float64]
 

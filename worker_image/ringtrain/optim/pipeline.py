@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
-from ringtrain.group import Gatherer, Group, Pending
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.kernels import Floats, Kernels, Part
@@ -25,6 +24,7 @@ from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.norms import Sums, exchange, squares_by_place
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
 from ringtrain.optim.wire import Wire
+from ringtrain.process_groups.group import Gatherer, Group, Pending
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import ConfigurationError, MismatchError
-from ringtrain.group import Flat
 from ringtrain.optim import feedback
 from ringtrain.optim.layout import Bucket, ParamSpec
 from ringtrain.optim.pipeline import Machine
+from ringtrain.process_groups.group import Flat
 
 WEIGHTS = "weights"
 

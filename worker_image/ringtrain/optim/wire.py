@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringtrain.compression.halves import Flat, half_dtype, squeeze, stretch
-from ringtrain.group import Gatherer, Group, Pending
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
+from ringtrain.process_groups.group import Gatherer, Group, Pending
 
 
 class Wire(Protocol):

@@ -12,9 +12,7 @@ from ringtrain.common.util import (
 )
 from ringtrain.errors import RingtrainError as HorovodInternalError
 from ringtrain.keras.optimizer import PartialDistributedOptimizer
-from ringtrain.named.ops import Adasum, Average, Max, Min, Product, Sum
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.queries import (
+from ringtrain.negotiation.build_info import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -26,7 +24,9 @@ from ringtrain.named.queries import (
     nccl_built,
     rocm_built,
 )
-from ringtrain.named.world import (
+from ringtrain.negotiation.ops import Adasum, Average, Max, Min, Product, Sum
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import (
     add_process_set,
     barrier,
     global_process_set,

@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named import arrays
-from ringtrain.named.arrays import Reduction
-from ringtrain.named.ops import Adasum, Average, ReduceOp, Sum, chosen_op
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, members, name_for
+from ringtrain.negotiation import arrays
+from ringtrain.negotiation.arrays import Reduction
+from ringtrain.negotiation.ops import Adasum, Average, ReduceOp, Sum, chosen_op
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set, members, name_for
 from ringtrain.tensorflow.calls import any_rows, host_call
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.names import name_of_call

@@ -2,9 +2,7 @@
 
 from ringtrain import cross_rank, cross_size, local_rank, local_size, rank, size
 from ringtrain.common.util import check_num_rank_power_of_2, gpu_available, handle_average_backwards_compatibility
-from ringtrain.named.ops import Adasum, Average, Max, Min, Product, Sum
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.queries import (
+from ringtrain.negotiation.build_info import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -16,7 +14,9 @@ from ringtrain.named.queries import (
     nccl_built,
     rocm_built,
 )
-from ringtrain.named.world import (
+from ringtrain.negotiation.ops import Adasum, Average, Max, Min, Product, Sum
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import (
     add_process_set,
     global_process_set,
     init,

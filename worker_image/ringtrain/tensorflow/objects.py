@@ -6,9 +6,9 @@ from typing import Any, Final
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named import objects
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set
+from ringtrain.negotiation import objects
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set
 from ringtrain.tensorflow.errors import as_tensorflow
 from ringtrain.wire.values import Foreign
 

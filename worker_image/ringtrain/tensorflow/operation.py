@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named.group import Array
+from ringtrain.negotiation.group import Array
 from ringtrain.tensorflow.errors import status_of
 
 Function = Callable[..., Sequence[Array]]

@@ -7,9 +7,9 @@ import tensorflow as tf
 from ringtrain.errors import ConfigurationError
 from ringtrain.keras.api import is_optimizer
 from ringtrain.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
-from ringtrain.named.ops import Adasum, Average
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set
+from ringtrain.negotiation.ops import Adasum, Average
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
 from ringtrain.tensorflow.tape import groups_from

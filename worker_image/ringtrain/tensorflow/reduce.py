@@ -5,11 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.named import arrays
-from ringtrain.named.arrays import Reduction
-from ringtrain.named.ops import Average, chosen_op, only_sums
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, members
+from ringtrain.negotiation import arrays
+from ringtrain.negotiation.arrays import Reduction
+from ringtrain.negotiation.ops import Average, chosen_op, only_sums
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set, members
 from ringtrain.tensorflow.calls import any_rows, host_call, value_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.errors import NotSupportedError

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.keras.api import IS_KERAS_2, keras
-from ringtrain.named.world import global_process_set, members
+from ringtrain.negotiation.world import global_process_set, members
 from ringtrain.tensorflow.gather import allgather
 
 

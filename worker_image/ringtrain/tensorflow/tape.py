@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.named.ops import Average
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, trains_alone
+from ringtrain.negotiation.ops import Average
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set, trains_alone
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
 

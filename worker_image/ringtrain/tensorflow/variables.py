@@ -6,9 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named import arrays
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set
+from ringtrain.negotiation import arrays
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set
 from ringtrain.tensorflow.calls import host_call, value_of
 from ringtrain.tensorflow.names import name_of_call
 

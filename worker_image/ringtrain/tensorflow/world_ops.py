@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringtrain as rt
-from ringtrain.named import world
+from ringtrain.negotiation import world
 from ringtrain.tensorflow.calls import host_call
 
 # What process_set_included_op returns where Horovod's does.

@@ -8,9 +8,7 @@ from ringtrain.common.util import (
     split_list,
 )
 from ringtrain.errors import RingtrainError as HorovodInternalError
-from ringtrain.named.ops import Adasum, Average, Max, Min, Product, Sum
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.queries import (
+from ringtrain.negotiation.build_info import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -22,7 +20,9 @@ from ringtrain.named.queries import (
     nccl_built,
     rocm_built,
 )
-from ringtrain.named.world import (
+from ringtrain.negotiation.ops import Adasum, Average, Max, Min, Product, Sum
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import (
     add_process_set,
     global_process_set,
     init,

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ringtrain.named.ops import Adasum
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import trains_alone
+from ringtrain.negotiation.ops import Adasum
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import trains_alone
 from ringtrain.torch.allreduce import allreduce_async
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.gradient_sync import Param

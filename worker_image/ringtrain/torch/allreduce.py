@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from ringtrain.named.group import Array
-from ringtrain.named.ops import ReduceOp, chosen_op
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.queue import Finish
-from ringtrain.named.request import Kind, Request
-from ringtrain.named.world import global_process_set, members, name_for
+from ringtrain.negotiation.group import Array
+from ringtrain.negotiation.ops import ReduceOp, chosen_op
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.queue import Finish
+from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.world import global_process_set, members, name_for
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradients import allreduce_gradients

@@ -6,8 +6,8 @@ from typing import Any, Final
 import torch
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named.group import Array
-from ringtrain.named.queue import Arrays
+from ringtrain.negotiation.group import Array
+from ringtrain.negotiation.queue import Arrays
 from ringtrain.wire.dtypes import dtype_of
 
 NAMES: Final = {

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.queue import Finish
-from ringtrain.named.request import Kind, Request
-from ringtrain.named.world import global_process_set, name_for, queue_of
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.queue import Finish
+from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.world import global_process_set, name_for, queue_of
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.gradients import reduced
 from ringtrain.torch.handles import Handle, submit, synchronize

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.request import Kind, Request
-from ringtrain.named.world import members
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.world import members
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.handles import submit, synchronize
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named.host_group import host_group
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set
+from ringtrain.negotiation.host_group import host_group
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
 from ringtrain.torch.bridge import to_arrays

@@ -1,9 +1,9 @@
 """Meet without data: barrier, and join for ranks whose data ends early."""
 
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import barrier as _barrier
-from ringtrain.named.world import global_process_set
-from ringtrain.named.world import join as _join
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import barrier as _barrier
+from ringtrain.negotiation.world import global_process_set
+from ringtrain.negotiation.world import join as _join
 
 
 def join(device: int = -1) -> int:

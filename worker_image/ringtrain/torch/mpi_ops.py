@@ -3,9 +3,7 @@
 from ringtrain import cross_rank, cross_size, local_rank, local_size, rank, size
 from ringtrain.common.util import gpu_available, handle_average_backwards_compatibility, num_rank_is_power_2
 from ringtrain.errors import RingtrainError as HorovodInternalError
-from ringtrain.named.ops import Adasum, Average, Max, Min, Product, Sum
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.queries import (
+from ringtrain.negotiation.build_info import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -17,7 +15,9 @@ from ringtrain.named.queries import (
     nccl_built,
     rocm_built,
 )
-from ringtrain.named.world import (
+from ringtrain.negotiation.ops import Adasum, Average, Max, Min, Product, Sum
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import (
     add_process_set,
     global_process_set,
     init,

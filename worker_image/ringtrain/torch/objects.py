@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named import objects
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set
+from ringtrain.negotiation import objects
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set
 from ringtrain.wire.values import Foreign
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named.ops import Adasum, Average, Sum, chosen_op
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, members, trains_alone
+from ringtrain.negotiation.ops import Adasum, Average, Sum, chosen_op
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set, members, trains_alone
 from ringtrain.torch.adasum_optimizer import AdasumMixin
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradient_sync import GradientSync, Param, SyncOptions, grouped, named_or_numbered, warn_twice

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from ringtrain.named.ops import Average, chosen_op, only_sums
-from ringtrain.named.process_sets import ProcessSet
-from ringtrain.named.world import global_process_set, members
+from ringtrain.negotiation.ops import Average, chosen_op, only_sums
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.world import global_process_set, members
 from ringtrain.torch.allgather import allgather_async
 from ringtrain.torch.handles import poll, synchronize
 

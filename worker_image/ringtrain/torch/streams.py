@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.named.group import Array
+from ringtrain.negotiation.group import Array
 from ringtrain.optim import HostOptimizer
 from ringtrain.torch.bridge import to_arrays, to_tensor
 

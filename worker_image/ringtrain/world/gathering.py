@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import listening_address, split_address
-from ringtrain.world import trust
+from ringtrain.world import authentication
 
 _MOST_LINE_BYTES: Final = 1024
 _MOST_STRANGERS: Final = 64
@@ -113,7 +113,7 @@ class _Gathering:
             self._drop(caller)
             return
         rank, address = said["rank"], said["address"]
-        if not trust.same(_caller_proof(self._token, said), said["proof"]):
+        if not authentication.same(_caller_proof(self._token, said), said["proof"]):
             refusal = f"rank {rank} does not have the token of rank 0; check RINGTRAIN_TOKEN_FILE on both"
         elif said["size"] != self._size:
             sizes = f"rank 0 counts a world of {self._size}, rank {rank} of {said['size']}"
@@ -174,7 +174,7 @@ def _ask(
             raise ConfigurationError(refused["refused"][:500])
         if answer is not None and len(answer["addresses"]) == size:
             addresses = tuple(map(str, answer["addresses"]))
-            if trust.same(_answer_proof(token, said["nonce"], addresses), answer["proof"]):
+            if authentication.same(_answer_proof(token, said["nonce"], addresses), answer["proof"]):
                 return addresses
             raise ConfigurationError(
                 f"rank 0 does not have the token of rank {rank}; check RINGTRAIN_TOKEN_FILE on both"
@@ -220,8 +220,8 @@ def _parsed(line: bytes, **types: type) -> dict[str, Any] | None:
 
 def _caller_proof(token: bytes | None, said: dict[str, Any]) -> str:
     parts = (str(said[name]).encode("utf-8", "replace") for name in ("rank", "size", "address", "nonce"))
-    return trust.proof(token, b"address", *parts)
+    return authentication.proof(token, b"address", *parts)
 
 
 def _answer_proof(token: bytes | None, nonce: str, addresses: tuple[str, ...]) -> str:
-    return trust.proof(token, b"addresses", nonce.encode(), *(address.encode() for address in addresses))
+    return authentication.proof(token, b"addresses", nonce.encode(), *(address.encode() for address in addresses))

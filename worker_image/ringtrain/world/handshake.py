@@ -31,9 +31,9 @@ from ringtrain.wire.messages import (
     load,
     load_fields,
 )
-from ringtrain.world import trust
-from ringtrain.world.place import Place
-from ringtrain.world.verdict import Verdict
+from ringtrain.world import authentication
+from ringtrain.world.failure_state import Verdict
+from ringtrain.world.ring_config import Place
 
 _ASK_AGAIN_S: Final = 0.1
 
@@ -67,7 +67,7 @@ class Handshake:
                 self._changed.notify_all()
         self._admit(theirs)
         mine = self._mine(self._nonce_for(theirs))
-        proof = trust.proof(self._place.token, trust.SERVER, dump(theirs), dump(mine))
+        proof = authentication.proof(self._place.token, authentication.SERVER, dump(theirs), dump(mine))
         return dump({"hello": mine.__dict__, "proof": proof})
 
     def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
@@ -76,8 +76,8 @@ class Handshake:
         theirs = Hello.parse(message["hello"])
         self._admit(theirs)
         nonce = self._nonce_for(theirs).encode()
-        expected = trust.proof(self._place.token, trust.CLIENT, dump(theirs), nonce)
-        if not trust.same(expected, message["proof"]):
+        expected = authentication.proof(self._place.token, authentication.CLIENT, dump(theirs), nonce)
+        if not authentication.same(expected, message["proof"]):
             raise _refusal(_token_message(self._place.rank, theirs.rank))
         if self._place.token is None:
             self._await_met(theirs)
@@ -91,7 +91,7 @@ class Handshake:
     def is_peer(self, rank: int, session: bytes) -> bool:
         """Whether `session` is what the peer `rank` was given."""
         instance = self._given.get(rank)
-        return instance is not None and trust.same(self._session_for(rank, instance), session)
+        return instance is not None and authentication.same(self._session_for(rank, instance), session)
 
     def check_session(self, rank: int, session: bytes) -> None:
         """Raises Stranger unless `session` is what the peer `rank` was given."""
@@ -148,7 +148,9 @@ class Handshake:
     def _prove_to(self, transport: Transport, peer: int, mine: Hello, theirs: Hello, end: float) -> None:
         """Get a session from the peer; from its Hello again if it is in another world by now."""
         while True:
-            proof = trust.proof(self._place.token, trust.CLIENT, dump(mine), theirs.nonce.encode())
+            proof = authentication.proof(
+                self._place.token, authentication.CLIENT, dump(mine), theirs.nonce.encode()
+            )
             request = dump({"hello": mine.__dict__, "proof": proof})
             left = max(end - time.monotonic(), self._place.probe_timeout_s)
             try:
@@ -222,8 +224,8 @@ class Handshake:
         """Who answers, and whether they know the token."""
         message = load_fields(reply, hello=dict, proof=str)
         theirs = Hello.parse(message["hello"])
-        expected = trust.proof(self._place.token, trust.SERVER, dump(mine), dump(theirs))
-        return theirs, trust.same(expected, message["proof"])
+        expected = authentication.proof(self._place.token, authentication.SERVER, dump(mine), dump(theirs))
+        return theirs, authentication.same(expected, message["proof"])
 
     def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
         """Wait for the peer's answer, or for the world's failure if that comes first. Raises Broken."""

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ringtrain.world.board import Begun, Board, Key
-from ringtrain.world.place import Place
+from ringtrain.world.offers import Begun, Board, Key
+from ringtrain.world.ring_config import Place
 
 log = logging.getLogger("ringtrain")
 

@@ -9,12 +9,12 @@ from ringtrain.wire.failure import Failure, Refused, Stranger
 from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import ABORT, HELLO, MEANING, PROVE, STATUS, Malformed, PullRequest, dump, load_fields
 from ringtrain.wire.signature import Signature, decode_signature, describe_mismatch, is_text
-from ringtrain.world.board import Board, CallerGone, Key
+from ringtrain.world.failure_state import Verdict
 from ringtrain.world.handshake import Handshake
 from ringtrain.world.lateness import Lateness
 from ringtrain.world.monitor import ALIVE, LEFT, Monitor
-from ringtrain.world.place import Place
-from ringtrain.world.verdict import Verdict
+from ringtrain.world.offers import Board, CallerGone, Key
+from ringtrain.world.ring_config import Place
 
 
 class Membership:

@@ -14,9 +14,9 @@ from typing import Any
 from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import Failure, Refused
 from ringtrain.wire.messages import ABORT, STATUS, WATCH, dump, load, load_fields
-from ringtrain.world import trust
-from ringtrain.world.place import Place
-from ringtrain.world.verdict import Verdict
+from ringtrain.world import authentication
+from ringtrain.world.failure_state import Verdict
+from ringtrain.world.ring_config import Place
 
 ALIVE = b"alive"
 LEFT = b"left"
@@ -123,7 +123,7 @@ class Monitor:
     def heed(self, request: bytes) -> None:
         """Adopt a peer's announcement if it proves the token."""
         message = load_fields(request, failure=str, proof=str)
-        if not trust.same(self._abort_proof(self._place.rank, message["failure"]), message["proof"]):
+        if not authentication.same(self._abort_proof(self._place.rank, message["failure"]), message["proof"]):
             raise Refused(Failure("configuration", "an announcement without proof of the job's token"))
         self.adopt(Failure.decode(message["failure"]))
 
@@ -134,7 +134,7 @@ class Monitor:
     def _abort_proof(self, peer: int, text: str) -> str:
         """For one attempt only: a recording must not end the next one, whose token is the same."""
         generation = str(self._place.generation).encode()
-        return trust.proof(self._place.token, b"abort", text.encode(), str(peer).encode(), generation)
+        return authentication.proof(self._place.token, b"abort", text.encode(), str(peer).encode(), generation)
 
     def watch(self, peer: int) -> None:
         """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world."""

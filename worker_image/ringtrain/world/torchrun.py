@@ -15,7 +15,7 @@ from ringtrain.control.address import own_address
 from ringtrain.control.ports import HeldPorts
 from ringtrain.errors import ConfigurationError, shown
 from ringtrain.transport.address import split_address
-from ringtrain.world import trust
+from ringtrain.world import authentication
 from ringtrain.world.gathering import gather_addresses
 from ringtrain.world.topology import Topology, topology_of
 
@@ -109,7 +109,7 @@ def _meet_in_store(
     store = _store(place.master, timeout_s)
 
     def proof(rank: int, address: str) -> str:
-        return trust.proof(token, b"address", key.encode(), str(rank).encode(), address.encode())
+        return authentication.proof(token, b"address", key.encode(), str(rank).encode(), address.encode())
 
     try:
         store.set(f"{key}/{place.rank}", f"{own} {proof(place.rank, own)}")
@@ -123,7 +123,7 @@ def _meet_in_store(
     addresses = []
     for rank in range(place.size):
         address, _, given = store.get(f"{key}/{rank}").decode().partition(" ")
-        if not trust.same(proof(rank, address), given):
+        if not authentication.same(proof(rank, address), given):
             raise ConfigurationError(
                 f"ranks {place.rank} and {rank} do not have the same token; check RINGTRAIN_TOKEN_FILE on both"
             )

@@ -10,9 +10,9 @@ import pytest
 from support.memory_group import MemoryGroup, Table
 
 from ringtrain.checkpoint import Checkpoints, Saved, attempt_directory, readable_directories
-from ringtrain.collectives.session import Session
-from ringtrain.config import WorkerConfig
 from ringtrain.errors import CheckpointError
+from ringtrain.process_groups.context import Session
+from ringtrain.world.config import WorkerConfig
 
 OLD = "11111111-1111-1111-1111-111111111111"
 NEW = "22222222-2222-2222-2222-222222222222"

@@ -6,7 +6,7 @@ import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ringtrain.mpi.shared_memory import make_directory
+from ringtrain.agent.mpi.shared_memory import make_directory
 
 
 def _agent(place: Path, pipe: Connection) -> None:

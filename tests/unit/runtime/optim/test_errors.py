@@ -8,8 +8,8 @@ import pytest
 from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
 
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost
-from ringtrain.group import Flat, Pending
 from ringtrain.optim import LAMB, SGD, Adam, HostOptimizer
+from ringtrain.process_groups.group import Flat, Pending
 
 
 def _alone(**settings: Any) -> HostOptimizer:

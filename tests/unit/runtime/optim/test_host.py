@@ -10,8 +10,8 @@ import pytest
 from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.group import Flat, Pending
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, StepDecay, Warmup
+from ringtrain.process_groups.group import Flat, Pending
 
 DEADLINE_S = 60.0
 

@@ -1,4 +1,4 @@
-/* Element-wise folding of contributions: what numpy's ufuncs do in collectives/fold.py, to the bit. */
+/* Element-wise folding of contributions: what numpy's ufuncs do in reduction/fold.py, to the bit. */
 #ifndef RINGTRAIN_FOLD_H
 #define RINGTRAIN_FOLD_H
 

@@ -1,4 +1,4 @@
-/* Collectives of ranks that map one segment of memory. The layout is mirrored in shm/native.py. */
+/* Collectives of ranks that map one segment of memory. The layout is mirrored in communicators/shm/native.py. */
 #ifndef RINGTRAIN_SHM_H
 #define RINGTRAIN_SHM_H
 

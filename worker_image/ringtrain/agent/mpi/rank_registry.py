@@ -1,0 +1,130 @@
+"""Where `rank_wrapper` reports: a Unix socket in the agent, one rank a connection."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ringtrain.agent.main_thread import MainThread
+from ringtrain.errors import ConfigurationError
+from ringtrain.mpi.frames import receive_frame, send_frame
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A rank that mpirun has started, by MPI's environment. `starter`: whose mpirun it was."""
+
+    rank: int
+    size: int
+    starter: str
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a rank gets. `log_fd`, `report_fd`: write ends, closed here once they are sent."""
+
+    log_fd: int
+    report_fd: int
+    variables: Mapping[str, str]
+    check_in: Path
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How a rank ended. `code`: negative for a signal. `world`: size of the world it joined, None for none.
+
+    `library`: file name of the MPI library that it was seen to use, as far as that was seen. `told`: by the rank's
+    wrapper; else mpirun has killed that, which it does to all ranks when one has failed. `asked`: mpirun sent the
+    signal that ended the rank.
+    """
+
+    code: int
+    world: int | None = None
+    library: str = ""
+    told: bool = True
+    asked: bool = False
+
+
+class Office(Protocol):
+    """The agent, which is asked in its main thread."""
+
+    def await_begun(self) -> None:
+        """Wait (not in the main thread) until ranks can be taken. ConfigurationError: too long."""
+
+    def seat(self, arrival: Arrival) -> Seat:
+        """Take in a rank. ConfigurationError: it is none of this job's."""
+
+    def started(self, rank: int, pid: int) -> None:
+        """The rank's program runs, as the leader of a session of its own."""
+
+    def ended(self, rank: int, departure: Departure) -> None:
+        """The rank's program has ended."""
+
+
+class RankDesk:
+    """Serves `rank_wrapper` on the Unix socket `path`, which only this user can reach."""
+
+    def __init__(self, path: Path, main: MainThread, office: Office) -> None:
+        self._main = main
+        self._office = office
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        path.chmod(0o600)
+        self._listener.listen(128)
+        threading.Thread(target=self._accept, name="ringtrain-ranks", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more ranks."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="ringtrain-rank", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, TimeoutError):
+            hello = receive_frame(connection)
+            if hello is None:
+                return
+            arrival = Arrival(**hello[0])
+            try:
+                self._office.await_begun()
+                seat = self._main.run(lambda: self._office.seat(arrival))
+            except ConfigurationError as exc:
+                log.error("rank %d was not taken: %s", arrival.rank, exc)
+                send_frame(connection, {"error": str(exc)})
+                return
+            self._follow(connection, arrival.rank, seat)
+
+    def _follow(self, connection: socket.socket, rank: int, seat: Seat) -> None:
+        departure = Departure(-signal.SIGKILL, told=False)
+        try:
+            answer = {"variables": dict(seat.variables), "check_in": str(seat.check_in)}
+            send_frame(connection, answer, (seat.log_fd, seat.report_fd))
+            os.close(seat.log_fd)
+            os.close(seat.report_fd)
+            if (started := receive_frame(connection)) is not None:
+                self._main.run(lambda: self._office.started(rank, int(started[0]["pid"])))
+            if started is not None and (ended := receive_frame(connection)) is not None:
+                departure = _departure(ended[0])
+        finally:
+            self._main.run(lambda: self._office.ended(rank, departure))
+        send_frame(connection, {})  # noted: now mpirun may know
+
+
+def _departure(message: Mapping[str, Any]) -> Departure:
+    return Departure(int(message["code"]), message["world"], str(message["library"]), asked=bool(message["asked"]))

@@ -1,0 +1,90 @@
+"""The seam beneath the public collectives: what a way of exchanging tensors has to offer."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.reduction.cuts import Bounds
+from ringtrain.reduction.fold import Flat
+from ringtrain.reduction.ops import Op
+from ringtrain.wire.signature import Signature
+
+
+class Communicator(Protocol):
+    """Collectives over flat buffers for one process set.
+
+    All ranks of the set call the same methods in the same order. `what` is compared between ranks; ranks that mean
+    different things raise MismatchError on all of them. Every method raises PeerLost, on all ranks, instead of
+    returning something partial. Buffers are 1-d, contiguous and belong to the caller again on return.
+    """
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """World ranks of the set, in the order of their positions."""
+
+    @property
+    def position(self) -> int:
+        """Of this rank in `ranks`."""
+
+    @property
+    def fusion_bytes(self) -> int:
+        """Several tensors are copied together until they are this long: more would not pay for the copy."""
+
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+        """Fold `source` of all ranks into `target`, which may be `source`."""
+
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
+        """Fold this rank's chunk into `target` (as long as the chunk; may be the chunk itself)."""
+
+    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        """Fill `buffer` in place with every rank's chunk."""
+
+    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+        """Return the part of every rank, by position; lengths may differ."""
+
+    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+        """Fill `buffer` in place with that of the rank at position `root`."""
+
+    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+        """Send `parts[p]` to position p; return what each position sent here."""
+
+    def barrier(self, what: Signature) -> None:
+        """Return when every rank has called it."""
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return zeros whose collectives may be cheaper than those of other memory. Collective, `nbytes` alike."""
+
+    def close(self) -> None:
+        """Give back what the communicator holds; no collective may be under way on this rank."""
+
+
+@runtime_checkable
+class PieceReducer(Protocol):
+    """A `Communicator` to which it is all the same whether a buffer lies in one place."""
+
+    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+        """Fold what `sources` are one after the other into `target`, which is other memory."""
+
+
+@runtime_checkable
+class Updater(Protocol):
+    """A `Communicator` that reduces, updates and gathers in one go."""
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
+        """Fold this rank's chunk of `gradients`, apply `change` to it, and write the weights to every rank.
+
+        They are new on return of the next update, or of this one if it is the last. `gradients` must not be
+        written before that.
+        """
+
+    def finish_updates(self) -> bool:
+        """Make the weights of the update before new now, if no other one follows at once; False: they wait for it.
+
+        Ranks need not agree on when they call this.
+        """

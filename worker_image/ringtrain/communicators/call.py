@@ -1,0 +1,193 @@
+"""One collective as one rank lives through it: offer, read, finish; or fail like all others."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, NoReturn
+
+from ringtrain import timeline
+from ringtrain.errors import NotInitializedError, RingtrainError
+from ringtrain.reduction.fold import Flat
+from ringtrain.transport.base import Broken, Caller, FrameStream, How, Unexpected
+from ringtrain.wire.dtypes import dtype_name
+from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.frame import Frame, FrameHeader, Step, octets
+from ringtrain.wire.signature import Signature
+from ringtrain.world.membership import Membership
+from ringtrain.world.monitor import Closed, Doing, Stalled
+from ringtrain.world.offers import Offer
+
+# A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.
+_SLOWEST_BYTES_PER_S: Final = 10e6
+
+FramesFor = Callable[[int, Caller], Iterator[Frame]]
+
+
+def _no_frames(rank: int, caller: Caller) -> Iterator[Frame]:
+    return iter(())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which collective of which process set."""
+
+    process_set: int
+    sequence: int
+    peers: tuple[int, ...]  # world ranks that this one exchanges frames with
+    others: tuple[int, ...]  # all that take part: each of them may keep the peers waiting
+    is_span: bool = True  # of the timeline: no other one of the same thread overlaps with it
+
+
+class Call:
+    """Offers this rank's frames and reads those of its peers.
+
+    A context: entering publishes the offer and opens a stream from each peer. Leaving it normally waits until
+    this rank has taken everything and all peers have too, so that buffers may be reused and the process may end;
+    leaving it with an error makes every rank fail.
+    """
+
+    def __init__(
+        self, member: Membership, place: Place, what: Signature, frames_for: FramesFor, total_bytes: int
+    ) -> None:
+        self._member = member
+        self._place = place
+        self._what = what
+        self._offer = Offer(what, frames_for, set(place.peers))
+        self._timeout_s = member.place.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
+        self._started = 0.0
+        self._streams: dict[int, FrameStream] = {}
+        span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=place.sequence)
+        self._span = span if place.is_span else timeline.NO_SPAN
+
+    @property
+    def _doing(self) -> Doing:
+        place = self._place
+        label = self._member.board.label((place.process_set, place.sequence), self._what)
+        return Doing(label, place.process_set, place.sequence)
+
+    def __enter__(self) -> "Call":
+        self._member.verdict.check()
+        self._started = time.monotonic()
+        self._span.__enter__()
+        key = (self._place.process_set, self._place.sequence)
+        self._member.board.publish(key, self._offer, self._place.others)
+        try:
+            for peer in self._place.peers:
+                request = self._member.pull_request(peer, key, self._what)
+                self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)
+            # Also for a verdict that was reached in the meantime: it calls back at once.
+            self._member.verdict.on_reached(self._cancel)
+        except BaseException as error:
+            with self._released(error):
+                if isinstance(error, Broken):
+                    self._fail(peer, error)
+            raise
+        return self
+
+    def read(self, peer: int, step: Step, segment: int, into: Flat) -> None:
+        """Store the next frame of `peer`'s stream, which must be this one, in `into`."""
+        head = self._head(step, segment, into)
+        with timeline.span(f"{step.name.lower()} {segment} from {peer}", "ring step", bytes=into.nbytes):
+            try:
+                self._streams[peer].read_into(head, octets(into))
+            except (Unexpected, Broken, Refused) as error:
+                self._went_wrong(peer, error)
+
+    def frame(self, step: Step, segment: int, payload: Flat) -> Frame:
+        """Return `payload`, which stays where it is, as a frame of this collective."""
+        return Frame(self._head(step, segment, payload), octets(payload))
+
+    def offer_changed(self) -> None:
+        """Wake up the streams that wait for a frame of this rank."""
+        self._member.board.changed()
+
+    def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
+        if not ready():
+            caller.flush()
+        self._member.board.wait_until(ready, caller)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._released(error):
+            if error is None:
+                self._finish()
+            elif self._member.verdict.failure is None and not self._member.left:
+                self._give_up(error)
+
+    @contextlib.contextmanager
+    def _released(self, error: BaseException | None) -> Iterator[None]:
+        """Afterwards, however it ends, nobody else uses the buffers and no stream is open."""
+        try:
+            yield
+        finally:
+            self._member.verdict.forget(self._cancel)
+            self._member.board.withdraw((self._place.process_set, self._place.sequence))
+            # It refers to this call: as a cycle the buffers would live on until the garbage collector comes by.
+            self._offer.frames_for = _no_frames
+            for stream in self._streams.values():
+                stream.close()
+            self._span.__exit__(None if error is None else type(error), error, None)
+
+    def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
+        place, name = self._place, dtype_name(payload.dtype)
+        header = FrameHeader(self._member.place.generation, place.sequence, step, segment, name, payload.nbytes)
+        return header.encode()
+
+    def _finish(self) -> None:
+        for peer, stream in self._streams.items():
+            try:
+                stream.end()
+            except (Unexpected, Broken, Refused) as error:
+                self._went_wrong(peer, error)
+        left = self._timeout_s - (time.monotonic() - self._started)
+        if not self._member.board.all_taken(self._offer, left):
+            self._stalled(tuple(sorted(self._offer.waiting_for)))
+
+    def _went_wrong(self, peer: int, error: Unexpected | Broken | Refused) -> NoReturn:
+        if isinstance(error, Unexpected):
+            defect = RingtrainError(f"stream from rank {peer} in {self._doing.label}: {error}")
+            self._give_up(defect)
+            raise defect from error
+        self._fail(peer, error)
+
+    def _fail(self, peer: int, error: Broken | Refused) -> NoReturn:
+        """Report what happened to the stream from `peer`, and raise what the world decides."""
+        if isinstance(error, Refused):
+            self._member.monitor.report(error.failure)
+        elif error.how is How.TIMEOUT:
+            self._stalled((peer,))
+        elif error.how is How.CLOSED:
+            self._member.monitor.report(Closed(peer, error.detail, self._doing))
+        self._raise_verdict()
+
+    def _stalled(self, first: tuple[int, ...]) -> NoReturn:
+        peers = (*first, *(rank for rank in self._place.others if rank not in first))
+        self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._doing))
+        self._raise_verdict()
+
+    def _give_up(self, error: BaseException) -> None:
+        """This rank leaves in the middle, because of a signal or a defect: nobody may wait for it."""
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        rank = self._member.place.rank
+        self._member.monitor.report(
+            Failure("lost", f"rank {rank} left {self._doing.label} because of {reason}", rank)
+        )
+        self._await_verdict()
+
+    def _raise_verdict(self) -> NoReturn:
+        if self._member.left:
+            raise NotInitializedError(f"ringtrain was shut down during {self._doing.label}")
+        self._await_verdict()
+        self._member.verdict.check()
+        raise RingtrainError(f"{self._doing.label} failed, and no reason was found in time")
+
+    def _await_verdict(self) -> None:
+        self._member.verdict.wait(self._member.place.timeout_s / 5)
+        self._member.monitor.await_announced(self._member.place.timeout_s / 10)
+
+    def _cancel(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.cancel()

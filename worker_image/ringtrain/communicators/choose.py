@@ -1,0 +1,56 @@
+"""Picks the way on which the ranks of a process set exchange tensors."""
+
+from ringtrain.communicators.base import Communicator
+from ringtrain.communicators.exchange import ExchangeCommunicator
+from ringtrain.communicators.hierarchical import HierarchicalCommunicator
+from ringtrain.communicators.shm.communicator import SharedMemoryCommunicator
+from ringtrain.communicators.shm.join import Hosts, host_identity, share_memory
+from ringtrain.errors import ConfigurationError
+from ringtrain.world.config import WorkerConfig
+from ringtrain.world.membership import Membership
+
+
+def choose_communicator(
+    member: Membership, process_set: int, network: ExchangeCommunicator, config: WorkerConfig
+) -> Communicator:
+    """Return shared memory for ranks of one pod, both for pods of several ranks each, else `network`; or MPI.
+
+    Collective over `network`. Raises ConfigurationError for a `config.transport` of shm that can't be had.
+    """
+    if config.transport == "grpc" or len(network.ranks) == 1:
+        return network
+    if config.transport == "mpi":
+        from ringtrain.communicators.mpi import MpiCommunicator  # mpi4py is for those who ask for it
+
+        return MpiCommunicator(member, process_set, network)
+    # Pods may be processes of one machine (`dtj local`), and are still what their agents say.
+    pod = f"{host_identity()} {config.cross_rank}"
+    hosts = share_memory(member, process_set, network, pod)
+    if hosts is not None and len(hosts.positions) == 1:
+        return SharedMemoryCommunicator(network, hosts)
+    if config.transport == "shm":
+        raise ConfigurationError(
+            f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"
+        )
+    if hosts is None:
+        return network
+    if not _are_regular(hosts):
+        hosts.group.close()
+        return network
+    return HierarchicalCommunicator(network, hosts)
+
+
+def is_networked(communicator: Communicator) -> bool:
+    """Whether two collectives under way at the same time fill each other's pauses; the same on all ranks.
+
+    In shared memory they would fight for the same cores, and not every MPI library can.
+    """
+    return (
+        isinstance(communicator, ExchangeCommunicator | HierarchicalCommunicator) and len(communicator.ranks) > 1
+    )
+
+
+def _are_regular(hosts: Hosts) -> bool:
+    """Whether hosts have equally many ranks, each a run of neighbours: what a fold in rank order needs."""
+    flat = [position for positions in hosts.positions for position in positions]
+    return flat == sorted(flat) and len({len(positions) for positions in hosts.positions}) == 1

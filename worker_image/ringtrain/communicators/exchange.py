@@ -1,0 +1,305 @@
+"""Collectives by direct exchange between all pairs of ranks: the shifts of a ring.
+
+In step s of a reduce-scatter rank r sends its contribution to chunk (r + s) % N to rank (r + s) % N, which owns
+that chunk and folds all contributions in rank order; in the all-gather each rank reads every chunk from its
+owner. That is 2(N - 1) steps in which each rank sends 2(N - 1)/N of the payload, as in the neighbour ring of
+Patarasuk & Yuan 2009, but no rounded partial sum travels and the order of the fold does not depend on the chunk.
+See docs/decisions/0001-ring-shift-exchange.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.communicators.call import Call, FramesFor, Place
+from ringtrain.communicators.fused_update import Updates
+from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.reduction.cuts import Bounds, even_bounds, offsets, passing_bytes, segments, segments_at
+from ringtrain.reduction.fold import Flat, Folder
+from ringtrain.reduction.grouped import cut_pieces, without_short_ones
+from ringtrain.reduction.ops import Op
+from ringtrain.reduction.scratch import Rooms
+from ringtrain.transport.base import Caller
+from ringtrain.wire.frame import Frame, Step
+from ringtrain.wire.signature import Signature
+from ringtrain.world.membership import Membership
+
+SEGMENT_BYTES: Final = 2 << 20
+# Up to this everyone sends everything to everyone: one trip less counts for more than the bytes. See bench/README.
+_DIRECT_BYTES: Final = 16 << 10
+# Relays read what others pass on one segment behind what they pass on themselves.
+_LAG: Final = 1
+# Below this a broadcast goes from the root to all at once: one hop less counts for more than the root's bandwidth.
+_DIRECT_BROADCAST_BYTES: Final = 64 << 10
+# Longer tensors are not copied: an exchange of several leaves each where it is. See bench/README.
+_FUSION_BYTES: Final = 256 << 10
+
+
+class ExchangeCommunicator:
+    """A `Communicator` over the streams of a Membership."""
+
+    def __init__(
+        self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self._member = member
+        self._process_set = process_set
+        self.segment_bytes = segment_bytes
+        self._sequence = 0
+        self.ranks = ranks
+        self.position = ranks.index(member.place.rank)
+        # The next position first: if all began with the same one, all would wait for its link.
+        self._others = tuple((self.position + shift) % len(ranks) for shift in range(1, len(ranks)))
+        self._direct_bytes = min(_DIRECT_BYTES, segment_bytes)
+        self._rooms = Rooms()
+        self._updates = Updates(self)
+
+    @property
+    def fusion_bytes(self) -> int:
+        return _FUSION_BYTES
+
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+        if source.nbytes <= self._direct_bytes:
+            self._reduce_all_alone(what, source, target, op)
+        else:
+            self._reduce_all(what, [source], target, op)
+
+    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+        """Long pieces are sent from where they lie; short neighbours are copied to where their result will be."""
+        self._reduce_all(what, without_short_ones(sources, target, _FUSION_BYTES), target, op)
+
+    def _reduce_all(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+        """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
+        length, dtype = sum(len(source) for source in sources), sources[0].dtype
+        longest = -(-length // len(self.ranks)) * dtype.itemsize
+        step = max(1, passing_bytes(longest, self.segment_bytes) // dtype.itemsize)
+        cuts = cut_pieces(sources, len(self.ranks), step)
+        own = cuts[self.position]
+        results: list[Frame] = []
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            for slot, (part, _) in enumerate(cuts[self.ranks.index(rank)]):
+                yield call.frame(Step.CONTRIBUTION, slot, part)
+            yield from self.results(call, results, len(own), caller)
+
+        call = self.call(self.laid_out(what, ()), frames_for, length * dtype.itemsize)
+        folder = Folder(op, dtype, len(self.ranks), self.position)
+        with call:
+            for slot, (part, cut) in enumerate(own):
+                folder.fold(self.contributions(call, slot, part, folder.keeps_all), target[cut])
+                self.offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
+            wheres = [[cut for _, cut in chunk] for chunk in cuts]
+            for slot in range(max(len(chunk) for chunk in cuts)):
+                self.read_results(call, wheres, slot, target)
+
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
+        cuts = self.cut(bounds, source)
+        start = bounds[self.position]
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            for index, cut in enumerate(cuts[self.ranks.index(rank)]):
+                yield call.frame(Step.CONTRIBUTION, index, source[cut])
+
+        call = self.call(self.laid_out(what, bounds), frames_for, source.nbytes)
+        folder = Folder(op, source.dtype, len(self.ranks), self.position)
+        with call:
+            for index, cut in enumerate(cuts[self.position]):
+                out = target[cut.start - start : cut.stop - start]
+                folder.fold(self.contributions(call, index, source[cut], folder.keeps_all), out)
+
+    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        cuts = self.cut(bounds, buffer)
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            for index, cut in enumerate(cuts[self.position]):
+                yield call.frame(Step.RESULT, index, buffer[cut])
+
+        call = self.call(self.laid_out(what, bounds), frames_for, buffer.nbytes)
+        with call:
+            for index in range(max(len(cut) for cut in cuts)):
+                self.read_results(call, cuts, index, buffer)
+
+    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+        return self._exchange_parts(what, [part] * len(self.ranks))
+
+    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+        return self._exchange_parts(what, parts)
+
+    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+        """The root deals the buffer out, and those who get a chunk pass it on while it comes."""
+        direct = buffer.nbytes <= _DIRECT_BROADCAST_BYTES
+        relays = [p for p in range(len(self.ranks)) if p != root]
+        if direct or not relays:
+            bounds = offsets([len(buffer) if p == root else 0 for p in range(len(self.ranks))])
+        else:
+            dealt = even_bounds(len(buffer), len(relays))
+            lengths = {p: dealt[i + 1] - dealt[i] for i, p in enumerate(relays)}
+            bounds = offsets([lengths.get(p, 0) for p in range(len(self.ranks))])
+        longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
+        cuts = segments_at(bounds, max(1, passing_bytes(longest, self.segment_bytes) // buffer.itemsize))
+        if self.position == root:
+            self._deal(what, buffer, cuts, root, direct)
+        else:
+            self._relay(what, buffer, cuts, root, direct)
+
+    def barrier(self, what: Signature) -> None:
+        with self.call(self.laid_out(what, ()), lambda rank, caller: iter(()), 0):
+            pass
+
+    def compare(self, what: Signature, sequence: int) -> None:
+        """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
+        self._sequence = sequence - 1
+        self.barrier(what)
+
+    def call(
+        self,
+        what: Signature,
+        frames_for: FramesFor,
+        total_bytes: int,
+        peers: tuple[int, ...] | None = None,
+        is_span: bool = True,
+    ) -> Call:
+        """Begin the set's next collective. `peers`: world ranks to exchange frames with, by default all others."""
+        self._sequence += 1
+        others = tuple(self.ranks[position] for position in sorted(self._others))
+        place = Place(self._process_set, self._sequence, others if peers is None else peers, others, is_span)
+        return Call(self._member, place, what, frames_for, total_bytes)
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self._updates.are_possible()
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
+        self._updates.update(what, gradients, bounds, op, change)
+
+    def finish_updates(self) -> bool:
+        self._updates.finish()
+        return True
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        return np.zeros(nbytes, np.uint8)
+
+    def close(self) -> None:
+        """The membership holds the connections."""
+
+    def _reduce_all_alone(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+        """Everyone gets everything and folds it for itself: one trip instead of two."""
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            yield call.frame(Step.CONTRIBUTION, 0, source)
+
+        call = self.call(self.laid_out(what, ()), frames_for, source.nbytes)
+        folder = Folder(op, source.dtype, len(self.ranks), self.position)
+        # Not yet into `target`: it may be `source`, which peers still read.
+        result = np.empty_like(source)
+        with call:
+            folder.fold(self.contributions(call, 0, source, folder.keeps_all), result)
+        target[...] = result
+
+    def _deal(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            for index, cut in enumerate(cuts[root if direct else self.ranks.index(rank)]):
+                yield call.frame(Step.RESULT, index, buffer[cut])
+
+        call = self.call(self.laid_out(what, ()), frames_for, buffer.nbytes)
+        nothing = buffer[:0]
+        with call:
+            for position in self._others:
+                call.read(self.ranks[position], Step.DONE, 0, nothing)
+
+    def _relay(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
+        own = cuts[root if direct else self.position]
+        passed_on: list[Frame] = []
+        complete: list[Frame] = []
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            if rank == self.ranks[root]:
+                yield from self.results(call, complete, 1, caller)
+            elif not direct:
+                yield from self.results(call, passed_on, len(own), caller)
+
+        call = self.call(self.laid_out(what, ()), frames_for, buffer.nbytes)
+        relays = [p for p in self._others if p != root]
+        with call:
+            for index in range(max(len(cut) for cut in cuts) + _LAG):
+                if index < len(own):
+                    part = buffer[own[index]]
+                    call.read(self.ranks[root], Step.RESULT, index, part)
+                    self.offer(call, passed_on, call.frame(Step.RESULT, index, part))
+                if index >= _LAG and not direct:
+                    self.read_results(call, cuts, index - _LAG, buffer, relays)
+            self.offer(call, complete, call.frame(Step.DONE, 0, buffer[:0]))
+
+    def _exchange_parts(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+        """Every position gets its part from every other; how much that is, it learns from the first frame."""
+        own = parts[self.position]
+        step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, and this may not
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            part = parts[self.ranks.index(rank)]
+            yield call.frame(Step.SIZES, 0, np.array([len(part)], np.int64))
+            for index, cut in enumerate(segments(0, len(part), step)):
+                yield call.frame(Step.RESULT, index, part[cut])
+
+        call = self.call(self.laid_out(what, ()), frames_for, sum(part.nbytes for part in parts))
+        size = np.empty(1, np.int64)
+        with call:
+            received = [own.copy()] * len(self.ranks)
+            for position in self._others:
+                call.read(self.ranks[position], Step.SIZES, 0, size)
+                received[position] = np.empty(int(size[0]), own.dtype)
+            cuts = [segments(0, len(part), step) for part in received]
+            for index in range(max((len(cuts[p]) for p in self._others), default=0)):
+                for position in self._others:
+                    if index < len(cuts[position]):
+                        part = received[position][cuts[position][index]]
+                        call.read(self.ranks[position], Step.RESULT, index, part)
+        return received
+
+    def laid_out(self, what: Signature, bounds: Bounds) -> Signature:
+        return replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
+
+    def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
+        return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))
+
+    def contributions(self, call: Call, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
+        """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for.
+
+        `keep_all`: until the next segment; otherwise only the last two.
+        """
+        for position, rank in enumerate(self.ranks):
+            if position == self.position:
+                yield own
+                continue
+            part = self._rooms.like(own, position if keep_all else position % 2)
+            call.read(rank, Step.CONTRIBUTION, segment, part)
+            yield part
+
+    def read_results(
+        self,
+        call: Call,
+        cuts: list[list[slice]],
+        segment: int,
+        buffer: Flat,
+        positions: Sequence[int] | None = None,
+    ) -> None:
+        for position in self._others if positions is None else positions:
+            if segment < len(cuts[position]):
+                call.read(self.ranks[position], Step.RESULT, segment, buffer[cuts[position][segment]])
+
+    def offer(self, call: Call, frames: list[Frame], frame: Frame) -> None:
+        frames.append(frame)
+        call.offer_changed()
+
+    def results(self, call: Call, frames: list[Frame], count: int, caller: Caller) -> Iterator[Frame]:
+        """Frames as they are offered, until there were `count`."""
+        for index in range(count):
+            call.wait_until(partial(_longer_than, frames, index), caller)
+            yield frames[index]
+
+
+def _longer_than(frames: list[Frame], index: int) -> bool:
+    return index < len(frames)

@@ -1,0 +1,224 @@
+"""Collectives through the MPI library, with the same contract as those over the network.
+
+MPI moves the bytes (all-to-all and all-gather: for a reduction the same 2(N - 1)/N of the payload as a ring), this
+side folds them in rank order: so every dtype works, and results have the bits that every other transport gives. An
+MPI_Allreduce would fold in an order of the library's choice, and knows no bfloat16.
+"""
+
+import hashlib
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.communicators.base import Communicator
+from ringtrain.errors import RingtrainError
+from ringtrain.reduction.cuts import Bounds, even_bounds, offsets
+from ringtrain.reduction.fold import Flat, Folder
+from ringtrain.reduction.ops import Op
+from ringtrain.wire.signature import Signature
+from ringtrain.world.membership import Membership
+from ringtrain.world.monitor import Doing, Stalled
+from ringtrain.world.mpi_library import give_up, load_mpi, load_world
+
+# The membership counts progress by process set: the network's own are small numbers, these are above them.
+FIRST_MPI_SET: Final = 1 << 30
+# Contributions are folded so much at a time: what is scratch memory, and not more in flight than the caches like.
+_PIECE_BYTES: Final = 4 << 20
+# MPI makes progress only while it is asked: first without a pause, then with one that costs no core.
+_EAGER_S: Final = 1e-3
+_PAUSE_S: Final = 50e-6
+# Open requests of collectives that failed: MPI may still write to their buffers.
+_ABANDONED: list[tuple[Any, ...]] = []
+# An exchange costs milliseconds; see bench/README.
+_FUSION_BYTES: Final = 64 << 20
+
+
+class Network(Communicator, Protocol):
+    """The same ranks without MPI: they find out what differs, and say it."""
+
+    def compare(self, what: Signature, sequence: int) -> None:
+        """Be the barrier of that number. Raises MismatchError on all ranks."""
+
+
+class MpiCommunicator:
+    """A `Communicator` over MPI, beside `network`, by whose membership a lost peer is noticed."""
+
+    def __init__(self, member: Membership, process_set: int, network: Network) -> None:
+        """Collective over the ranks of `network`. Raises ConfigurationError: no MPI, or another world."""
+        world = load_world(member.place.rank, member.place.size)
+        group = world.group.Incl(list(network.ranks))
+        self._comm = world.Create_group(group, process_set % 32768)
+        group.Free()
+        self._member = member
+        self._network = network
+        self._set = FIRST_MPI_SET + process_set
+        self._sequence = 0
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._network.ranks
+
+    @property
+    def position(self) -> int:
+        return self._network.position
+
+    @property
+    def fusion_bytes(self) -> int:
+        return _FUSION_BYTES
+
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+        bounds = even_bounds(len(source), len(self.ranks))
+        run = self._begin(what)
+        for piece in self._pieces(bounds, source.itemsize):
+            own = target[slice(*piece[self.position])]
+            self._fold(run, source, piece, own, op)
+            self._gather(run, target, piece)
+
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
+        start = bounds[self.position]
+        run = self._begin(replace(what, layout=bounds))
+        for piece in self._pieces(bounds, source.itemsize):
+            first, last = piece[self.position]
+            self._fold(run, source, piece, target[first - start : last - start], op)
+
+    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        run = self._begin(replace(what, layout=bounds))
+        self._gather(run, buffer, list(itertools.pairwise(bounds)))
+
+    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+        run = self._begin(what)
+        lengths = np.empty(len(self.ranks), np.int64)
+        run.wait(self._comm.Iallgather(np.array([len(part)], np.int64), lengths))
+        whole = np.empty(int(lengths.sum()), part.dtype)
+        cuts = offsets([int(length) for length in lengths])
+        whole[cuts[self.position] : cuts[self.position + 1]] = part
+        self._gather(run, whole, list(itertools.pairwise(cuts)))
+        return [whole[start:end] for start, end in itertools.pairwise(cuts)]
+
+    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+        run = self._begin(what)
+        raw = _raw(buffer)
+        run.wait(self._comm.Ibcast([raw, len(raw), _type_of(buffer)], root), raw)
+
+    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+        run = self._begin(what)
+        sent = np.array([len(part) for part in parts], np.int64)
+        received = np.empty_like(sent)
+        run.wait(self._comm.Ialltoall(sent, received), sent, received)
+        outgoing = np.concatenate([_raw(part) for part in parts])
+        incoming = np.empty(int(received.sum()), outgoing.dtype)
+        kind, cuts = _type_of(parts[0]), offsets([int(length) for length in received])
+        sending = [outgoing, sent.tolist(), offsets([int(length) for length in sent])[:-1], kind]
+        receiving = [incoming, received.tolist(), cuts[:-1], kind]
+        run.wait(self._comm.Ialltoallv(sending, receiving), outgoing, incoming)
+        return [incoming[start:end].view(parts[0].dtype) for start, end in itertools.pairwise(cuts)]
+
+    def barrier(self, what: Signature) -> None:
+        self._begin(what)
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        return np.zeros(nbytes, np.uint8)
+
+    def close(self) -> None:
+        if self._member.verdict.failure is None:
+            self._comm.Free()
+        self._network.close()
+
+    def _begin(self, what: Signature) -> "_Run":
+        """Make sure that all ranks mean `what`: one collective of 16 bytes."""
+        self._member.verdict.check()
+        self._sequence += 1
+        key = (self._set, self._sequence)
+        doing = Doing(self._member.board.label(key, what), *key)
+        run = _Run(self._member, self.ranks, doing)
+        self._member.board.begin(key, what, run.others)
+        mine = np.array([_digest(what), -_digest(what)], np.int64)
+        all_of_us = np.empty_like(mine)
+        run.wait(self._comm.Iallreduce(mine, all_of_us, load_mpi().MAX), mine, all_of_us)
+        self._member.board.end(key)  # all have come
+        if (all_of_us != mine).any():
+            # The network compares in words, and has every rank raise the same ones.
+            self._network.compare(what, self._sequence)
+            raise RingtrainError(f"{doing.label}: ranks mean different things, which the network does not see")
+        return run
+
+    def _pieces(self, bounds: Bounds, itemsize: int) -> Iterator[list[tuple[int, int]]]:
+        """(start, end) of a part of every rank's chunk, piece by piece, until all chunks are through."""
+        step = max(1, _PIECE_BYTES // itemsize // len(self.ranks))
+        longest = max(end - start for start, end in itertools.pairwise(bounds))
+        for at in range(0, longest, step):
+            yield [
+                (min(start + at, end), min(start + at + step, end)) for start, end in itertools.pairwise(bounds)
+            ]
+
+    def _fold(self, run: "_Run", source: Flat, piece: list[tuple[int, int]], out: Flat, op: Op) -> None:
+        """Fold this rank's part of `piece`, with what every rank has there in `source`, into `out`."""
+        size, length = len(self.ranks), len(out)
+        arrived = np.empty((size, length), source.dtype)
+        kind, raw = _type_of(source), _raw(source)
+        sending = [raw, [end - start for start, end in piece], [start for start, _ in piece], kind]
+        receiving = [_raw(arrived.reshape(-1)), [length] * size, [p * length for p in range(size)], kind]
+        run.wait(self._comm.Ialltoallv(sending, receiving), raw, arrived)
+        Folder(op, source.dtype, size, self.position).fold(iter(arrived), out)
+
+    def _gather(self, run: "_Run", buffer: Flat, piece: list[tuple[int, int]]) -> None:
+        """Give every rank what the others have in their parts of `piece`."""
+        raw = _raw(buffer)
+        places = [raw, [end - start for start, end in piece], [start for start, _ in piece], _type_of(buffer)]
+        run.wait(self._comm.Iallgatherv(load_mpi().IN_PLACE, places), raw)
+
+
+class _Run:
+    """One collective while it is under way: waits for MPI, and for news that a rank is lost."""
+
+    def __init__(self, member: Membership, ranks: tuple[int, ...], doing: Doing) -> None:
+        self._member = member
+        self.others = tuple(rank for rank in ranks if rank != member.place.rank)
+        self._doing = doing
+
+    def wait(self, request: Any, *buffers: Flat) -> None:
+        """Return when `request` is done. Raises the world's failure, on all ranks, when a peer is lost."""
+        started = time.monotonic()
+        while not request.Test():
+            waited = time.monotonic() - started
+            if self._member.verdict.failure is not None or waited >= self._member.place.stall_timeout_s:
+                _ABANDONED.append((request, *buffers))
+                self._fail(waited)
+            if waited > _EAGER_S:
+                time.sleep(_PAUSE_S)
+
+    def _fail(self, waited_s: float) -> NoReturn:
+        place, monitor = self._member.place, self._member.monitor
+        if self._member.verdict.failure is None:
+            monitor.report(Stalled(self.others, waited_s, self._doing))
+            self._member.verdict.wait(place.timeout_s / 5)
+        monitor.await_announced(place.timeout_s / 10)
+        failure = self._member.verdict.failure
+        if (
+            failure is None or failure.kind == "lost"
+        ):  # after a mismatch all are there, to take leave of each other
+            give_up()
+        self._member.verdict.check()
+        raise RingtrainError(f"{self._doing.label} failed, and no reason was found in time")
+
+
+@lru_cache(maxsize=4096)  # a training step repeats the same signatures
+def _digest(what: Signature) -> int:
+    """63 bits that are equal for equal signatures."""
+    return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _raw(array: Flat) -> Flat:
+    """The bits of `array` as unsigned integers of its item's size: MPI knows no bfloat16."""
+    return array.view(f"u{array.itemsize}")
+
+
+def _type_of(array: Flat) -> Any:
+    mpi = load_mpi()
+    return {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}[array.itemsize]

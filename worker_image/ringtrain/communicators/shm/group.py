@@ -1,0 +1,185 @@
+"""The ranks that map one segment: what they run together, and how they fail together."""
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain import timeline
+from ringtrain.communicators.shm.native import Addresses, NativeChannel, Outcome, Work
+from ringtrain.communicators.shm.segment import Segment
+from ringtrain.errors import NotInitializedError, RingtrainError
+from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.reduction.fold import Flat
+from ringtrain.wire.failure import Failure
+from ringtrain.wire.signature import Signature
+from ringtrain.world.membership import Membership
+from ringtrain.world.monitor import Closed, Doing, Stalled
+
+# The membership counts progress by process set: the network's are small numbers, those of shared memory are above.
+FIRST_SHARED_SET: Final = 1 << 30
+
+
+# Between what stands for a signature and where its buffer lies.
+_ARENA: Final = b"\0arena "
+
+
+class Arena:
+    """Memory that all ranks map, one part each."""
+
+    def __init__(self, whole: NDArray[np.uint8], position: int, size: int) -> None:
+        length = len(whole) // size
+        self.own = whole[position * length : (position + 1) * length]
+        self.bases = [whole.ctypes.data + p * length for p in range(size)]
+        self._start = self.bases[position]
+
+    def offset_of(self, buffer: Flat) -> int | None:
+        """Where `buffer` begins in the own part; None if it is elsewhere."""
+        offset = int(buffer.ctypes.data) - self._start
+        return offset if offset >= 0 and offset + buffer.nbytes <= len(self.own) else None
+
+
+@dataclass(frozen=True)
+class _ArenaPlace:
+    """Of a buffer. `said`: what all ranks must agree on. `lies`: where each rank's begins."""
+
+    said: bytes
+    lies: Addresses
+
+
+class SharedGroup:
+    """Ranks `ranks` of one host, this one at `position`. `suspects`: all ranks that may keep them waiting.
+
+    Who is lost and who is to blame is found out by the membership, over the network, as for any other collective.
+    """
+
+    def __init__(
+        self,
+        member: Membership,
+        process_set: int,
+        ranks: tuple[int, ...],
+        suspects: tuple[int, ...],
+        channel: NativeChannel,
+        segment: Segment,
+    ) -> None:
+        self.ranks = ranks
+        self.position = ranks.index(member.place.rank)
+        self._suspects = tuple(rank for rank in suspects if rank != member.place.rank)
+        self._member = member
+        self._process_set = FIRST_SHARED_SET + process_set
+        self._channel = channel
+        self._segment = segment
+        self._sequence = 0
+        self._arenas: list[Arena] = []
+        member.verdict.on_reached(channel.stop)
+
+    def run(self, what: Signature, work: Work) -> None:
+        """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
+        place = self._place_of(work.source) if self._arenas and not _gathers_elsewhere(work) else None
+        compared, lies = (what.compared(), None) if place is None else (what.compared() + place.said, place.lies)
+        timeout_s = self._member.place.stall_timeout_s
+        self._meet(what, work, lambda: self._channel.run(compared, work, timeout_s, lies))
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
+        return self._place_of(gradients) is not None and self._place_of(weights) is not None
+
+    def update(self, what: Signature, work: Work, change: ChunkUpdate) -> None:
+        """Reduce `work.source` and update every rank's weights. Raises what `run` raises."""
+        gradients, weights = self._place_of(work.source), self._place_of(change.weights)
+        assert gradients is not None, "ask can_update first"
+        assert weights is not None, "ask can_update first"
+        compared, lies = what.compared() + gradients.said + weights.said, (gradients.lies, weights.lies)
+        timeout_s = self._member.place.stall_timeout_s
+        self._meet(what, work, lambda: self._channel.update(compared, work, change, timeout_s, lies))
+
+    def adopt(self, segment: Segment) -> NDArray[np.uint8]:
+        """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
+
+        The parts are equally long. The memory lives as long as the array and its views.
+        """
+        arena = Arena(np.frombuffer(segment.memory, np.uint8), self.position, len(self.ranks))
+        self._arenas.append(arena)
+        return arena.own
+
+    def close(self) -> None:
+        """Unmap the segment; ranks that wait for this one raise PeerLost.
+
+        Calls that other threads have under way end first. The memory of one that does not end stays mapped, to the
+        end of the process: unmapped, it would kill that.
+        """
+        self._member.verdict.forget(self._channel.stop)
+        if not self._channel.close(self._member.place.probe_timeout_s):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+            return
+        self._arenas.clear()
+        self._segment.close()
+
+    def _meet(self, what: Signature, work: Work, meet: Callable[[], Outcome]) -> None:
+        self._member.verdict.check()
+        self._sequence += 1
+        self._member.board.begin((self._process_set, self._sequence), what, self._suspects)
+        started = time.monotonic()
+        try:
+            with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
+                outcome = meet()
+        except BaseException as error:  # a signal's handler raised
+            self._give_up(self._doing(what), error)
+            raise
+        finally:
+            self._member.board.end((self._process_set, self._sequence))
+        if outcome is not Outcome.DONE:
+            self._fail(outcome, what, time.monotonic() - started)
+
+    def _place_of(self, buffer: Flat) -> _ArenaPlace | None:
+        """Where `buffer` lies in an arena; None if it is elsewhere."""
+        for number, arena in enumerate(self._arenas):
+            offset = arena.offset_of(buffer)
+            if offset is not None:
+                lies = [base + offset for base in arena.bases]
+                return _ArenaPlace(_ARENA + f"{number} {offset}".encode(), lies)
+        return None
+
+    def _fail(self, outcome: Outcome, what: Signature, waited_s: float) -> NoReturn:
+        """Report what happened, and raise what the world decides."""
+        if outcome is Outcome.STOPPED and self._member.left:
+            raise NotInitializedError(f"ringtrain was shut down during {self._doing(what).label}")
+        doing, monitor = self._doing(what), self._member.monitor
+        blamed = self.ranks[self._channel.blamed]
+        if outcome is Outcome.LEFT:
+            monitor.report(Closed(blamed, "", doing))
+        elif outcome is Outcome.MISMATCH:
+            monitor.report(self._mismatch(what))
+        elif outcome is Outcome.TIMEOUT:
+            others = [rank for rank in self._suspects if rank != blamed]
+            monitor.report(Stalled((blamed, *others), waited_s, doing))
+        self._await_verdict()
+        self._member.verdict.check()
+        raise RingtrainError(f"{doing.label} failed, and no reason was found in time")
+
+    def _give_up(self, doing: Doing, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        rank = self._member.place.rank
+        self._member.monitor.report(Failure("lost", f"rank {rank} left {doing.label} because of {reason}", rank))
+        self._await_verdict()
+
+    def _await_verdict(self) -> None:
+        self._member.verdict.wait(self._member.place.timeout_s / 5)
+        self._member.monitor.await_announced(self._member.place.timeout_s / 10)
+
+    def _mismatch(self, what: Signature) -> Failure:
+        position = self._channel.blamed
+        theirs = self._channel.signature_of(position).partition(_ARENA)[0]
+        return self._member.mismatch((self._process_set, self._sequence), what, self.ranks[position], theirs)
+
+    def _doing(self, what: Signature) -> Doing:
+        label = self._member.board.label((self._process_set, self._sequence), what)
+        return Doing(label, self._process_set, self._sequence)
+
+
+def _gathers_elsewhere(work: Work) -> bool:
+    return work.gathered is not None and work.gathered.ctypes.data != work.source.ctypes.data

@@ -1,0 +1,268 @@
+"""The compiled engine behind shared memory (`kernels/native/shm.c`), and the structures it shares with Python."""
+
+import ctypes
+import functools
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.kernels.update import ChunkUpdate, lies_at, native_update
+from ringtrain.reduction.cuts import Bounds
+from ringtrain.reduction.fold import Flat
+from ringtrain.reduction.ops import Op
+from ringtrain.wire.dtypes import CODES, dtype_name
+
+PARITIES: Final = 2
+SIGNATURE_BYTES: Final = 32768
+_OPS: Final = {Op.Sum: 0, Op.Average: 0, Op.Min: 1, Op.Max: 2, Op.Product: 3}
+
+
+Chunks = tuple[tuple[int, int], ...]
+Addresses = Sequence[int]  # one for each rank
+
+
+@functools.lru_cache(maxsize=4096)
+def chunks_of(bounds: Bounds) -> Chunks:
+    """The chunks that follow each other at `bounds`."""
+    return tuple(itertools.pairwise(bounds))
+
+
+class Outcome(IntEnum):
+    DONE = 0
+    AGAIN = 1
+    TIMEOUT = 2
+    STOPPED = 3
+    MISMATCH = 4
+    LEFT = 5
+
+
+class _Channel(ctypes.Structure):
+    _fields_ = [
+        ("base", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("chunk_bytes", ctypes.c_uint64),
+        ("round", ctypes.c_uint32),
+        ("collective", ctypes.c_uint32),
+        ("spins", ctypes.c_int32),
+        ("stop", ctypes.c_void_p),
+    ]
+
+
+class _Job(ctypes.Structure):
+    _fields_ = [
+        ("what", ctypes.c_char_p),
+        ("what_bytes", ctypes.c_uint64),
+        ("dtype", ctypes.c_int32),
+        ("op", ctypes.c_int32),
+        ("divisor", ctypes.c_int32),
+        ("reduces", ctypes.c_int32),
+        ("chunks", ctypes.c_void_p),
+        ("peers", ctypes.c_void_p),
+        ("pieces", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),
+        ("before", ctypes.c_void_p),
+        ("partial", ctypes.c_void_p),
+        ("own", ctypes.c_void_p),
+        ("gathered", ctypes.c_void_p),
+        ("timeout_s", ctypes.c_double),
+        ("started", ctypes.c_uint32),
+        ("next", ctypes.c_uint32),
+        ("phase", ctypes.c_uint32),
+        ("piece", ctypes.c_uint32),
+        ("blamed", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One collective. Fields that it does not need are None.
+
+    `chunks`: of every rank, where it begins and ends in the whole buffer. `source`: the whole buffer, read only.
+    `op` None: nothing is reduced, each rank shows its chunk of `source`. `own`: gets its chunk. `gathered`:
+    the whole buffer, gets every rank's chunk; may be `source`. `before`: folded into this rank's chunk before rank
+    0's contribution. `partial`: gets the fold of this rank's chunk as it is, in the type it is folded in, instead
+    of `own`. `average_over`: how many contributions an average has in all. `whole`: the chunks are all of the
+    buffer, `op`, `own` and `gathered` are there and nothing else: what a short buffer has a shortcut for.
+    `pieces`: what `source` consists of, if it does not lie in one place; of `source`, only length and dtype count.
+    """
+
+    chunks: Chunks
+    source: Flat
+    op: Op | None = None
+    own: Flat | None = None
+    gathered: Flat | None = None
+    before: Flat | None = None
+    partial: Flat | None = None
+    average_over: int = 0
+    whole: bool = False
+    pieces: Sequence[Flat] | None = None
+
+
+class NativeChannel:
+    """One rank's end of a segment."""
+
+    def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, size: int, chunk_bytes: int) -> None:
+        self._library = library
+        self._stop = ctypes.c_uint32(0)
+        self._memory = memory
+        self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
+        self._size = size
+        self._chunk_bytes = chunk_bytes
+        self._channel = _Channel(
+            base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spins=_spins(size),
+            stop=ctypes.addressof(self._stop),
+        )  # fmt: skip
+        self.blamed = -1
+        self._in_use = threading.Lock()  # while compiled code reads and writes the segment
+        self._user = 0  # the thread that holds it
+        self._closed = False
+
+    def run(self, what: bytes, work: Work, timeout_s: float, peers: Addresses | None = None) -> Outcome:
+        """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
+
+        `what` is compared between ranks: MISMATCH where it differs; `Signature.compared` fits. `peers`: where each
+        rank's `work.source` lies, if this process can read them all.
+
+        `timeout_s`: without any progress of the rank that is waited for; `blamed` then says which that is.
+        """
+        job = self._job(what, work, timeout_s)
+        addresses = None if peers is None else self._addresses(peers)
+        job.peers = None if addresses is None else ctypes.addressof(addresses)
+        small = work.whole and work.source.nbytes <= self._small_bytes
+        return self._repeat(self._library.ringtrain_shm_run, job, small)
+
+    def update(
+        self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, lies: tuple[Addresses, Addresses]
+    ) -> Outcome:
+        """Reduce `work.source` and update this rank's chunk of the weights, which all ranks then have.
+
+        `lies`: where `work.source` and `change.weights` of each rank begin. Otherwise as `run`; what is left of
+        `work.source` is not defined, and it must not be written before the next meeting.
+        """
+        job = self._job(what, work, timeout_s)
+        gradients, weights = map(self._addresses, lies)
+        job.peers = ctypes.addressof(gradients)
+        update = native_update(change, weights)
+        return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
+
+    def _repeat(self, function: Any, job: _Job, argument: Any) -> Outcome:
+        """AGAIN comes after a signal: the interpreter runs its handler here."""
+        with self._in_use:
+            if self._closed:
+                return Outcome.STOPPED
+            self._user = threading.get_ident()
+            channel, reference = ctypes.byref(self._channel), ctypes.byref(job)
+            while (outcome := function(channel, reference, argument)) == Outcome.AGAIN:
+                pass
+            self._user = 0
+            self.blamed = job.blamed
+            return Outcome(outcome)
+
+    def _addresses(self, of_ranks: Addresses) -> Any:
+        return (ctypes.c_void_p * self._size)(*of_ranks)
+
+    def stop(self) -> None:
+        """Make `run` return STOPPED, from any thread, if it waits or as soon as it would."""
+        self._stop.value = 1
+
+    def signature_of(self, rank: int) -> bytes:
+        """What `rank` has shown in the collective that ended with MISMATCH."""
+        counters = 4 * 128
+        at = rank * (counters + PARITIES * SIGNATURE_BYTES) + counters
+        at += self._channel.collective % PARITIES * SIGNATURE_BYTES
+        length = int.from_bytes(self._memory[at : at + 4], "little")
+        return bytes(self._memory[at + 4 : at + 4 + length])
+
+    def close(self, timeout_s: float) -> bool:
+        """Tell those who wait for this rank, and end what another thread still runs here.
+
+        The channel can't be used any more. Returns whether nobody uses the segment: False if what runs has not
+        ended within `timeout_s`, or runs in this very thread, whose signal handler closes the world.
+        """
+        self.stop()
+        self._library.ringtrain_shm_leave(ctypes.byref(self._channel))
+        if self._user == threading.get_ident() or not self._in_use.acquire(timeout=timeout_s):
+            return False
+        self._closed = True
+        self._channel.base = None
+        del self._view
+        self._in_use.release()
+        return True
+
+    @property
+    def _small_bytes(self) -> int:
+        # Folding everything everywhere costs size × bytes and saves one meeting; see bench/README.
+        return min(self._chunk_bytes, _SMALL_BYTES // self._size)
+
+    def _job(self, what: bytes, work: Work, timeout_s: float) -> _Job:
+        if len(what) > SIGNATURE_BYTES - 4:  # what is not compared as a whole is not compared
+            raise ValueError(f"{len(what)} bytes to compare; a slot has room for {SIGNATURE_BYTES - 4}")
+        pieces = None if work.pieces is None else _pieces(work.pieces)
+        job = _Job(
+            what=what,
+            what_bytes=len(what),
+            dtype=CODES[dtype_name(work.source.dtype)],
+            op=_OPS[work.op] if work.op is not None else 0,
+            divisor=work.average_over if work.op is Op.Average else 0,
+            reduces=work.op is not None,
+            chunks=ctypes.addressof(_chunks_array(work.chunks)),
+            source=_address(work.source),
+            own=_address(work.own),
+            gathered=_address(work.gathered),
+            before=_address(work.before),
+            partial=_address(work.partial),
+            timeout_s=timeout_s,
+        )
+        if pieces is not None:
+            job.pieces = pieces.ctypes.data
+            job.keeps = pieces  # alive as long as the job
+        return job
+
+
+_SMALL_BYTES: Final = 64 << 10
+
+
+def shm_bytes(library: ctypes.CDLL, size: int, chunk_bytes: int) -> int:
+    """How long a segment has to be."""
+    library.ringtrain_shm_bytes.restype = ctypes.c_uint64
+    return int(library.ringtrain_shm_bytes(ctypes.c_int(size), ctypes.c_uint64(chunk_bytes)))
+
+
+@functools.lru_cache(maxsize=1024)  # the buckets of a model come back every step
+def _chunks_array(chunks: Chunks) -> Any:
+    return (ctypes.c_int64 * (2 * len(chunks)))(*(c[0] for c in chunks), *(c[1] for c in chunks))
+
+
+def _address(buffer: Flat | None) -> int | None:
+    return None if buffer is None else lies_at(buffer)
+
+
+def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
+    """Where each piece begins in the buffer and where it lies; the row after the last one ends the buffer."""
+    table = np.zeros((len(pieces) + 1, 2), np.int64)
+    np.cumsum([len(piece) for piece in pieces], out=table[1:, 0])
+    table[:-1, 1] = [lies_at(piece) for piece in pieces]
+    return table
+
+
+def _spins(size: int) -> int:
+    """How often to look before sleeping: not at all if another rank needs this core to get on.
+
+    500 times are 30 us, what sleeping and waking cost. With 4000, two ranks that shared a core because other work
+    had the rest took 230 us for 4 KiB instead of 70; where each has its own it made no difference.
+    """
+    return 500 if size <= len(os.sched_getaffinity(0)) else 0
+
+
+def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which `dtype` is folded."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype

@@ -1,0 +1,194 @@
+"""The launcher of an MPI job: make mpirun ready, run the user's command, tell how it ended."""
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import grpc
+
+from ringtrain import contract
+from ringtrain.agent.processes import die_with_parent
+from ringtrain.control.address import own_address
+from ringtrain.control.model import Registration, host_port
+from ringtrain.control.rpc import Peer, dial
+from ringtrain.errors import ConfigurationError
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.mpi.broker import Broker
+from ringtrain.launcher.mpi.command_line import is_mpirun
+from ringtrain.launcher.mpi.full_command import Line
+from ringtrain.launcher.mpi.hosts import Host, Paths, host_names, hostfile, mpirun_environment
+from ringtrain.launcher.mpi.mpirun_shim import write_mpirun_shims
+from ringtrain.launcher.mpi.own_agent import OwnAgent
+from ringtrain.launcher.mpi.remote import DaemonNotStarted, RemoteDaemon
+from ringtrain.launcher.mpi.verdict import CommandEnd, DaemonEnd
+from ringtrain.mpi.implementation import find_mpirun
+from ringtrain.mpi.proof import Claim
+from ringtrain.mpi.settings import MpiSettings
+from ringtrain.mpi.shim import write_shim
+
+log = logging.getLogger(__name__)
+
+_TAIL_LINES = 20
+
+
+class MpiJob:
+    """One attempt's mpirun. `start` once all agents are registered; then look at `end`; `close` at last."""
+
+    def __init__(self, config: LauncherConfig, settings: MpiSettings, command: Sequence[str]) -> None:
+        """Raises ConfigurationError (MpiCondition) for what can be seen to be wrong before any worker is there."""
+        if not command:
+            raise ConfigurationError("the launcher of an mpi job needs a command: mpirun and a program")
+        self._config = config
+        self._settings = settings
+        self._command = list(command)
+        named = command[0] if is_mpirun(command[0]) else None
+        self._mpirun = find_mpirun(settings.implementation, named)
+        if self._calls_mpirun:
+            self._line("").words(command[1:])  # for its errors; the address is not known yet
+        self._stack = ExitStack()
+        self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
+        self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        self._own_agent = self._start_own_agent() if settings.launcher_as_worker else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.end: CommandEnd | None = None
+        self.failed_daemon: DaemonEnd | None = None
+
+    def start(self, workers: Sequence[Registration]) -> None:
+        """Run the command, with the workers in the hostfile, in their order, by their registered addresses."""
+        other = workers[-1]
+        address = self._settings.own_address or own_address(host_port(other.address, other.agent_port))
+        names = self._names(workers, address)
+        paths = self._write_files([Host(name, worker.slots) for name, worker in names.items()])
+        self._stack.callback(
+            Broker(paths.socket, _Dialer(self._config, names, self._stack).dial, self._note_daemon).close
+        )
+        environment = mpirun_environment(self._settings.implementation, paths, os.environ)
+        environment |= self._own_agent.variables() if self._own_agent else {}
+        line = self._line(address)
+        if self._calls_mpirun:
+            words, program = line.words(self._command[1:]), self._mpirun.path
+        else:  # a script: what it calls mpirun is to be ours
+            words, program = self._command, self._command[0]
+            environment |= write_mpirun_shims(self._directory / "bin", line)
+        log.info("%s starts %d ranks on %d workers", self._mpirun, self._config.world_size, len(workers))
+        self._process = subprocess.Popen(
+            words,
+            executable=shutil.which(program, path=environment.get("PATH")),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid()),
+        )
+        threading.Thread(target=self._follow, args=(self._process,), name="ringtrain-mpirun", daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the command runs."""
+        return self._process is not None and self.end is None
+
+    def stop(self) -> None:
+        """Ask the command to end, which stops what it has started; it is killed if that takes long."""
+        self._signal(signal.SIGTERM)
+        # An mpirun that waits for a host that has vanished would wait for minutes.
+        impatience = threading.Timer(self._config.settle_s, self._signal, [signal.SIGKILL])
+        impatience.start()
+        self._stack.callback(impatience.cancel)
+
+    def close(self, grace_s: float) -> None:
+        """End the command, and everything made for it."""
+        self._signal(signal.SIGTERM)
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
+        self._signal(signal.SIGKILL)
+        self._stack.close()
+
+    def _start_own_agent(self) -> OwnAgent:
+        agent = OwnAgent(self._directory / "agent", self._config.workers - 1, self._config.port, os.environ)
+        self._stack.callback(agent.close, self._config.settle_s)
+        return agent
+
+    @property
+    def _calls_mpirun(self) -> bool:
+        return is_mpirun(self._command[0])
+
+    def _line(self, own_address: str) -> Line:
+        return Line(self._mpirun, self._settings.options, self._config.world_size, own_address)
+
+    def _names(self, workers: Sequence[Registration], address: str) -> dict[str, Registration]:
+        """The workers by their names for mpirun, in the order of their ranks."""
+        if not self._own_agent:
+            return dict(zip(host_names(workers, address), workers, strict=True))
+        # What mpirun is to start itself, beside itself, has this pod's address.
+        own, others = workers[0], workers[1:]
+        return {own.address: own, **dict(zip(host_names(others, address), others, strict=True))}
+
+    def _write_files(self, hosts: Sequence[Host]) -> Paths:
+        paths = Paths(self._directory / "hosts", self._directory / "rsh", self._directory / "rsh.socket")
+        paths.hostfile.write_text(hostfile(hosts, self._settings.implementation))
+        write_shim(paths.rsh, "ringtrain.mpi.rsh_client")
+        return paths
+
+    def _note_daemon(self, host: str, code: int, said: str) -> None:
+        if self.failed_daemon is None:
+            self.failed_daemon = DaemonEnd(host, code, said, time.monotonic())
+
+    def _follow(self, process: "subprocess.Popen[bytes]") -> None:
+        """Show what mpirun itself says, remember its last lines, and note its end."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            self._tail.append(line.decode("utf-8", "replace").rstrip())
+        code = process.wait()
+        self.end = CommandEnd(code, time.monotonic(), tuple(self._tail))
+        log.info("the launcher's command ended with %d", self.end.code)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+
+class _Dialer:
+    """Finds the agent behind a name in the hostfile, and keeps its channel."""
+
+    def __init__(self, config: LauncherConfig, workers: Mapping[str, Registration], stack: ExitStack) -> None:
+        self._config = config
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._channels: dict[int, grpc.Channel] = {}
+        self._stack = stack
+
+    def dial(self, host: str, command: str) -> RemoteDaemon:
+        """The daemon that `command` is to be on `host`."""
+        worker = self._workers.get(host)
+        if worker is None:
+            known = ", ".join(self._workers)
+            raise DaemonNotStarted(f"no worker of this job has that address; it has {known}")
+        job = self._config.job
+        claim = Claim(job.uid, job.attempt, command)
+        return RemoteDaemon(self._channel(worker), self._config.secrets.token, claim, self._config.timeout_s)
+
+    def _channel(self, worker: Registration) -> grpc.Channel:
+        with self._lock:
+            channel = self._channels.get(worker.worker_index)
+            if channel is None:
+                peer = Peer(contract.ROLE_WORKER, self._config.job.uid)
+                channel = dial(host_port(worker.address, worker.agent_port), self._config.secrets, peer)
+                self._channels[worker.worker_index] = channel
+                self._stack.callback(channel.close)
+            return channel

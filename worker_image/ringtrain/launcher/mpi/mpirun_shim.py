@@ -1,0 +1,49 @@
+"""What a launcher's script finds as `mpirun` in PATH: the real one, on the command line that the job needs."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.launcher.mpi.full_command import Line
+from ringtrain.mpi.condition import MpiCondition
+from ringtrain.mpi.implementation import Implementation, Mpirun
+from ringtrain.mpi.shim import write_shim
+
+LINE = "RINGTRAIN_MPI_LINE"
+_NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun")
+
+
+def write_mpirun_shims(directory: Path, line: Line) -> dict[str, str]:
+    """Make the programs in `directory`; returns variables that they need."""
+    directory.mkdir()
+    names = {*_NAMES, Path(line.mpirun.path).name}
+    for name in names:
+        write_shim(directory / name, "ringtrain.launcher.mpi.mpirun_shim")
+    return {LINE: json.dumps(asdict(line)), "PATH": f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+def main(arguments: list[str]) -> int:
+    """Become the real mpirun with `arguments`."""
+    told = json.loads(os.environ[LINE])
+    mpirun = told["mpirun"]
+    mpirun["implementation"] = Implementation(mpirun["implementation"])
+    line = Line(Mpirun(**mpirun), tuple(told["options"]), told["world_size"], told["own_address"])
+    try:
+        os.execv(line.mpirun.path, _words(line, arguments))
+    except ConfigurationError as exc:
+        print(f"ringtrain: {exc}", file=sys.stderr)
+        return 64
+
+
+def _words(line: Line, arguments: Sequence[str]) -> list[str]:
+    if not any(not word.startswith("-") for word in arguments):
+        return [line.mpirun.path, *arguments]  # --version and the like
+    try:
+        return line.words(arguments)
+    except MpiCondition:
+        # Another -np than the job's: the agents say so, with the reason in the job's status.
+        return line.words(arguments, as_declared=False)

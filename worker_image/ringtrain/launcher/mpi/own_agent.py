@@ -1,0 +1,50 @@
+"""The launcher as a worker: an agent beside it in its pod, the last of the gang."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ringtrain import contract
+from ringtrain.agent.mpi.worker import desk_variables
+from ringtrain.agent.processes import die_with_parent
+from ringtrain.control.model import host_port
+
+
+class OwnAgent:
+    """An agent process. `directory`: where it makes its desk, so that an mpirun beside it finds it there."""
+
+    def __init__(self, directory: Path, index: int, port: int, inherited: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ringtrain", "agent"],
+            env={**inherited, **_variables(directory, index, port, inherited)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid()),
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Variables by which the ranks that mpirun starts in this pod find the agent's desk."""
+        return desk_variables(self._directory)
+
+    def close(self, grace_s: float) -> None:
+        """Wait for the agent, which the launcher has released, and end it if it does not."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+
+def _variables(directory: Path, index: int, port: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    return {
+        contract.ENV_ROLE: contract.ROLE_WORKER,
+        contract.ENV_WORKER_INDEX: str(index),
+        contract.ENV_LAUNCHER_ADDRESS: host_port(inherited.get(contract.ENV_POD_IP) or "127.0.0.1", port),
+        contract.ENV_MPI_DESK_DIRECTORY: str(directory),
+        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,  # the pod's last words are the launcher's
+    }

@@ -1,0 +1,156 @@
+"""Named collectives on numpy arrays, and their gradients: for frameworks that hand over arrays and wait."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ringtrain.negotiation.group import Array
+from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.splits import scalar_error, splits_error
+from ringtrain.negotiation.world import members, name_for, queue_of
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How arrays become one. `op`: a name of `ringtrain.negotiation.ops.ReduceOp`."""
+
+    op: str
+    process_set: ProcessSet
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    def request(self, name: str, kind: Kind = Kind.ALLREDUCE) -> Request:
+        return Request(kind, name, op=self.op, prescale=float(self.prescale), postscale=float(self.postscale))
+
+
+def run(request: Request, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> list[Array]:
+    """Run `request` on `arrays` and return its results. `error`: why this rank's arguments are wrong, if they
+    are.
+    """
+    return list(begin(request, arrays, process_set, error).result())
+
+
+def begin(request: Request, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> Any:
+    """Begin `request`; return its future."""
+    held = [np.asarray(array) for array in arrays]
+    full = replace(
+        request,
+        dtypes=tuple(array.dtype.name for array in held),
+        shapes=tuple(array.shape for array in held),
+        error=error,
+    )
+    return queue_of(process_set).submit(full, lambda: held)
+
+
+def allreduce(arrays: Sequence[Array], how: Reduction, name: str | None, series: str = "allreduce") -> list[Array]:
+    """Return `arrays` reduced, as one collective."""
+    size = members(how.process_set)
+    error = ""
+    if how.op == "Adasum" and size & (size - 1):
+        error = f"Adasum combines ranks in pairs, and the process set has {size}; expected a power of two"
+    return run(how.request(name_for(series, name, how.process_set)), arrays, how.process_set, error)
+
+
+def allreduce_gradient(
+    grads: Sequence[Array],
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    how: Reduction,
+    name: str | None = None,
+) -> list[Array]:
+    """Return the gradients of the inputs of an allreduce from those of its outputs, of which every rank has one.
+
+    Sums, averages and Adasum: the same reduction of the gradients. Min and Max: the sum, to the ranks that held
+    the value, in equal parts. Product: the sum times the product of the other ranks' inputs.
+    """
+    if how.op in ("Sum", "Average", "Adasum"):
+        return allreduce(grads, how, name, "allreduce_gradient")
+    total = Reduction("Sum", how.process_set)
+    summed = allreduce(grads, total, name, "allreduce_gradient")
+    factor = how.prescale * how.postscale
+    if how.op == "Product":
+        others = [
+            _product_of_others(array, how, _part(name, f"input{index}")) for index, array in enumerate(inputs)
+        ]
+        return [np.asarray(factor * g * o, g.dtype) for g, o in zip(summed, others, strict=True)]
+    scaled = [array * array.dtype.type(how.prescale) * array.dtype.type(how.postscale) for array in inputs]
+    held = [np.asarray(x == y, x.dtype) for x, y in zip(scaled, outputs, strict=True)]
+    holders = allreduce(held, total, _part(name, "holders"), "allreduce_gradient")
+    return [np.asarray(factor * g * h / n, g.dtype) for g, h, n in zip(summed, held, holders, strict=True)]
+
+
+def allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None = None) -> list[Array]:
+    """Return every rank's rows of each array."""
+    request = Request(Kind.ALLGATHER, name_for("allgather", name, process_set))
+    return run(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
+
+
+def allgather_gradient(
+    grads: Sequence[Array], rows: Sequence[int], process_set: ProcessSet, name: str | None = None
+) -> list[Array]:
+    """Return the gradients of this rank's rows (`rows` of each array): the mean of every rank's, as in Horovod."""
+    means = allreduce(grads, Reduction("Average", process_set), name, "allgather_gradient")
+    (everyone,) = allgather([np.array([rows], np.int64)], process_set, _part(name, "rows"))
+    before = everyone[: process_set.rank() or 0].sum(axis=0)
+    return [grad[start : start + own] for grad, start, own in zip(means, before, rows, strict=True)]
+
+
+def broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None = None) -> list[Array]:
+    """Return the arrays of world rank `root`."""
+    request = Request(Kind.BROADCAST, name_for("broadcast", name, process_set), root=int(root))
+    return run(request, arrays, process_set)
+
+
+def begin_allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str) -> Any:
+    """Begin to gather; return the future of every rank's rows of each array."""
+    request = Request(Kind.ALLGATHER, name_for("allgather", name, process_set))
+    return begin(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
+
+
+def begin_broadcast(array: Array, root: int, process_set: ProcessSet, name: str) -> Any:
+    """Begin to broadcast; return the future of a list with the one result."""
+    return begin(
+        Request(Kind.BROADCAST, name_for("broadcast", name, process_set), root=int(root)), [array], process_set
+    )
+
+
+def broadcast_gradient(grad: Array, root: int, process_set: ProcessSet, name: str | None = None) -> Array:
+    """Return the mean of every rank's gradient at the root, and zeros elsewhere, as in Horovod."""
+    (mean,) = allreduce([grad], Reduction("Average", process_set), name, "broadcast_gradient")
+    return mean if queue_of(process_set).group.rank == root else np.zeros_like(mean)
+
+
+def alltoall(
+    array: Array, splits: Sequence[int] | None, process_set: ProcessSet, name: str | None = None
+) -> tuple[Array, Array]:
+    """Send `splits[i]` rows to rank i of the set; return the rows received and how many came from each rank."""
+    cut = None if splits is None else tuple(int(rows) for rows in splits)
+    error = splits_error(np.shape(array), cut, members(process_set))
+    request = Request(Kind.ALLTOALL, name_for("alltoall", name, process_set), splits=cut)
+    received, counts = run(request, [array], process_set, error)
+    return received, counts
+
+
+def reducescatter(arrays: Sequence[Array], how: Reduction, name: str | None) -> list[Array]:
+    """Return this rank's rows of each reduced array."""
+    request = how.request(name_for("reducescatter", name, how.process_set), Kind.REDUCESCATTER)
+    return run(request, arrays, how.process_set, scalar_error([np.shape(array) for array in arrays]))
+
+
+def reducescatter_gradient(grads: Sequence[Array], how: Reduction, name: str | None = None) -> list[Array]:
+    """Return every rank's gradients, gathered; for Sum times the number of ranks, as Horovod does."""
+    factor = how.prescale * how.postscale * (members(how.process_set) if how.op == "Sum" else 1)
+    return [np.asarray(grad * factor, grad.dtype) for grad in allgather(grads, how.process_set, name)]
+
+
+def _part(name: str | None, part: str) -> str | None:
+    return None if name is None else f"{name}.{part}"
+
+
+def _product_of_others(array: Array, how: Reduction, name: str | None) -> Array:
+    (stacked,) = allgather([array.reshape(1, -1)], how.process_set, name)
+    kept = np.delete(stacked, how.process_set.rank() or 0, axis=0)
+    return np.asarray(np.prod(kept * kept.dtype.type(how.prescale), axis=0).reshape(array.shape))

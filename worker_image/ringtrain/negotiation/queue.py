@@ -1,0 +1,220 @@
+"""The named queue: collectives submitted by name, in any order and from any thread, run in one agreed order.
+
+A rank says in a *round* (one small exchange among the ranks of the set) what it has submitted since the last one;
+what every rank has submitted is agreed and runs, fused where it can be, before the next round. While a round or a
+collective is under way, submissions gather for the next: a backward pass costs a few rounds, not one a tensor.
+Requests that were agreed on before are said as numbers.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
+from ringtrain.negotiation.agreement import Agreed, Agreement
+from ringtrain.negotiation.execution import Result, batches, run_batch
+from ringtrain.negotiation.group import Array, Group
+from ringtrain.negotiation.request import Request, Round
+from ringtrain.negotiation.timeline import Timeline
+
+# After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
+# figure, before it asks again whether the others have caught up: its own next submission ends the pause at once.
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.0005, 0.02
+
+# Ranks that wait for a late one say so from then on.
+FIRST_WARNING_S = 30.0
+_NAME_CHARACTERS = 300
+
+log = logging.getLogger("ringtrain")
+
+Finish = Callable[[Result], Any]
+Arrays = Callable[[], Sequence[Array]]
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    request: Request
+    arrays: Arrays
+    finish: Finish
+    future: "Future[Any]"
+    since: float = field(default_factory=time.monotonic)
+
+
+class NamedQueue:
+    """The collectives of one process set. `timeout_s`: how long a submission waits for ranks that do not submit
+    it.
+    """
+
+    def __init__(self, group: Group, timeout_s: float, timeline: Timeline | None = None) -> None:
+        self.group = group
+        self._timeout_s = timeout_s
+        self._timeline = timeline or Timeline()
+        self._agreement = Agreement(group.ranks)
+        self._changed = threading.Condition()
+        self._new: list[Request] = []
+        self._in_flight: dict[str, _Submitted] = {}
+        self._joining: Future[int] | None = None
+        self._due: dict[str, float] = {}  # after how many seconds to say anew that ranks are late
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="ringtrain-named-queue", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, arrays: Arrays = tuple, finish: Finish = list) -> "Future[Any]":
+        """Return a future of `finish(result)`, which the queue's own thread calls.
+
+        `arrays` is called by that thread too; what it returns must not change before the future is done. The
+        future raises MismatchError where ranks disagree and PeerLost where one is gone. Raises ConfigurationError
+        for a name that is still in flight on this rank.
+        """
+        submitted = _Submitted(request, arrays, finish, Future())
+        with self._changed:
+            if self._closed:
+                raise NotInitializedError(
+                    f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first"
+                )
+            if request.name in self._in_flight:
+                raise ConfigurationError(
+                    f"rank {self.group.rank}: {request.kind} {request.name!r}: a collective of the same name "
+                    "is still "
+                    "in flight; give each its own name, or synchronize() the first"
+                )
+            self._in_flight[request.name] = submitted
+            self._new.append(request)
+            self._changed.notify_all()
+        return submitted.future
+
+    def join(self) -> int:
+        """Say that this rank has no more data: it contributes zeros until every rank has joined.
+
+        Returns the world rank of the last rank to join, the same on all ranks.
+        """
+        with self._changed:
+            if self._closed:
+                raise NotInitializedError("join: ringtrain is shut down; call init() first")
+            joining = self._joining = self._joining or Future()
+            self._changed.notify_all()
+        return joining.result()
+
+    def close(self) -> None:
+        """Fail what is in flight, and end the thread once the group lets go of it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._fail_all(NotInitializedError("ringtrain was shut down while this collective was in flight"))
+
+    def wait_closed(self, timeout_s: float) -> None:
+        """Wait until the thread has ended, which a closed group makes it do."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _loop(self) -> None:
+        pause_s = 0.0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._in_flight or self._joining)
+                if pause_s and not self._new and not self._closed:
+                    self._changed.wait(pause_s)
+                if self._closed:
+                    return
+                said = self._to_say()
+            try:
+                moved = self._round(said)
+            except Exception as error:  # whoever waits for a future must get it, whatever it is
+                self._fail_all(error if isinstance(error, RingtrainError) else _internal(error))
+                moved = True
+            pause_s = 0.0 if moved else min(max(2 * pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
+
+    def in_flight(self) -> str:
+        """Name what this rank has submitted and not got, for messages; empty if that is nothing."""
+        with self._changed:
+            names = list(self._in_flight)
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"{names[0][:_NAME_CHARACTERS]!r}{more}" if names else ""
+
+    def _warn_of_late(self) -> None:
+        """Say which ranks have not submitted what this one waits for; of those who wait, the first one says it."""
+        now = time.monotonic()
+        with self._changed:
+            waiting = [(name, now - one.since) for name, one in self._in_flight.items()]
+        self._due = {name: due for name, due in self._due.items() if name in self._in_flight}
+        for name, waited_s in waiting:
+            if waited_s < self._due.get(name, FIRST_WARNING_S):
+                continue
+            self._due[name] = 2 * waited_s
+            asked, late = self._agreement.asked_by(name)
+            if late and asked and asked[0] == self.group.rank:
+                log.warning(
+                    "%r was submitted %.0f s ago by rank(s) %s, and not yet by rank(s) %s, which go on with other "
+                    "collectives; after %g s (RINGTRAIN_STALL_TIMEOUT) it fails",
+                    name[:_NAME_CHARACTERS], waited_s, asked, late, self._timeout_s,
+                )  # fmt: skip
+
+    def _to_say(self) -> Round:
+        requests, self._new = self._new, []
+        overdue = time.monotonic() - self._timeout_s
+        expired = [name for name, submitted in self._in_flight.items() if submitted.since < overdue]
+        return self._agreement.to_say(requests, self._joining is not None, expired)
+
+    def _round(self, said: Round) -> bool:
+        """Run one round and what it agreed on. Return whether anything was agreed."""
+        heard = [Round.decode(message) for message in self.group.exchange(said.encode())]
+        decisions = self._agreement.hear(heard)
+        self._warn_of_late()
+        good = [agreed for agreed in decisions.agreed if not agreed.error]
+        for agreed in decisions.agreed:
+            if agreed.error:
+                wrong_argument = any(request.error for request in agreed.requests.values())
+                kind = ConfigurationError if wrong_argument else MismatchError
+                self._done(agreed, kind(agreed.error))
+        for batch in batches(good):
+            self._run(batch)
+        if decisions.all_joined is not None and self._joining is not None:
+            joining, self._joining = self._joining, None
+            joining.set_result(decisions.all_joined)
+        return bool(decisions.agreed) or decisions.all_joined is not None
+
+    def _run(self, batch: Sequence[Agreed]) -> None:
+        started = time.monotonic()
+        own = self._own(batch)
+        arrays = [own[entry.name].arrays() if entry.name in own else None for entry in batch]
+        results = run_batch(self.group, batch, arrays)
+        for entry, result in zip(batch, results, strict=True):
+            if entry.name in own:
+                self._timeline.record(entry, own[entry.name].since, started, time.monotonic())
+            self._done(entry, result)
+
+    def _own(self, batch: Sequence[Agreed]) -> Mapping[str, _Submitted]:
+        with self._changed:
+            return {entry.name: self._in_flight[entry.name] for entry in batch if entry.name in self._in_flight}
+
+    def _done(self, agreed: Agreed, outcome: Result | RingtrainError) -> None:
+        with self._changed:
+            submitted = self._in_flight.pop(agreed.name, None)
+        if submitted is None:  # this rank has joined
+            return
+        if isinstance(outcome, RingtrainError):
+            submitted.future.set_exception(outcome)
+            return
+        try:
+            submitted.future.set_result(submitted.finish(outcome))
+        except Exception as error:
+            submitted.future.set_exception(error)
+
+    def _fail_all(self, error: RingtrainError) -> None:
+        with self._changed:
+            failed, self._in_flight = list(self._in_flight.values()), {}
+            self._new.clear()
+            joining, self._joining = self._joining, None
+        self._agreement = Agreement(self.group.ranks)
+        for future in [submitted.future for submitted in failed] + ([joining] if joining else []):
+            future.set_exception(error)
+
+
+def _internal(error: Exception) -> RingtrainError:
+    wrapped = RingtrainError(f"the named queue failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,118 @@
+"""The arithmetic of a reduction: contributions are folded in rank order, always.
+
+`((g0 + g1) + g2) + …`, element by element, whatever the segment, the bucket, the transport or who came first: same
+inputs give the same bits, on every rank and every run. Half precision is folded in float32 and rounded once; an
+average divides after the fold.
+"""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.kernels.library import native_library
+from ringtrain.kernels.update import ChunkUpdate, lies_at, native_update
+from ringtrain.reduction.ops import Op
+from ringtrain.wire.dtypes import CODES, HALVES, dtype_name
+
+Flat = NDArray[Any]  # 1-d and contiguous
+
+# What kernels/native/fold.h calls them.
+_OP_CODES: Final = {Op.Sum: 0, Op.Average: 0, Op.Min: 1, Op.Max: 2, Op.Product: 3}
+
+
+class Folder:
+    """Folds segments of one collective of `size` ranks.
+
+    In the compiled library if there is one (a float16 segment of 2 MiB from two ranks: 0.5 ms instead of 25 ms),
+    else in numpy, with the same bits.
+    """
+
+    def __init__(self, op: Op, dtype: np.dtype[Any], size: int, own_position: int, native: bool = True) -> None:
+        self._op = op
+        self._size = size
+        self._dtype_name = dtype_name(dtype)
+        self._wide = self._dtype_name in HALVES
+        self._library = native_library() if native and self._wide else None
+        self._dtype = np.dtype(np.float32) if self._wide else dtype
+        # Until the own contribution is folded, `out` may still hold it.
+        self._out_is_free_from = max(own_position, 1)
+        self._scratch: Flat = np.empty(0, self._dtype)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether `fold` takes all contributions before it folds; otherwise it holds at most the last two."""
+        return self._library is not None
+
+    def fold(self, contributions: Iterable[Flat], out: Flat) -> None:
+        """Fold one contribution of each rank, given in rank order, into `out`.
+
+        `out` may be the memory of the own contribution. Each contribution is asked for when it is needed, so that
+        it can be read from the network then.
+        """
+        if self._library is not None:
+            self._fold_in_c(self._library, list(contributions), out)
+        else:
+            self._fold_in_numpy(contributions, out)
+
+    def _fold_in_c(self, library: ctypes.CDLL, parts: list[Flat], out: Flat) -> None:
+        """One pass over all contributions, without the interpreter's lock: peers are served meanwhile."""
+        library.ringtrain_fold(
+            CODES[self._dtype_name],
+            _OP_CODES[self._op],
+            self._size if self._op is Op.Average else 0,
+            ctypes.c_void_p(out.ctypes.data),
+            (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
+            len(parts),
+            ctypes.c_size_t(len(out)),
+        )
+
+    def _fold_in_numpy(self, contributions: Iterable[Flat], out: Flat) -> None:
+        scratch = self._scratch_for(len(out))
+        running: Flat | None = None
+        for position, part in enumerate(contributions):
+            if running is None:
+                running = self._widened(part, scratch)
+                continue
+            into = out if position >= self._out_is_free_from and not self._wide else scratch
+            self._op.ufunc(running, part, out=into)  # a half type is widened on the way
+            running = into
+        assert running is not None
+        if self._op is Op.Average:
+            running = np.divide(running, self._size, out=scratch if self._wide else out)
+        if running is not out:
+            out[...] = running
+
+    def _widened(self, part: Flat, scratch: Flat) -> Flat:
+        if not self._wide:
+            return part
+        np.copyto(scratch, part)
+        return scratch
+
+    def _scratch_for(self, length: int) -> Flat:
+        if len(self._scratch) < length:
+            self._scratch = np.empty(length, self._dtype)
+        return self._scratch[:length]
+
+
+def can_update() -> bool:
+    """Whether `update` is to be had in this installation."""
+    return native_library() is not None
+
+
+def update(parts: Sequence[Flat], op: Op, change: ChunkUpdate) -> None:
+    """Fold `parts`, one of each rank in rank order, and apply `change` to all of its weights, in one pass."""
+    library = native_library()
+    assert library is not None, "ask can_update first"
+    weights = (ctypes.c_void_p * 1)(lies_at(change.weights))
+    library.ringtrain_update(
+        CODES[dtype_name(change.weights.dtype)],
+        _OP_CODES[op],
+        len(parts) if op is Op.Average else 0,
+        (ctypes.c_void_p * len(parts))(*map(lies_at, parts)),
+        len(parts),
+        ctypes.byref(native_update(change, weights)),
+        ctypes.c_uint64(len(change.weights)),
+    )

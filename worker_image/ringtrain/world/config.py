@@ -1,0 +1,284 @@
+"""The environment of a rank, read here and nowhere else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringtrain import contract
+from ringtrain.errors import ConfigurationError, shown
+from ringtrain.transport.address import split_address
+from ringtrain.world.mpi_environment import mpi_place
+from ringtrain.world.tf_config import OUTSIDE_TYPES, parse_tf_config
+from ringtrain.world.topology import Topology, same_address, topology_of
+from ringtrain.world.torchrun import meet_beside_master, torchrun_place
+
+_ALONE = ("localhost:0",)
+# auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
+TRANSPORTS = ("auto", "grpc", "shm", "mpi")
+# auto: between pods, tensors take ports of their own where these can be reached. grpcio: always gRPC's library.
+DATA_PATHS = ("auto", "grpcio")
+# Eleven days. gRPC counts milliseconds in 32 bits.
+LONGEST_TIMEOUT_S = 1e6
+# More ranks than any world has; sizes, generations and attempts travel in 32 bits.
+_HIGHEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class _World:
+    """Where a source of discovery puts this process."""
+
+    source: str
+    role: str
+    rank: int
+    addresses: tuple[str, ...]
+    topology: Topology
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a rank knows about itself before it talks to anyone.
+
+    `role`: `chief`, `worker`, or `evaluator` and `ps`, which stand outside the ring in a world of one.
+    `source`: where the world was found: `ringtrain`, `tf_config`, `mpi`, `torchrun` or `single`.
+    `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
+    `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.
+    `token_text`: the token where there is no `token_file`.
+    """
+
+    rank: int = 0
+    size: int = 1
+    addresses: tuple[str, ...] = _ALONE
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    role: str = "worker"
+    source: str = "single"
+    generation: int = 1
+    attempt: int = 1
+    timeout_s: float = 60.0
+    stall_timeout_s: float = 600.0
+    transport: str = "auto"
+    data_path: str = "auto"
+    encrypt: str = "none"
+    secret_dir: Path = Path(contract.SECRET_DIR)
+    job_uid: str = ""
+    token_file: Path | None = None
+    token_text: str | None = field(default=None, repr=False)
+    report_fd: int | None = None
+    check_in_file: Path | None = None
+    checkpoint_dir: Path | None = None
+    restore_from: str = ""
+    timeline: Path | None = None
+    job_name: str | None = None
+    job_namespace: str | None = None
+
+    @staticmethod
+    def from_env(env: Mapping[str, str]) -> "WorkerConfig":
+        """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, MPI's variables, torchrun's, else a world of one.
+
+        Raises ConfigurationError naming the variable, its value and what was expected.
+        """
+        world = (
+            _from_ringtrain(env)
+            or _from_tf_config(env)
+            or _from_mpi(env)
+            or _from_torchrun(env)
+            or _alone("single", "worker")
+        )
+        attempt = _integer(env, contract.ENV_ATTEMPT, 1, lowest=1, highest=_HIGHEST)
+        timeout_s = _seconds(env, contract.ENV_TIMEOUT, 60.0)
+        return WorkerConfig(
+            rank=world.rank,
+            size=len(world.addresses),
+            addresses=world.addresses,
+            local_rank=world.topology.local_rank,
+            local_size=world.topology.local_size,
+            cross_rank=world.topology.cross_rank,
+            cross_size=world.topology.cross_size,
+            role=world.role,
+            source=world.source,
+            generation=_integer(env, contract.ENV_GENERATION, attempt, lowest=0, highest=_HIGHEST),
+            attempt=attempt,
+            timeout_s=timeout_s,
+            stall_timeout_s=_seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
+            transport=_one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
+            data_path=_one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
+            encrypt=_one_of(env, contract.ENV_ENCRYPT, contract.ENCRYPTION),
+            secret_dir=_path(env, contract.ENV_SECRET_DIR) or Path(contract.SECRET_DIR),
+            job_uid=env.get(contract.ENV_JOB_UID, ""),
+            token_file=_path(env, contract.ENV_TOKEN_FILE),
+            token_text=env.get(contract.ENV_TOKEN),
+            report_fd=_integer(env, contract.ENV_REPORT_FD, -1, highest=_HIGHEST)
+            if env.get(contract.ENV_REPORT_FD)
+            else None,
+            check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
+            checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
+            restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
+            timeline=_path(env, contract.ENV_TIMELINE),
+            job_name=env.get(contract.ENV_JOB_NAME),
+            job_namespace=env.get(contract.ENV_JOB_NAMESPACE),
+        )
+
+    @property
+    def outside_ring(self) -> bool:
+        """Whether this task only stands beside the ring: an evaluator or a parameter server."""
+        return self.role in OUTSIDE_TYPES
+
+    def token(self) -> bytes | None:
+        """Return the job's token, or None if no proof is asked for. Raises ConfigurationError."""
+        return _token(self.token_file, self.token_text)
+
+
+def _token(file: Path | None, text: str | None) -> bytes | None:
+    """The token in `file`, else `text`. Raises ConfigurationError."""
+    if file is None:
+        if text is not None and not text.strip():
+            raise ConfigurationError(f"{contract.ENV_TOKEN} is empty; give every rank the same text, or unset it")
+        return None if text is None else text.strip().encode()
+    try:
+        token = file.read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(f"{contract.ENV_TOKEN_FILE} is {file}: {error.strerror}") from error
+    if not token:
+        raise ConfigurationError(f"{contract.ENV_TOKEN_FILE} is {file}: the file is empty")
+    return token
+
+
+def _alone(source: str, role: str) -> _World:
+    return _World(source, role, 0, _ALONE, Topology(0, 1, 0, 1))
+
+
+def _from_ringtrain(env: Mapping[str, str]) -> _World | None:
+    if contract.ENV_RANK not in env and contract.ENV_SIZE not in env:
+        return None
+    for name in (contract.ENV_RANK, contract.ENV_SIZE):
+        if name not in env:
+            raise ConfigurationError(f"{name} is not set; {contract.ENV_RANK} and {contract.ENV_SIZE} go together")
+    size = _integer(env, contract.ENV_SIZE, lowest=1, highest=_HIGHEST)
+    rank = _integer(env, contract.ENV_RANK, lowest=0, highest=size - 1)
+    addresses = _ring_addresses(env, size)
+    if addresses is None:
+        if size > 1:
+            raise ConfigurationError(
+                f"{contract.ENV_RING_ADDRESSES} is not set; expected host:port of each of {size} ranks, by rank"
+            )
+        addresses = _ALONE
+    return _World("ringtrain", "worker", rank, addresses, _topology(env, addresses, rank))
+
+
+def _from_tf_config(env: Mapping[str, str]) -> _World | None:
+    text = env.get("TF_CONFIG", "")
+    task = parse_tf_config(text) if text.strip() else None
+    if task is None:
+        return None
+    if not task.addresses:
+        return _alone("tf_config", task.type)
+    topology = topology_of(task.addresses, task.rank)
+    return _World("tf_config", task.type, task.rank, task.addresses, topology)
+
+
+def _from_mpi(env: Mapping[str, str]) -> _World | None:
+    place = mpi_place(env)
+    if place is None:
+        return None
+    if place.size == 1:
+        return _alone("mpi", "worker")
+    addresses = _ring_addresses(env, place.size)
+    if addresses is None:
+        from ringtrain.world.mpi_rendezvous import meet  # rarely needed, and import time counts
+
+        addresses = meet(place, env, _seconds(env, contract.ENV_TIMEOUT, 60.0))
+    return _World("mpi", "worker", place.rank, addresses, topology_of(addresses, place.rank))
+
+
+def _from_torchrun(env: Mapping[str, str]) -> _World | None:
+    place = torchrun_place(env)
+    if place is None:
+        return None
+    if place.size == 1:
+        return _alone("torchrun", "worker")
+    addresses = _ring_addresses(env, place.size)
+    if addresses is None:
+        token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
+        addresses = meet_beside_master(place, env, token, _seconds(env, contract.ENV_TIMEOUT, 60.0))
+    return _World("torchrun", "worker", place.rank, addresses, place.topology(addresses))
+
+
+def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None:
+    text = env.get(contract.ENV_RING_ADDRESSES, "")
+    if not text:
+        return None
+    addresses = tuple(address.strip() for address in text.split(","))
+    if len(addresses) != size:
+        raise ConfigurationError(
+            f"{contract.ENV_RING_ADDRESSES} has {len(addresses)} addresses; expected {size}, one for each rank"
+        )
+    for rank, address in enumerate(addresses):
+        try:
+            split_address(address)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{contract.ENV_RING_ADDRESSES}, rank {rank}: {error}") from error
+    if (ranks := same_address(addresses)) is not None:
+        first, second = ranks
+        raise ConfigurationError(
+            f"{contract.ENV_RING_ADDRESSES} has {addresses[first]} for ranks {first} and {second}; give each rank "
+            f"its own"
+        )
+    return addresses
+
+
+def _topology(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> Topology:
+    """What the environment says, and what it leaves out from the hosts of the addresses."""
+    by_host = topology_of(addresses, rank)
+    local_size = _integer(env, contract.ENV_LOCAL_SIZE, by_host.local_size, lowest=1, highest=_HIGHEST)
+    cross_size = _integer(env, contract.ENV_CROSS_SIZE, by_host.cross_size, lowest=1, highest=_HIGHEST)
+    return Topology(
+        _integer(env, contract.ENV_LOCAL_RANK, by_host.local_rank, lowest=0, highest=local_size - 1),
+        local_size,
+        _integer(env, contract.ENV_CROSS_RANK, by_host.cross_rank, lowest=0, highest=cross_size - 1),
+        cross_size,
+    )
+
+
+def _integer(
+    env: Mapping[str, str], name: str, default: int = 0, *, lowest: int | None = None, highest: int | None = None
+) -> int:
+    text = env.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigurationError(f'{name} is "{shown(text)}"; expected an integer') from None
+    if (lowest is not None and value < lowest) or (highest is not None and value > highest):
+        expected = f"at least {lowest}" if highest is None else f"{lowest} to {highest}"
+        raise ConfigurationError(f"{name} is {shown(text)}; expected {expected}")
+    return value
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= LONGEST_TIMEOUT_S:
+        raise ConfigurationError(
+            f'{name} is "{shown(text)}"; expected seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}'
+        )
+    return value
+
+
+def _one_of(env: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """The value of `name`, by default the first that is allowed."""
+    value = env.get(name) or allowed[0]
+    if value not in allowed:
+        raise ConfigurationError(f'{name} is "{shown(value)}"; expected one of {", ".join(allowed)}')
+    return value
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None

@@ -1,0 +1,215 @@
+"""What this rank offers to its peers, collective by collective."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ringtrain.transport.base import Broken, Caller, How
+from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.frame import Frame
+from ringtrain.wire.signature import Signature
+from ringtrain.world.failure_state import Verdict
+
+_ASK_CALLER_S: Final = 0.25
+# Shared memory and MPI count their collectives in the other half of the process sets' numbers.
+_NETWORK_HALF: Final = (1 << 30) - 1
+
+Key = tuple[int, int]  # process set, sequence number in it
+
+
+class CallerGone(Exception):
+    """The peer for which a frame was meant has given up or died."""
+
+
+class Begun(NamedTuple):
+    """The newest collective of a process set. `others`: all peers that take part. `before`: what came before."""
+
+    sequence: int
+    what: Signature
+    others: tuple[int, ...]
+    since: float
+    before: Signature | None
+
+
+@dataclass
+class Offer:
+    """This rank's part of one collective.
+
+    `frames_for(rank)` yields what that peer is to get, as it becomes ready.
+    """
+
+    signature: Signature
+    frames_for: Callable[[int, Caller], Iterator[Frame]]
+    waiting_for: set[int] = field(default_factory=set)  # peers that have not taken everything yet
+
+
+class Board:
+    """Offers by collective; peers' requests wait here until there is what they ask for."""
+
+    def __init__(self, rank: int, verdict: Verdict) -> None:
+        self._rank = rank
+        self._verdict = verdict
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._all_taken = threading.Condition(lock)
+        self._over = threading.Condition(lock)  # watchers wait for the end, and not for every frame
+        self._offers: dict[Key, Offer] = {}
+        self._begun: dict[int, Begun] = {}
+        self._ended: dict[int, tuple[int, float]] = {}  # which was the last that ended in a process set, and when
+        self._details: dict[int, Callable[[], str]] = {}
+        self._closing = False
+        verdict.on_reached(self._wake_all)
+
+    def reached(self) -> dict[int, int]:
+        """The newest sequence number of each process set that this rank has begun."""
+        with self._changed:
+            return {process_set: begun.sequence for process_set, begun in self._begun.items()}
+
+    def meaning(self, key: Key) -> Signature | None:
+        """What this rank means to do in collective `key`; None unless that is its newest of the process set."""
+        begun = self._begun.get(key[0])
+        return begun.what if begun is not None and begun.sequence == key[1] else None
+
+    def changed(self) -> None:
+        """Wake up everyone who waits for a frame of this rank."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def watcher_gone(self) -> None:
+        """Wake up those who wait for this rank's end: one of their callers has gone."""
+        with self._over:
+            self._over.notify_all()
+
+    def publish(self, key: Key, offer: Offer, others: tuple[int, ...]) -> None:
+        with self._changed:
+            self._offers[key] = offer
+            self._note(key, offer.signature, others)
+            self._changed.notify_all()
+
+    def begin(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
+        """Note that this rank has begun a collective that offers nothing here: it goes through shared memory."""
+        with self._changed:
+            self._note(key, what, others)
+
+    def end(self, key: Key) -> None:
+        """Note that this rank waits in collective `key` no more."""
+        self._ended[key[0]] = key[1], time.monotonic()
+
+    def _note(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
+        last = self._begun.get(key[0])
+        before = None if last is None else last.what
+        self._begun[key[0]] = Begun(key[1], what, others, time.monotonic(), before)
+
+    def under_way(self) -> list[tuple[Key, Begun]]:
+        """The collectives that this rank has begun and not ended."""
+        with self._changed:
+            begun = list(self._begun.items())
+        return [
+            ((process_set, newest.sequence), newest)
+            for process_set, newest in begun
+            if self._ended.get(process_set, (0, 0.0))[0] < newest.sequence
+        ]
+
+    def doing(self) -> str:
+        """What this rank does, or last did, in words that follow its name."""
+        with self._changed:
+            begun = list(self._begun.items())
+        if not begun:
+            return "has begun no collective"
+        process_set, newest = max(begun, key=lambda item: item[1].since)
+        label = self.label((process_set, newest.sequence), newest.what)
+        sequence, ended = self._ended.get(process_set, (0, 0.0))
+        if sequence < newest.sequence:
+            return f"is in {label} for {time.monotonic() - newest.since:.0f} s"
+        return f"last did {label}, which it ended {time.monotonic() - ended:.0f} s ago"
+
+    def describe(self, process_set: int, details: Callable[[], str]) -> None:
+        """Have `details` say what the collectives of a process set, which name no tensors, are for."""
+        self._details[process_set] = details
+
+    def label(self, key: Key, what: Signature) -> str:
+        """Collective `key` in a message."""
+        details = self._details.get(key[0] & _NETWORK_HALF)
+        about = details() if details is not None else ""
+        names = what.label.removeprefix(what.kind)
+        return f"{what.kind} #{key[1]}{names}" + (f" on {about}" if about else "")
+
+    def withdraw(self, key: Key) -> None:
+        with self._changed:
+            self._offers.pop(key, None)
+        self.end(key)
+
+    def offer(self, key: Key, caller: Caller) -> Offer:
+        """Wait until this rank has begun collective `key`."""
+        self.wait_until(lambda: key in self._offers or self._has_begun(key), caller)
+        offer = self._offers.get(key)
+        if offer is None:
+            ended = Failure("internal", f"rank {self._rank} has ended collective #{key[1]} already")
+            raise Refused(self._verdict.failure or ended)
+        return offer
+
+    def _has_begun(self, key: Key) -> bool:
+        begun = self._begun.get(key[0])
+        return key[1] <= (0 if begun is None else begun.sequence)  # number 0 asks nothing: nobody waits for it
+
+    def taken(self, offer: Offer, peer: int) -> None:
+        with self._changed:
+            offer.waiting_for.discard(peer)
+            if not offer.waiting_for:
+                self._all_taken.notify_all()
+
+    def all_taken(self, offer: Offer, timeout_s: float) -> bool:
+        """Wait until every peer has taken everything; False on a verdict, when closed, or after `timeout_s`."""
+        with self._all_taken:
+            self._all_taken.wait_for(
+                lambda: not offer.waiting_for or self._closing or self._verdict.failure is not None, timeout_s
+            )
+            return not offer.waiting_for
+
+    def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
+        """Wait in a peer's request until `ready()`.
+
+        Raises Refused with the world's failure; Broken because this rank is shutting down; CallerGone when nobody
+        waits for the answer any more.
+        """
+        with self._changed:
+            while not ready():
+                if self._verdict.failure is not None:
+                    raise Refused(self._verdict.failure)
+                if self._closing:
+                    raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
+                if not caller.is_active():
+                    raise CallerGone
+                # Not every caller's end notifies: some must be asked. The floor is for the moment between its
+                # deadline here and there.
+                self._changed.wait(min(max(caller.remaining_s(), 0.05), _ASK_CALLER_S))
+
+    def await_end(self, timeout_s: float, caller: Caller) -> bool:
+        """Wait until this rank shuts down and return True; False after `timeout_s`, or when `caller` has gone.
+
+        Raises Refused with the world's failure: whoever watches this rank learns of it at once.
+        """
+        end = time.monotonic() + timeout_s
+        with self._over:
+            while (
+                self._verdict.failure is None
+                and not self._closing
+                and caller.is_active()
+                and (left := end - time.monotonic()) > 0
+            ):
+                self._over.wait(left)
+            if self._verdict.failure is not None:
+                raise Refused(self._verdict.failure)
+            return self._closing
+
+    def close(self) -> None:
+        """Let go of everyone who waits: this rank begins nothing any more."""
+        self._closing = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        with self._changed:
+            for condition in (self._changed, self._all_taken, self._over):
+                condition.notify_all()
