@@ -38,7 +38,9 @@ class Ringtrain:
     def _allreduce(self, nbytes: int) -> Work:
         buffer = values(nbytes, self.rank)
         rt = self._rt
-        return lambda: rt.flat.all_reduce(buffer, rt.Max)
+        from ringtrain.process_groups.process_sets import group_of
+
+        return lambda: group_of().all_reduce(buffer, rt.Max).wait()
 
     def _compressed(self, nbytes: int, compression: str) -> Work:
         from ringtrain.compression import Compressor

@@ -23,7 +23,7 @@ class NeighbourRing(Ringtrain):
 
     def _allreduce(self, nbytes: int) -> Work:
         buffer = values(nbytes, self.rank)
-        network = current().communicator()
+        network = current().group().communicator
         assert isinstance(network, ExchangeCommunicator), "the neighbour ring runs with RINGTRAIN_TRANSPORT=grpc"
         return lambda: ring_all_reduce(network, buffer)
 

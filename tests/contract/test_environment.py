@@ -25,7 +25,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.mpi.implementation import Implementation
 from ringtrain.mpi.settings import read_mpi
-from ringtrain.process_groups.context import Session
+from ringtrain.process_groups.context import RankContext
 from ringtrain.world.config import WorkerConfig
 from ringtrain_operator import build
 from ringtrain_operator.spec import Job, parse_job
@@ -90,7 +90,7 @@ def test_ranks_encrypt_with_what_is_built(tmp_path: Path) -> None:
     two = [replace(config, size=2, addresses=addresses[:2], transport="grpc") for config in found]
 
     def summed(config: WorkerConfig) -> float:
-        session = Session(config, None)
+        session = RankContext(config, None)
         with session.entered():
             total = float(ringtrain.allreduce(1.0, ringtrain.Sum))
             both.wait(60)

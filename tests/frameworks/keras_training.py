@@ -22,7 +22,7 @@ from tensorflow import keras
 import ringtrain.keras as hvd
 import ringtrain.tensorflow.keras as hvd_in_tensorflow
 import ringtrain.tensorflow.keras.callbacks as callbacks_in_tensorflow
-from ringtrain.keras.api import IS_KERAS_2
+from ringtrain.tensorflow.keras.api import IS_KERAS_2
 
 STEPS = 50
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ring.worlds import world_of
 
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError
 from ringtrain.negotiation.agreement import Agreement
-from ringtrain.negotiation.memory import MemoryGroup, memory_groups, on_threads
 from ringtrain.negotiation.queue import NamedQueue
 from ringtrain.negotiation.request import Kind, Request, Round
+from ringtrain.process_groups.context import current
 
 ONES = np.ones(2, np.float32)
 
@@ -108,24 +109,23 @@ def test_any_orders_of_submission_end_in_one_order(seed):
 
 def with_queues(size: int, function, timeout_s: float = 60.0) -> list:
     """Return what `function(queue)` returned on each of `size` ranks, which are threads."""
-    together = threading.Barrier(size)
+    with world_of(size) as world:
 
-    def run(group: MemoryGroup):
-        queue = NamedQueue(group, timeout_s)
-        try:
+        def run(rank: int):
+            context = current()
+            queue = NamedQueue(rank, tuple(range(size)), lambda: context.open_queue_communicator(0), timeout_s)
+            context.run_with_set(0, queue)
             result = function(queue)
-            together.wait(60)
+            world.meet()
             return result
-        finally:
-            queue.close()
 
-    return on_threads(memory_groups(range(size)), run)
+        return world.run(run)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4], ids=lambda size: f"ranks-{size}")
 def test_the_queue_pairs_names_in_any_order(size):
     def submit_all(queue: NamedQueue) -> list[float]:
-        order = np.random.default_rng(queue.group.rank).permutation(20)
+        order = np.random.default_rng(queue.rank).permutation(20)
         futures = {
             int(i): queue.submit(allreduce(f"t{i}"), lambda i=i: [np.full(2, float(i), np.float32)]) for i in order
         }
@@ -136,7 +136,7 @@ def test_the_queue_pairs_names_in_any_order(size):
 
 def test_a_name_in_flight_is_refused():
     def twice(queue: NamedQueue) -> bool:
-        if queue.group.rank == 0:
+        if queue.rank == 0:
             queue.submit(allreduce("held"), lambda: [ONES])
             with pytest.raises(ConfigurationError, match="still in flight"):
                 queue.submit(allreduce("held"), lambda: [ONES])
@@ -148,7 +148,7 @@ def test_a_name_in_flight_is_refused():
 
 def test_ranks_that_name_different_tensors_fail_instead_of_waiting():
     def alone(queue: NamedQueue) -> str:
-        future = queue.submit(allreduce(f"rank{queue.group.rank}"), lambda: [ONES])
+        future = queue.submit(allreduce(f"rank{queue.rank}"), lambda: [ONES])
         with pytest.raises(MismatchError) as caught:
             future.result(60)
         return str(caught.value)
@@ -159,10 +159,11 @@ def test_ranks_that_name_different_tensors_fail_instead_of_waiting():
 
 
 def test_a_closed_queue_fails_what_is_in_flight():
-    group, _ = memory_groups(range(2), timeout_s=0.05)
-    queue = NamedQueue(group, 60.0)
+    never = threading.Event()
+    queue = NamedQueue(0, (0, 1), lambda: never.wait(60) and None, 60.0)
     future = queue.submit(allreduce("never"), lambda: [ONES])
-    queue.close()
+    queue.stop()
+    never.set()
     with pytest.raises(RuntimeError, match=r"shut down|named queue failed"):
         future.result(60)
     with pytest.raises(NotInitializedError, match="init"):

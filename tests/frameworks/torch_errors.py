@@ -30,8 +30,8 @@ def check_error_device():
     """The kinds of device that a rank says its tensor is on are compared; meta stands for any other than the
     CPU.
     """
+    from ringtrain.negotiation.queues import queue_of
     from ringtrain.negotiation.request import Kind, Request
-    from ringtrain.negotiation.world import queue_of
 
     device = "cpu" if RANK == 0 else "cuda"
     request = Request(Kind.ALLREDUCE, "d", ("float32",), ((2,),), op="Sum", device=device)

@@ -37,7 +37,7 @@ def made(shape: tuple[int, ...], dtype: str, rank: int, seed: int = 0) -> Array:
     return random.integers(0, 100, shape).astype(dtype)
 
 
-def folded(parts: list[Array], op: rt.Op) -> Array:
+def folded(parts: list[Array], op: rt.ReduceOp) -> Array:
     """((g0 + g1) + g2) + ..., in float32 for half precision, rounded once."""
     dtype = parts[0].dtype
     wide = [part.astype(np.float32) for part in parts] if dtype.itemsize == 2 else parts

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 from support.ports import free_addresses
 
-from ringtrain.process_groups.context import Session
+from ringtrain.process_groups.context import RankContext
 from ringtrain.world.config import WorkerConfig
 from ringtrain.world.mpi_library import load_mpi
 
@@ -35,7 +35,7 @@ class _Result:
 class SpmdWorld:
     """The rank that this process is, in a world over MPI; used as `worlds.World`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: RankContext) -> None:
         self._session = session
 
     def run(self, function: Callable[[int], T]) -> list[T]:
@@ -77,7 +77,7 @@ def spmd_world(size: int, segment_bytes: int, timeout_s: float) -> Iterator[Spmd
         timeout_s=timeout_s,
         transport="mpi" if size > 1 else "grpc",
     )
-    session = Session(config, None, segment_bytes)
+    session = RankContext(config, None, segment_bytes)
     try:
         yield SpmdWorld(session)
     finally:

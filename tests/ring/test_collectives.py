@@ -200,10 +200,10 @@ def test_process_sets_run_among_themselves(transport: str) -> None:
 
         results = world.run(in_sets)
     assert results == [
-        [False, (0, 3), (0, 2, [0, 3]), 4.0],
-        [True, (0, 3), 4.0, [3], 4.0],
-        [False, (0, 3), 4.0],
-        [True, (0, 3), 4.0, [3], (1, 2, [0, 3]), 4.0],
+        [False, [0, 3], (0, 2, [0, 3]), 4.0],
+        [True, [0, 3], 4.0, [3], 4.0],
+        [False, [0, 3], 4.0],
+        [True, [0, 3], 4.0, [3], (1, 2, [0, 3]), 4.0],
     ]
 
 

@@ -18,7 +18,7 @@ from support.ports import free_addresses
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.process_groups.context import Session
+from ringtrain.process_groups.context import RankContext
 from ringtrain.transport.address import split_address
 from ringtrain.world.config import WorkerConfig
 
@@ -68,7 +68,7 @@ def outcomes(worlds: list[WorkerConfig], length: int = 1) -> list[object]:
 
     def run(config: WorkerConfig) -> object:
         try:
-            session = Session(config, None)
+            session = RankContext(config, None)
         except RingtrainError as error:
             return error
         with session.entered():
@@ -110,7 +110,7 @@ def test_both_ports_ask_for_a_certificate(secrets: Directories, port: str) -> No
     """Plain bytes, and TLS without a certificate, get no answer; TLS with the launcher's is refused by name."""
     first, second = configs(secrets)
     with ThreadPoolExecutor(2) as pool:
-        sessions = list(pool.map(lambda config: Session(config, None), (first, second)))
+        sessions = list(pool.map(lambda config: RankContext(config, None), (first, second)))
         try:
             host, number = split_address(first.addresses[0])
             if port == "data":
@@ -129,7 +129,7 @@ def test_both_ports_ask_for_a_certificate(secrets: Directories, port: str) -> No
             if port == "ring":
                 _assert_launcher_is_refused(secrets, first.addresses[0])
         finally:
-            list(pool.map(Session.close, sessions))
+            list(pool.map(RankContext.close, sessions))
 
 
 def _assert_closed_out(host: str, port: int) -> None:
@@ -171,4 +171,4 @@ def test_what_is_missing_is_named(secrets: Directories, change: dict[str, object
     """Ranks that are to encrypt and can't do not start."""
     config = replace(configs(secrets)[0], **change)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=expected):
-        Session(config, None)
+        RankContext(config, None)

@@ -16,7 +16,7 @@ from support.ranks import started_ranks
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ringtrain.optim import AdamW, HostOptimizer
-from ringtrain.process_groups.context import Session
+from ringtrain.process_groups.context import RankContext
 from ringtrain.transport.rpc import RpcTransport
 from ringtrain.world.config import WorkerConfig
 
@@ -62,7 +62,7 @@ def _train_until_a_fault(plan: FaultPlan) -> dict[str, object]:
     x = np.arange(10_000, dtype=np.float32)
     started = time.monotonic()
     try:
-        session = Session(config, transport, segment_bytes=4096)
+        session = RankContext(config, transport, segment_bytes=4096)
     except rt.errors.PeerLost as error:  # the others had met, and one was dead, before this rank was through
         return {**_lost(error, started), "again": str(error), "left": leftovers()}
     with session.entered():

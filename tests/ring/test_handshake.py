@@ -16,7 +16,7 @@ import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import world_of
 from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
-from ringtrain.process_groups.context import Session
+from ringtrain.process_groups.context import RankContext
 from ringtrain.transport.base import Broken, Caller, How, Transport
 from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
@@ -47,7 +47,7 @@ def meet(configs: list[WorkerConfig], transport: str) -> list[RingtrainError | N
         if transport == "grpc":
             made = RpcTransport(config.rank, config.addresses, config.timeout_s)
         try:
-            session = Session(config, made)
+            session = RankContext(config, made)
         except RingtrainError as error:
             return error
         all_in.wait(60)
@@ -208,8 +208,8 @@ def test_strangers_do_not_end_a_world_that_is_meeting(token: bool, tmp_path: Pat
             pass
 
 
-def _join(config: WorkerConfig) -> Session:
-    return Session(config, RpcTransport(config.rank, config.addresses, config.timeout_s))
+def _join(config: WorkerConfig) -> RankContext:
+    return RankContext(config, RpcTransport(config.rank, config.addresses, config.timeout_s))
 
 
 def test_a_second_process_with_a_rank_is_refused_after_ranks_have_met() -> None:

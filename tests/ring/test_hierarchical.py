@@ -14,7 +14,7 @@ from ring.reference import assert_same_bits, folded, made
 from ring.worlds import world_of
 from ringtrain.communicators.hierarchical import HierarchicalCommunicator
 from ringtrain.errors import MismatchError, PeerLost
-from ringtrain.process_groups.context import current
+from ringtrain.process_groups.process_sets import group_of
 
 
 class Pods:
@@ -40,7 +40,7 @@ class Pods:
 
 def is_hierarchical() -> bool:
     rt.init()
-    return isinstance(current().communicator(), HierarchicalCommunicator)
+    return isinstance(group_of().communicator, HierarchicalCommunicator)
 
 
 def test_pods_of_several_ranks_choose_it() -> None:
@@ -60,11 +60,11 @@ def test_a_chain_of_pods_is_the_fold_in_rank_order(pods: int, dtype: str, length
 
     def work(rank: int) -> tuple[Any, Any, Any]:
         scattered = parts[rank].copy()
-        rt.flat.reduce_scatter(scattered, cuts, rt.Average)
+        group_of().reduce_scatter(scattered, cuts, rt.Average).wait()
         own = scattered[cuts[rank] : cuts[rank + 1]].copy()
         gathered = np.zeros_like(parts[rank])
         gathered[cuts[rank] : cuts[rank + 1]] = own
-        rt.flat.all_gather(gathered, cuts)
+        group_of().all_gather(gathered, cuts).wait()
         return rt.allreduce(parts[rank], rt.Average), own, gathered
 
     with world_of(size, "pods") as world:

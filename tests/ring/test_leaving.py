@@ -96,7 +96,7 @@ def test_a_rank_interrupted_in_a_collective_tells_the_others(transport: str) -> 
     with world_of(2, transport) as world:
 
         def interrupted(rank: int) -> BaseException | None:
-            communicator = world.sessions[rank].communicator()
+            communicator = world.sessions[rank].group().communicator
             if rank == 0:
                 return error_of(lambda: rt.allreduce(x, rt.Sum))
             what = rt.collectives.work._reduction("allreduce", [x], rt.Sum, None)
@@ -139,7 +139,7 @@ def test_shutdown_ends_what_is_under_way(transport: str) -> None:
             if rank == 1:
                 return []
             handles = [rt.allreduce_async(np.ones(3), name="loss"), rt.allreduce_async(np.ones(3))]
-            board = world.sessions[0].communicator()._member.board
+            board = world.sessions[0].group().communicator._member.board
             with board._changed:
                 assert board._changed.wait_for(lambda: board._offers, 60)  # the first one is under way
             world.sessions[0].close()

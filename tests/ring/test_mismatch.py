@@ -10,6 +10,7 @@ import ringtrain as rt
 from ring.worlds import TRANSPORTS, world_of
 from ringtrain.errors import MismatchError
 from ringtrain.optim import SGD, HostOptimizer
+from ringtrain.process_groups.process_sets import group_of
 
 # What three ranks call, of which one is different, and what every one of them must then read.
 CASES: dict[str, tuple[Callable[[int], object], str]] = {
@@ -68,7 +69,7 @@ CASES: dict[str, tuple[Callable[[int], object], str]] = {
         r'allreduce "g.1" \(tensor 1 of 2\): shape is \(2,\) on rank [01] and \(3,\) on rank 2',
     ),
     "bounds": (
-        lambda rank: rt.flat.reduce_scatter(np.ones(3), [0, 1, 2, 3] if rank else [0, 2, 2, 3]),
+        lambda rank: group_of().reduce_scatter(np.ones(3), [0, 1, 2, 3] if rank else [0, 2, 2, 3]).wait(),
         r"reduce_scatter #1: bounds or segment size are \[.*\] on rank 0 and \[.*\] on rank [12]",
     ),
     "process-set": (
@@ -102,7 +103,7 @@ CASES |= {
         r'name is "….*layer.bias" on rank [01] and "….*layer.kernel" on rank 2; every rank must submit the same',
     ),
     "dtype-of-parts": (
-        lambda rank: rt.flat.all_to_all_async([np.ones(2, np.float64 if rank else np.float32)] * 3).synchronize(),
+        lambda rank: group_of().all_to_all([np.ones(2, np.float64 if rank else np.float32)] * 3).wait(),
         r"all_to_all #1: dtype is float32 on rank 0 and float64 on rank [12]; every rank must use the same",
     ),
 }
@@ -184,7 +185,10 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: rt.allreduce(np.ones(2, int)),
         "Average of int64 would have to round; pass op=",
     ),
-    "op": (lambda: rt.allreduce(np.ones(2), "sum"), "op is 'sum'; expected Sum, Average, Min, Max or Product"),
+    "op": (
+        lambda: rt.allreduce(np.ones(2), "sum"),
+        "op is 'sum'; expected Sum, Average, Adasum, Min, Max or Product",
+    ),
     "root": (lambda: rt.broadcast(np.ones(2), 5), "root_rank is 5; expected one of the ranks [0]"),
     "read-only": (lambda: rt.allreduce_(np.broadcast_to(np.ones(1), 3)), "this array is read-only; pass a copy"),
     "not-an-array": (
@@ -196,18 +200,24 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
         "alltoall splits are [2]; expected 1 numbers of rows that add up to 3",
     ),
     "bounds": (
-        lambda: rt.flat.all_gather(np.ones(3), [0, 2]),
+        lambda: group_of().all_gather(np.ones(3), [0, 2]).wait(),
         "bounds are [0, 2]; expected 2 offsets from 0 to 3",
     ),
-    "not-flat": (lambda: rt.flat.all_reduce(np.ones((2, 2))), "needs a 1-d contiguous array in native byte order"),
+    "not-flat": (
+        lambda: group_of().all_reduce(np.ones((2, 2))).wait(),
+        "needs a 1-d contiguous array in native byte order",
+    ),
     "set-twice": (
         lambda: rt.ProcessSet([0, 0]),
-        "a process set of ranks [0, 0]; expected at least one, each once",
+        "process set [0, 0]: a rank is listed twice; expected each rank once",
     ),
-    "set-range": (lambda: rt.add_process_set([0, 1]), "ProcessSet([0, 1]) in a world of 1: ranks go from 0 to 0"),
+    "set-range": (
+        lambda: rt.add_process_set([0, 1]),
+        "process set [0, 1]: expected ranks from 0 to 0, at least one",
+    ),
     "set-not-added": (
         lambda: rt.barrier(rt.ProcessSet([0])),
-        "ProcessSet([0]) is not in use; call ringtrain.add_process_set() on all ranks first",
+        "ranks=[0]) is not in use; pass it to init() or add_process_set() on all ranks first",
     ),
     "object": (
         lambda: rt.broadcast_object({"model": [object()]}),

@@ -13,7 +13,8 @@ from support.ranks import run_ranks
 import ringtrain as rt
 from ringtrain.data import Shard
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, Cosine, HostOptimizer, Rule
-from ringtrain.process_groups.group import Group, world_group
+from ringtrain.process_groups.group import Group
+from ringtrain.process_groups.process_sets import group_of
 
 SAMPLES = 100
 GLOBAL_BATCH = 24  # 100 = 4 x 24 + 4: the last batch gives one sample to each of four ranks
@@ -85,7 +86,7 @@ def _train(run: Run, group: Group) -> dict[str, Array]:
 
 def _on_the_ring(runs: list[Run]) -> list[dict[str, Array]]:
     rt.init()
-    trained = [_train(run, world_group()) for run in runs]
+    trained = [_train(run, group_of()) for run in runs]
     rt.shutdown()
     return trained
 

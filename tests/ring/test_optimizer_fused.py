@@ -12,7 +12,8 @@ import ringtrain as rt
 from ringtrain.kernels.library import native_library
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, Rule
-from ringtrain.process_groups.group import Flat, RingGroup
+from ringtrain.process_groups.group import Flat, ProcessGroup
+from ringtrain.process_groups.process_sets import group_of
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="ringtrain was installed without a C compiler")
 
@@ -28,20 +29,20 @@ DTYPES = [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), np.d
 SHAPES = {"a": (131, 257), "b": (), "c": (0, 3), "d": (20_011,), "e": (77,), "own": (3, 5)}
 
 
-class CountingGroup(RingGroup):
+class CountingGroup(ProcessGroup):
     """The world, with a count of the updates that were made in one go; or one that makes none."""
 
     def __init__(self, fuses: bool = True) -> None:
-        super().__init__()
+        vars(self).update(vars(group_of()))
         self.updates = 0
         self._fuses = fuses
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._fuses and super().can_update(gradients, weights)
 
-    def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
+    def update(self, gradients: Flat, bounds: Sequence[int], op: rt.ReduceOp, change: ChunkUpdate) -> None:
         self.updates += 1
-        super().update(gradients, bounds, average, change)
+        super().update(gradients, bounds, op, change)
 
 
 def _steps(opt: HostOptimizer, steps: int, seed: Any) -> None:

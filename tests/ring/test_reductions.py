@@ -29,7 +29,7 @@ def test_every_dtype_op_and_shape(transport: str, size: int) -> None:
             _check_reductions(world, dtype, op, shape, size)
 
 
-def _check_reductions(world: World, dtype: str, op: rt.Op, shape: tuple[int, ...], size: int) -> None:
+def _check_reductions(world: World, dtype: str, op: rt.ReduceOp, shape: tuple[int, ...], size: int) -> None:
     parts = [made(shape, dtype, rank) for rank in range(size)]
     expected = folded(parts, op)
     rows = expected.reshape(1) if expected.ndim == 0 else expected

@@ -12,6 +12,7 @@ import ringtrain as rt
 from ring.reference import FLOATS, OPS, Array, assert_same_bits, folded, made
 from ring.worlds import world_of
 from ringtrain.communicators.exchange import ExchangeCommunicator
+from ringtrain.process_groups.process_sets import group_of
 from ringtrain.reduction.cuts import even_bounds
 from ringtrain.transport.base import Caller, Service
 from ringtrain.wire.frame import Frame
@@ -27,7 +28,7 @@ from ringtrain.wire.frame import Frame
     seed=st.integers(0, 1000),
 )
 def test_fusion_and_segments_do_not_change_bits(
-    size: int, lengths: list[int], dtype: str, op: rt.Op, segment_bytes: int, seed: int
+    size: int, lengths: list[int], dtype: str, op: rt.ReduceOp, segment_bytes: int, seed: int
 ) -> None:
     """One by one, as a group, or as one flat arena cut anywhere: always the bits of the fold in rank order."""
     parts = [[made((length,), dtype, rank, seed + i) for i, length in enumerate(lengths)] for rank in range(size)]
@@ -37,8 +38,8 @@ def test_fusion_and_segments_do_not_change_bits(
 
     def reduce(rank: int) -> tuple[list[Array], list[Array], Array]:
         arena = np.concatenate(parts[rank])
-        rt.flat.reduce_scatter(arena, bounds, op)
-        rt.flat.all_gather(arena, bounds)
+        group_of().reduce_scatter(arena, bounds, op).wait()
+        group_of().all_gather(arena, bounds).wait()
         return [rt.allreduce(x, op) for x in parts[rank]], rt.grouped_allreduce(parts[rank], op), arena
 
     with world_of(size, segment_bytes=segment_bytes) as world:
@@ -98,7 +99,7 @@ def test_every_rank_sends_its_share_and_no_more(size: int, dtype: str) -> None:
         x = made((length,), dtype, 0)
         counters = []
         for session in world.sessions:
-            communicator = session.communicator()
+            communicator = session.group().communicator
             assert isinstance(communicator, ExchangeCommunicator)
             transport = communicator._member.transport
             counter = _CountingService(communicator._member)
@@ -113,6 +114,6 @@ def test_every_rank_sends_its_share_and_no_more(size: int, dtype: str) -> None:
 
         bounds = even_bounds(length, size)
         assert sent_in(lambda rank: rt.allreduce(x, rt.Sum)) == {2 * share}
-        assert sent_in(lambda rank: rt.flat.reduce_scatter(x.copy(), bounds)) == {share}
-        assert sent_in(lambda rank: rt.flat.all_gather(x.copy(), bounds)) == {share}
+        assert sent_in(lambda rank: group_of().reduce_scatter(x.copy(), bounds).wait()) == {share}
+        assert sent_in(lambda rank: group_of().all_gather(x.copy(), bounds).wait()) == {share}
         assert sent_in(lambda rank: rt.barrier()) == {0}

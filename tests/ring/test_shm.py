@@ -15,6 +15,7 @@ from ring.worlds import world_of
 from ringtrain.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain.errors import MismatchError, PeerLost
 from ringtrain.process_groups.context import current
+from ringtrain.process_groups.process_sets import group_of
 
 LENGTHS = [1, 2, 1000, 16_384, 40_000, 300_001, 1_500_000]
 
@@ -32,7 +33,7 @@ def _is_link(fd: str) -> bool:
 
 def uses_shared_memory() -> bool:
     rt.init()
-    return isinstance(current().communicator(), SharedMemoryCommunicator)
+    return isinstance(group_of().communicator, SharedMemoryCommunicator)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -212,18 +213,18 @@ def test_buffers_that_all_ranks_map_reduce_to_the_same_bits(transport: str, dtyp
     cuts = [0, 100, 100, 500_000, length]
 
     def work(rank: int) -> list[tuple[Any, Any, Any]]:
-        buffer = rt.flat.allocate(length, parts[0][0].dtype)
+        buffer = group_of().allocate(length, parts[0][0].dtype)
         results = []
         for step in range(steps):
             buffer[:] = parts[step][rank]
-            rt.flat.reduce_scatter(buffer, cuts, rt.Average)
+            group_of().reduce_scatter(buffer, cuts, rt.Average).wait()
             own = buffer[cuts[rank] : cuts[rank + 1]].copy()
             buffer[: cuts[rank]] = 0
             buffer[cuts[rank + 1] :] = 0
-            rt.flat.all_gather(buffer, cuts)
+            group_of().all_gather(buffer, cuts).wait()
             gathered = buffer.copy()
             buffer[:] = parts[step][rank]
-            rt.flat.all_reduce(buffer[5:300_005], rt.Max)
+            group_of().all_reduce(buffer[5:300_005], rt.Max).wait()
             results.append((own, gathered, buffer.copy()))
         return results
 
@@ -241,8 +242,8 @@ def test_buffers_at_different_places_are_told() -> None:
     """Ranks must cut the memory that they share alike."""
 
     def work(rank: int) -> None:
-        buffer = rt.flat.allocate(1000, np.float32)
-        rt.flat.all_reduce(buffer[rank : rank + 10])
+        buffer = group_of().allocate(1000, np.float32)
+        group_of().all_reduce(buffer[rank : rank + 10]).wait()
 
     with world_of(2, "shm") as world:
         errors = world.errors(work)
@@ -251,9 +252,9 @@ def test_buffers_at_different_places_are_told() -> None:
 
 def weights_after_shutdown() -> float:
     rt.init()
-    buffer = rt.flat.allocate(100, np.float32)
+    buffer = group_of().allocate(100, np.float32)
     buffer[:] = rt.rank()
-    rt.flat.all_reduce(buffer)
+    group_of().all_reduce(buffer).wait()
     rt.shutdown()
     return float(buffer.sum())
 

@@ -14,7 +14,7 @@ import pytest
 from support.ports import free_addresses
 
 from ringtrain.communicators.exchange import SEGMENT_BYTES
-from ringtrain.process_groups.context import Session
+from ringtrain.process_groups.context import RankContext
 from ringtrain.transport.base import Transport
 from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
@@ -34,7 +34,7 @@ DEADLINE_S = 120.0
 class World:
     """`size` ranks that run functions side by side."""
 
-    def __init__(self, sessions: list[Session], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, sessions: list[RankContext], pool: ThreadPoolExecutor) -> None:
         self.sessions = sessions
         self._pool = pool
         self._meeting = threading.Barrier(len(sessions))
@@ -78,21 +78,21 @@ def world_of(
 
     chosen = "shm" if transport == "shm" else "auto" if transport == "pods" else "grpc"
 
-    def join(rank: int) -> Session:
+    def join(rank: int) -> RankContext:
         config = WorkerConfig(
             rank=rank, size=size, addresses=addresses, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s,
             transport=chosen,
         )  # fmt: skip
         if transport == "pods" and size % 2 == 0:
             config = replace(config, local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=size // 2)
-        return Session(config, made_transport(transport, config, network), segment_bytes)
+        return RankContext(config, made_transport(transport, config, network), segment_bytes)
 
     with ThreadPoolExecutor(size) as pool:
         sessions = list(pool.map(join, range(size)))
         try:
             yield World(sessions, pool)
         finally:
-            list(pool.map(Session.close, sessions))
+            list(pool.map(RankContext.close, sessions))
 
 
 def made_transport(kind: str, config: WorkerConfig, network: MemoryNetwork) -> Transport:

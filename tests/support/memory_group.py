@@ -18,7 +18,8 @@ import numpy as np
 
 from ringtrain.errors import PeerLost
 from ringtrain.kernels.update import ChunkUpdate
-from ringtrain.process_groups.group import Flat, Pending, Received
+from ringtrain.process_groups.group import Flat, Pending
+from ringtrain.reduction.ops import ReduceOp
 
 DEADLINE_S = 60.0
 T = TypeVar("T")
@@ -73,8 +74,8 @@ class MemoryGroup:
     def allocate(self, length: int, dtype: Any) -> Flat:
         return np.zeros(length, dtype)
 
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
-        return self._meet("reduce_scatter", buffer, tuple(bounds), average)
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> Pending:
+        return self._meet("reduce_scatter", buffer, tuple(bounds), op)
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         return self._meet("all_gather", buffer, tuple(bounds), None)
@@ -82,14 +83,14 @@ class MemoryGroup:
     def beside(self) -> None:
         return None
 
-    def all_to_all(self, parts: Sequence[Flat]) -> Received:
+    def all_to_all(self, parts: Sequence[Flat]) -> Pending:
         meeting = self._meet("object", list(parts), None, None)
         return _Column(meeting, self.rank)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return False
 
-    def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
+    def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
         raise AssertionError("can_update said no")
 
     def finish_updates(self) -> bool:
@@ -105,13 +106,13 @@ class MemoryGroup:
         gathered: list[Any] = self._meet("object", value, None, None).wait()
         return gathered
 
-    def _meet(self, kind: str, payload: Any, bounds: tuple[int, ...] | None, average: bool | None) -> Meeting:
+    def _meet(self, kind: str, payload: Any, bounds: tuple[int, ...] | None, op: ReduceOp | None) -> Meeting:
         with self._table.lock:
             if self._table.broken is not None:
                 raise self._table.broken
             meeting = self._table.meetings.setdefault(len(self.calls), Meeting())
             self.calls.append(kind)
-            meeting.brought[self.rank] = (kind, bounds, average, payload)
+            meeting.brought[self.rank] = (kind, bounds, op, payload)
             if len(meeting.brought) == self.size:
                 try:
                     meeting.result = _carry_out([meeting.brought[rank] for rank in range(self.size)])
@@ -145,7 +146,7 @@ class OneOfTwo(MemoryGroup):
 
 
 def _carry_out(brought: list[tuple[Any, ...]]) -> Any:
-    kind, bounds, average, _ = brought[0]
+    kind, bounds, op, _ = brought[0]
     described = [entry[:3] for entry in brought]
     assert all(entry == described[0] for entry in described), f"ranks called different collectives: {described}"
     payloads = [entry[3] for entry in brought]
@@ -159,7 +160,7 @@ def _carry_out(brought: list[tuple[Any, ...]]) -> Any:
             for buffer in payloads:
                 buffer[bounds[r] : bounds[r + 1]] = payloads[r][bounds[r] : bounds[r + 1]]
     else:
-        total = _folded(payloads, bool(average))
+        total = _folded(payloads, op is ReduceOp.Average)
         for r, buffer in enumerate(payloads):
             # What the contract leaves open is made useless, so that no test can lean on it.
             buffer[:] = np.nan

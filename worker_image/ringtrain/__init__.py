@@ -1,8 +1,7 @@
 """Data-parallel training: ring allreduce over gRPC and an optimizer that lives in host memory."""
 
 from ringtrain import checkpoint, data, optim
-from ringtrain.collectives import flat
-from ringtrain.collectives.api import (
+from ringtrain.api.collectives import (
     allgather,
     allgather_async,
     allreduce,
@@ -25,7 +24,7 @@ from ringtrain.collectives.api import (
     reducescatter,
     reducescatter_async,
 )
-from ringtrain.collectives.objects import allgather_object, broadcast_object
+from ringtrain.api.objects import allgather_object, broadcast_object
 from ringtrain.local_ranks import run
 from ringtrain.process_groups.context import (
     cross_rank,
@@ -45,17 +44,18 @@ from ringtrain.process_groups.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from ringtrain.reduction.ops import Average, Max, Min, Op, Product, Sum
+from ringtrain.reduction.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from ringtrain.report import report
 
 __all__ = [
+    "Adasum",
     "Average",
     "Handle",
     "Max",
     "Min",
-    "Op",
     "ProcessSet",
     "Product",
+    "ReduceOp",
     "Sum",
     "add_process_set",
     "allgather",
@@ -77,7 +77,6 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "data",
-    "flat",
     "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",

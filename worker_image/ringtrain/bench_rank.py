@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 import ringtrain as rt
-from ringtrain.process_groups.context import current
+from ringtrain.process_groups.process_sets import group_of
 
 _WARM_UP = 3
 
@@ -17,14 +17,15 @@ _WARM_UP = 3
 def main() -> None:
     nbytes, repetitions = map(int, sys.argv[1:])
     rt.init()
+    group = group_of()
     buffer = np.ones(nbytes // 4, np.float32)
     for _ in range(_WARM_UP):
-        rt.flat.all_reduce(buffer, rt.Max)
+        group.all_reduce(buffer, rt.Max).wait()
     times, cpu_before = [], _cpu_s()
     for _ in range(repetitions):
         rt.barrier()
         started = time.perf_counter()
-        rt.flat.all_reduce(buffer, rt.Max)
+        group.all_reduce(buffer, rt.Max).wait()
         times.append(time.perf_counter() - started)
     cpu_s = sum(rt.allgather_object(_cpu_s() - cpu_before))
     slowest = [max(of_ranks) for of_ranks in zip(*rt.allgather_object(times), strict=True)]
@@ -36,7 +37,7 @@ def main() -> None:
 def _summary(times: list[float], nbytes: int, cpu_s: float) -> dict[str, object]:
     low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
     return {
-        "path": type(current().communicator()).__name__.removesuffix("Communicator"),
+        "path": type(group_of().communicator).__name__.removesuffix("Communicator"),
         "median_s": middle,
         "quartile1_s": low,
         "quartile3_s": high,

@@ -113,7 +113,7 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
 
 def _rank_main(parent: int, pipe: "Connection", env: Mapping[str, str], work: bytes) -> None:
     """In a rank: do the work and tell how it went."""
-    from ringtrain.agent.processes import die_with_parent
+    from ringtrain.processes import die_with_parent
 
     die_with_parent(parent)()
     for name in (contract.ENV_REPORT_FD, contract.ENV_MPI_CHECK_IN):  # of the process that called run()

@@ -37,23 +37,29 @@ class Timeline:
         self._add({"ph": "M", "name": "process_name", "args": {"name": f"rank {rank}"}})
         self._add({"ph": "M", "name": "process_sort_index", "args": {"sort_index": rank}})
 
-    def record(self, name: str, category: str, began_ns: int, args: dict[str, Any]) -> None:
-        """Add a span that began at `began_ns` of `time.perf_counter_ns` and ends now."""
-        ended_ns = time.perf_counter_ns()
-        self._add(
-            {
-                "ph": "X",
-                "name": name,
-                "cat": category,
-                "ts": (began_ns + self._zero_ns) / 1000,
-                "dur": (ended_ns - began_ns) / 1000,
-                "args": args,
-            }
-        )
+    def record(
+        self,
+        name: str,
+        category: str,
+        began_ns: int,
+        ended_ns: int,
+        args: dict[str, Any],
+        track: str | None = None,
+    ) -> None:
+        """Add a span from `began_ns` to `ended_ns` of `time.perf_counter_ns`.
 
-    def close(self) -> None:
+        `track`: what shows it, instead of the calling thread; spans of one track may overlap.
+        """
+        span = {"ph": "X", "name": name, "cat": category, "args": args}
+        times = {"ts": (began_ns + self._zero_ns) / 1000, "dur": (ended_ns - began_ns) / 1000}
+        self._add(span | times | ({} if track is None else {"tid": track}))
+
+    def close(self, whole: bool = False) -> None:
+        """Write what is left. `whole`: end the array, so that strict parsers read a file of one rank, too."""
         with self._lock:
             self._flush()
+            if whole:
+                os.write(self._fd, b"{}]\n")
             os.close(self._fd)
             self._fd = -1
 
@@ -66,7 +72,7 @@ class Timeline:
                 self._threads.add(thread)
                 named = {"ph": "M", "name": "thread_name", "args": {"name": threading.current_thread().name}}
                 self._events.append(named | {"pid": self._rank, "tid": thread})
-            self._events.append(event | {"pid": self._rank, "tid": thread})
+            self._events.append({"tid": thread} | event | {"pid": self._rank})
             if len(self._events) >= _FLUSH_EVENTS:
                 self._flush()
 
@@ -89,7 +95,7 @@ class _Span:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timeline.record(self._name, self._category, self._began_ns, self._args)
+        self._timeline.record(self._name, self._category, self._began_ns, time.perf_counter_ns(), self._args)
 
 
 class _NoSpan:
@@ -110,7 +116,13 @@ def span(name: str, category: str, **args: Any) -> _Span | _NoSpan:
 def record_since(began_ns: int, name: str, category: str) -> None:
     """Record what began at `began_ns` of `time.perf_counter_ns`, perhaps in another function, and ends now."""
     if _active is not None:
-        _active.record(name, category, began_ns, {})
+        _active.record(name, category, began_ns, time.perf_counter_ns(), {})
+
+
+def record(name: str, category: str, began_ns: int, ended_ns: int, track: str, **args: Any) -> None:
+    """Record what lasted from `began_ns` to `ended_ns` of `time.perf_counter_ns`, in a track of its own."""
+    if _active is not None:
+        _active.record(name, category, began_ns, ended_ns, args, track)
 
 
 def start(path: str | Path, rank: int) -> None:
@@ -120,9 +132,9 @@ def start(path: str | Path, rank: int) -> None:
     _active = Timeline(Path(path), rank)
 
 
-def stop() -> None:
-    """Write what is left and end. Without a timeline it does nothing."""
+def stop(whole: bool = False) -> None:
+    """Write what is left and end; `whole`: end the file's JSON, too. Without a timeline it does nothing."""
     global _active
     timeline, _active = _active, None
     if timeline is not None:
-        timeline.close()
+        timeline.close(whole)

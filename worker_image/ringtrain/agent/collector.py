@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ringtrain.agent.processes import RankProcess
 from ringtrain.agent.spool import Spool
 from ringtrain.logs.journal import Stream
 from ringtrain.logs.records import TAIL_BYTES, RecordSplitter, last_lines
+from ringtrain.processes import RankProcess
 
 _READ_BYTES = 256 << 10
 _LOOK_S = 0.25

@@ -16,7 +16,6 @@ from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.lifecycle import Asked, Event, Lifecycle, SignalReceived
 from ringtrain.agent.main_thread import MainThread
 from ringtrain.agent.mpi.worker import MPI_DAEMONS, MpiWorker
-from ringtrain.agent.processes import RankProcess, become_subreaper
 from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
 from ringtrain.agent.service import AgentService
@@ -31,6 +30,7 @@ from ringtrain.control.termination import termination_message, write_termination
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import agent_pb2_grpc, coordinator_pb2_grpc
 from ringtrain.logs.journal import Stream
+from ringtrain.processes import RankProcess, become_subreaper
 
 log = logging.getLogger(__name__)
 

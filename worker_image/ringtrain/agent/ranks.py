@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ringtrain.agent.processes import RankProcess, kill_descendants, reap, signal_group, start_rank
 from ringtrain.control.model import ENDED, RankPhase, RankState
+from ringtrain.processes import RankProcess, kill_descendants, reap, signal_group, start_rank
 
 _SWEEP_S = 5.0
 

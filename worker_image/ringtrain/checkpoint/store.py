@@ -28,7 +28,8 @@ from ringtrain.checkpoint.format import (
 )
 from ringtrain.checkpoint.places import Place, place_of
 from ringtrain.errors import CheckpointError, ConfigurationError
-from ringtrain.process_groups.group import Group, world_group
+from ringtrain.process_groups.group import Group
+from ringtrain.process_groups.process_sets import group_of
 from ringtrain.report import report_start
 
 log = logging.getLogger("ringtrain.checkpoint")
@@ -70,7 +71,7 @@ class Checkpoints:
             raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")
         self.directory = Path(directory)
         self._keep = keep
-        self._group = group or world_group()
+        self._group = group or group_of()
         self._on_stage = on_stage
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None

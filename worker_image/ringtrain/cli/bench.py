@@ -9,8 +9,8 @@ import sys
 import click
 
 from ringtrain import contract
-from ringtrain.agent.processes import die_with_parent
 from ringtrain.control.ports import HeldPorts
+from ringtrain.processes import die_with_parent
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _DEADLINE_S = 600

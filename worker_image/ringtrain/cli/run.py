@@ -19,12 +19,12 @@ from pathlib import Path
 import click
 
 from ringtrain import contract
-from ringtrain.agent.processes import die_with_parent
 from ringtrain.cli.ending import read_outcome, say_end
 from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.control.ports import HeldPorts
 from ringtrain.logs.layout import AttemptFiles
+from ringtrain.processes import die_with_parent
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 _POLL_S = 0.2

@@ -4,7 +4,8 @@ Arguments are checked when the work is made, before it is queued.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,20 +22,25 @@ from ringtrain.collectives.tensors import (
 )
 from ringtrain.communicators.base import Communicator, PieceReducer
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.submit import Work
+from ringtrain.reduction.arithmetic import adasum, adasum_error
 from ringtrain.reduction.cuts import even_bounds, offsets
-from ringtrain.reduction.ops import Op, check_op
+from ringtrain.reduction.ops import Adasum, ReduceOp, check_op
 from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.signature import Signature
+
+T = TypeVar("T")
+Work = Callable[[Communicator], T]
 
 _COUNT_BYTES = 8  # of a number of rows, as int64
 
 
-def allreduce(x: ArrayLike, op: Op, name: str | None) -> Work[Array]:
+def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
     source = as_array(x)
     what = _reduction("allreduce", [source], op, name)
 
     def work(communicator: Communicator) -> Array:
+        if op is Adasum:
+            return _adasum(communicator, what, source)
         result = np.empty_like(source)
         communicator.all_reduce(what, flat(source), flat(result), op)
         return result
@@ -42,26 +48,34 @@ def allreduce(x: ArrayLike, op: Op, name: str | None) -> Work[Array]:
     return work
 
 
-def allreduce_in_place(x: Array, op: Op, name: str | None) -> Work[Array]:
+def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
     target = check_writable(x, "allreduce_")
     what = _reduction("allreduce", [target], op, name)
 
     def work(communicator: Communicator) -> Array:
         buffer = as_array(target)
-        communicator.all_reduce(what, flat(buffer), flat(buffer), op)
+        if op is Adasum:
+            buffer[...] = _adasum(communicator, what, buffer)
+        else:
+            communicator.all_reduce(what, flat(buffer), flat(buffer), op)
         _store(buffer, target)
         return target
 
     return work
 
 
-def grouped_allreduce(xs: Sequence[ArrayLike], op: Op, name: str | None) -> Work[list[Array]]:
+def grouped_allreduce(
+    xs: Sequence[ArrayLike], op: ReduceOp, name: str | None, signature: Signature | None = None
+) -> Work[list[Array]]:
+    """`signature`: what ranks compare, instead of names, dtypes and shapes that they have agreed on already."""
     sources = [as_array(x) for x in xs]
-    what = _reduction("allreduce", sources, op, name)
+    what = signature or _reduction("allreduce", sources, op, name)
 
     def work(communicator: Communicator) -> list[Array]:
         if not sources:  # nothing to send, and still every rank must call it
             communicator.barrier(what)
+        if op is Adasum:
+            return [_adasum(communicator, _part(what, [i]), source) for i, source in enumerate(sources)]
         results: list[Array] = [np.empty(0)] * len(sources)
         anywhere = communicator if isinstance(communicator, PieceReducer) else None
         for indices in _by_dtype(sources):
@@ -82,7 +96,7 @@ def grouped_allreduce(xs: Sequence[ArrayLike], op: Op, name: str | None) -> Work
     return work
 
 
-def grouped_reducescatter(xs: Sequence[ArrayLike], op: Op, name: str | None) -> Work[list[Array]]:
+def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | None) -> Work[list[Array]]:
     sources = [as_rows(x) for x in xs]
     what = _reduction("reducescatter", sources, op, name)
 
@@ -90,6 +104,8 @@ def grouped_reducescatter(xs: Sequence[ArrayLike], op: Op, name: str | None) -> 
         if not sources:
             communicator.barrier(what)
         size, position = len(communicator.ranks), communicator.position
+        if op is Adasum:
+            raise ConfigurationError("reducescatter: op is Adasum; expected Sum, Average, Min, Max or Product")
         results: list[Array] = [np.empty(0)] * len(sources)
         for indices in _by_dtype(sources):
             cuts = {i: even_bounds(len(sources[i]), size) for i in indices}
@@ -169,7 +185,16 @@ def barrier() -> Work[None]:
     return lambda communicator: communicator.barrier(Signature("barrier"))
 
 
-def _reduction(kind: str, arrays: Sequence[Array], op: Op, name: str | None) -> Signature:
+def _adasum(communicator: Communicator, what: Signature, source: Array) -> Array:
+    """Every rank gets every tensor and combines them alike: N times the bytes of a sum, for equal bits."""
+    error = adasum_error(len(communicator.ranks))
+    if error:
+        raise ConfigurationError(error)
+    parts = communicator.all_gather_parts(what, to_bytes(source))
+    return adasum([part.view(source.dtype).reshape(source.shape) for part in parts])
+
+
+def _reduction(kind: str, arrays: Sequence[Array], op: ReduceOp, name: str | None) -> Signature:
     tensors = tuple(tensor_of(array, _named(name, i, len(arrays))) for i, array in enumerate(arrays))
     for dtype in {tensor.dtype for tensor in tensors}:
         check_op(op, dtype)

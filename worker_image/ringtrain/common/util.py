@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ringtrain.negotiation.ops import chosen_op
+from ringtrain.reduction.ops import chosen_op
 
 # Importing TensorFlow takes some seconds, on a busy machine many.
 _GPU_DEADLINE_S = 300.0

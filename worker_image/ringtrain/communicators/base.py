@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import Bounds
 from ringtrain.reduction.fold import Flat
-from ringtrain.reduction.ops import Op
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.signature import Signature
 
 
@@ -30,13 +30,20 @@ class Communicator(Protocol):
         """Of this rank in `ranks`."""
 
     @property
+    def overlaps(self) -> bool:
+        """Whether two collectives under way at the same time fill each other's pauses. The same on all ranks.
+
+        In shared memory they would fight for the same cores, and not every MPI library can.
+        """
+
+    @property
     def fusion_bytes(self) -> int:
         """Several tensors are copied together until they are this long: more would not pay for the copy."""
 
-    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         """Fold `source` of all ranks into `target`, which may be `source`."""
 
-    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         """Fold this rank's chunk into `target` (as long as the chunk; may be the chunk itself)."""
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
@@ -65,7 +72,7 @@ class Communicator(Protocol):
 class PieceReducer(Protocol):
     """A `Communicator` to which it is all the same whether a buffer lies in one place."""
 
-    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Fold what `sources` are one after the other into `target`, which is other memory."""
 
 
@@ -76,7 +83,7 @@ class Updater(Protocol):
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
 
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         """Fold this rank's chunk of `gradients`, apply `change` to it, and write the weights to every rank.
 
         They are new on return of the next update, or of this one if it is the last. `gradients` must not be

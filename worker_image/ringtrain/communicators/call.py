@@ -30,7 +30,7 @@ def _no_frames(rank: int, caller: Caller) -> Iterator[Frame]:
 
 
 @dataclass(frozen=True)
-class Place:
+class CollectiveKey:
     """Which collective of which process set."""
 
     process_set: int
@@ -49,32 +49,32 @@ class Call:
     """
 
     def __init__(
-        self, member: Membership, place: Place, what: Signature, frames_for: FramesFor, total_bytes: int
+        self, member: Membership, key: CollectiveKey, what: Signature, frames_for: FramesFor, total_bytes: int
     ) -> None:
         self._member = member
-        self._place = place
+        self._key = key
         self._what = what
-        self._offer = Offer(what, frames_for, set(place.peers))
+        self._offer = Offer(what, frames_for, set(key.peers))
         self._timeout_s = member.place.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
         self._started = 0.0
         self._streams: dict[int, FrameStream] = {}
-        span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=place.sequence)
-        self._span = span if place.is_span else timeline.NO_SPAN
+        span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=key.sequence)
+        self._span = span if key.is_span else timeline.NO_SPAN
 
     @property
     def _doing(self) -> Doing:
-        place = self._place
-        label = self._member.board.label((place.process_set, place.sequence), self._what)
-        return Doing(label, place.process_set, place.sequence)
+        key = self._key
+        label = self._member.board.label((key.process_set, key.sequence), self._what)
+        return Doing(label, key.process_set, key.sequence)
 
     def __enter__(self) -> "Call":
         self._member.verdict.check()
         self._started = time.monotonic()
         self._span.__enter__()
-        key = (self._place.process_set, self._place.sequence)
-        self._member.board.publish(key, self._offer, self._place.others)
+        key = (self._key.process_set, self._key.sequence)
+        self._member.board.publish(key, self._offer, self._key.others)
         try:
-            for peer in self._place.peers:
+            for peer in self._key.peers:
                 request = self._member.pull_request(peer, key, self._what)
                 self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)
             # Also for a verdict that was reached in the meantime: it calls back at once.
@@ -124,7 +124,7 @@ class Call:
             yield
         finally:
             self._member.verdict.forget(self._cancel)
-            self._member.board.withdraw((self._place.process_set, self._place.sequence))
+            self._member.board.withdraw((self._key.process_set, self._key.sequence))
             # It refers to this call: as a cycle the buffers would live on until the garbage collector comes by.
             self._offer.frames_for = _no_frames
             for stream in self._streams.values():
@@ -132,8 +132,8 @@ class Call:
             self._span.__exit__(None if error is None else type(error), error, None)
 
     def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
-        place, name = self._place, dtype_name(payload.dtype)
-        header = FrameHeader(self._member.place.generation, place.sequence, step, segment, name, payload.nbytes)
+        key, name = self._key, dtype_name(payload.dtype)
+        header = FrameHeader(self._member.place.generation, key.sequence, step, segment, name, payload.nbytes)
         return header.encode()
 
     def _finish(self) -> None:
@@ -164,7 +164,7 @@ class Call:
         self._raise_verdict()
 
     def _stalled(self, first: tuple[int, ...]) -> NoReturn:
-        peers = (*first, *(rank for rank in self._place.others if rank not in first))
+        peers = (*first, *(rank for rank in self._key.others if rank not in first))
         self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._doing))
         self._raise_verdict()
 

@@ -40,16 +40,6 @@ def choose_communicator(
     return HierarchicalCommunicator(network, hosts)
 
 
-def is_networked(communicator: Communicator) -> bool:
-    """Whether two collectives under way at the same time fill each other's pauses; the same on all ranks.
-
-    In shared memory they would fight for the same cores, and not every MPI library can.
-    """
-    return (
-        isinstance(communicator, ExchangeCommunicator | HierarchicalCommunicator) and len(communicator.ranks) > 1
-    )
-
-
 def _are_regular(hosts: Hosts) -> bool:
     """Whether hosts have equally many ranks, each a run of neighbours: what a fold in rank order needs."""
     flat = [position for positions in hosts.positions for position in positions]

@@ -8,22 +8,20 @@ See docs/decisions/0001-ring-shift-exchange.md.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.communicators.call import Call, FramesFor, Place
-from ringtrain.communicators.fused_update import Updates
+from ringtrain.communicators.call import Call, FramesFor
+from ringtrain.communicators.exchange_steps import ExchangeSteps
+from ringtrain.communicators.fused_update import FusedUpdates
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import Bounds, even_bounds, offsets, passing_bytes, segments, segments_at
 from ringtrain.reduction.fold import Flat, Folder
 from ringtrain.reduction.grouped import cut_pieces, without_short_ones
-from ringtrain.reduction.ops import Op
-from ringtrain.reduction.scratch import Rooms
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
@@ -47,32 +45,32 @@ class ExchangeCommunicator:
         self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         self._member = member
-        self._process_set = process_set
+        self._steps = ExchangeSteps(member, process_set, ranks, segment_bytes)
         self.segment_bytes = segment_bytes
-        self._sequence = 0
         self.ranks = ranks
-        self.position = ranks.index(member.place.rank)
-        # The next position first: if all began with the same one, all would wait for its link.
-        self._others = tuple((self.position + shift) % len(ranks) for shift in range(1, len(ranks)))
+        self.position = self._steps.position
         self._direct_bytes = min(_DIRECT_BYTES, segment_bytes)
-        self._rooms = Rooms()
-        self._updates = Updates(self)
+        self._updates = FusedUpdates(self._steps, self.all_gather_parts)
+
+    @property
+    def overlaps(self) -> bool:
+        return len(self.ranks) > 1
 
     @property
     def fusion_bytes(self) -> int:
         return _FUSION_BYTES
 
-    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         if source.nbytes <= self._direct_bytes:
             self._reduce_all_alone(what, source, target, op)
         else:
             self._reduce_all(what, [source], target, op)
 
-    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Long pieces are sent from where they lie; short neighbours are copied to where their result will be."""
         self._reduce_all(what, without_short_ones(sources, target, _FUSION_BYTES), target, op)
 
-    def _reduce_all(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+    def _reduce_all(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
         length, dtype = sum(len(source) for source in sources), sources[0].dtype
         longest = -(-length // len(self.ranks)) * dtype.itemsize
@@ -84,44 +82,44 @@ class ExchangeCommunicator:
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             for slot, (part, _) in enumerate(cuts[self.ranks.index(rank)]):
                 yield call.frame(Step.CONTRIBUTION, slot, part)
-            yield from self.results(call, results, len(own), caller)
+            yield from self._steps.results(call, results, len(own), caller)
 
-        call = self.call(self.laid_out(what, ()), frames_for, length * dtype.itemsize)
+        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, length * dtype.itemsize)
         folder = Folder(op, dtype, len(self.ranks), self.position)
         with call:
             for slot, (part, cut) in enumerate(own):
-                folder.fold(self.contributions(call, slot, part, folder.keeps_all), target[cut])
-                self.offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
+                folder.fold(self._steps.contributions(call, slot, part, folder.keeps_all), target[cut])
+                self._steps.offer(call, results, call.frame(Step.RESULT, slot, target[cut]))
             wheres = [[cut for _, cut in chunk] for chunk in cuts]
             for slot in range(max(len(chunk) for chunk in cuts)):
-                self.read_results(call, wheres, slot, target)
+                self._steps.read_results(call, wheres, slot, target)
 
-    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
-        cuts = self.cut(bounds, source)
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+        cuts = self._steps.cut(bounds, source)
         start = bounds[self.position]
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             for index, cut in enumerate(cuts[self.ranks.index(rank)]):
                 yield call.frame(Step.CONTRIBUTION, index, source[cut])
 
-        call = self.call(self.laid_out(what, bounds), frames_for, source.nbytes)
+        call = self._steps.call(self._steps.laid_out(what, bounds), frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         with call:
             for index, cut in enumerate(cuts[self.position]):
                 out = target[cut.start - start : cut.stop - start]
-                folder.fold(self.contributions(call, index, source[cut], folder.keeps_all), out)
+                folder.fold(self._steps.contributions(call, index, source[cut], folder.keeps_all), out)
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
-        cuts = self.cut(bounds, buffer)
+        cuts = self._steps.cut(bounds, buffer)
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             for index, cut in enumerate(cuts[self.position]):
                 yield call.frame(Step.RESULT, index, buffer[cut])
 
-        call = self.call(self.laid_out(what, bounds), frames_for, buffer.nbytes)
+        call = self._steps.call(self._steps.laid_out(what, bounds), frames_for, buffer.nbytes)
         with call:
             for index in range(max(len(cut) for cut in cuts)):
-                self.read_results(call, cuts, index, buffer)
+                self._steps.read_results(call, cuts, index, buffer)
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
         return self._exchange_parts(what, [part] * len(self.ranks))
@@ -147,32 +145,22 @@ class ExchangeCommunicator:
             self._relay(what, buffer, cuts, root, direct)
 
     def barrier(self, what: Signature) -> None:
-        with self.call(self.laid_out(what, ()), lambda rank, caller: iter(()), 0):
+        with self._steps.call(self._steps.laid_out(what, ()), lambda rank, caller: iter(()), 0):
             pass
 
     def compare(self, what: Signature, sequence: int) -> None:
         """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
-        self._sequence = sequence - 1
+        self._steps.continue_at(sequence)
         self.barrier(what)
 
-    def call(
-        self,
-        what: Signature,
-        frames_for: FramesFor,
-        total_bytes: int,
-        peers: tuple[int, ...] | None = None,
-        is_span: bool = True,
-    ) -> Call:
-        """Begin the set's next collective. `peers`: world ranks to exchange frames with, by default all others."""
-        self._sequence += 1
-        others = tuple(self.ranks[position] for position in sorted(self._others))
-        place = Place(self._process_set, self._sequence, others if peers is None else peers, others, is_span)
-        return Call(self._member, place, what, frames_for, total_bytes)
+    def call(self, what: Signature, frames_for: FramesFor, total_bytes: int, peers: tuple[int, ...]) -> Call:
+        """Begin the set's next collective, in which frames go to and come from world ranks `peers` only."""
+        return self._steps.call(what, frames_for, total_bytes, peers)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._updates.are_possible()
 
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         self._updates.update(what, gradients, bounds, op, change)
 
     def finish_updates(self) -> bool:
@@ -185,18 +173,18 @@ class ExchangeCommunicator:
     def close(self) -> None:
         """The membership holds the connections."""
 
-    def _reduce_all_alone(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+    def _reduce_all_alone(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         """Everyone gets everything and folds it for itself: one trip instead of two."""
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             yield call.frame(Step.CONTRIBUTION, 0, source)
 
-        call = self.call(self.laid_out(what, ()), frames_for, source.nbytes)
+        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         # Not yet into `target`: it may be `source`, which peers still read.
         result = np.empty_like(source)
         with call:
-            folder.fold(self.contributions(call, 0, source, folder.keeps_all), result)
+            folder.fold(self._steps.contributions(call, 0, source, folder.keeps_all), result)
         target[...] = result
 
     def _deal(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
@@ -204,10 +192,10 @@ class ExchangeCommunicator:
             for index, cut in enumerate(cuts[root if direct else self.ranks.index(rank)]):
                 yield call.frame(Step.RESULT, index, buffer[cut])
 
-        call = self.call(self.laid_out(what, ()), frames_for, buffer.nbytes)
+        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, buffer.nbytes)
         nothing = buffer[:0]
         with call:
-            for position in self._others:
+            for position in self._steps.others:
                 call.read(self.ranks[position], Step.DONE, 0, nothing)
 
     def _relay(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
@@ -217,21 +205,21 @@ class ExchangeCommunicator:
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             if rank == self.ranks[root]:
-                yield from self.results(call, complete, 1, caller)
+                yield from self._steps.results(call, complete, 1, caller)
             elif not direct:
-                yield from self.results(call, passed_on, len(own), caller)
+                yield from self._steps.results(call, passed_on, len(own), caller)
 
-        call = self.call(self.laid_out(what, ()), frames_for, buffer.nbytes)
-        relays = [p for p in self._others if p != root]
+        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, buffer.nbytes)
+        relays = [p for p in self._steps.others if p != root]
         with call:
             for index in range(max(len(cut) for cut in cuts) + _LAG):
                 if index < len(own):
                     part = buffer[own[index]]
                     call.read(self.ranks[root], Step.RESULT, index, part)
-                    self.offer(call, passed_on, call.frame(Step.RESULT, index, part))
+                    self._steps.offer(call, passed_on, call.frame(Step.RESULT, index, part))
                 if index >= _LAG and not direct:
-                    self.read_results(call, cuts, index - _LAG, buffer, relays)
-            self.offer(call, complete, call.frame(Step.DONE, 0, buffer[:0]))
+                    self._steps.read_results(call, cuts, index - _LAG, buffer, relays)
+            self._steps.offer(call, complete, call.frame(Step.DONE, 0, buffer[:0]))
 
     def _exchange_parts(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
         """Every position gets its part from every other; how much that is, it learns from the first frame."""
@@ -244,62 +232,17 @@ class ExchangeCommunicator:
             for index, cut in enumerate(segments(0, len(part), step)):
                 yield call.frame(Step.RESULT, index, part[cut])
 
-        call = self.call(self.laid_out(what, ()), frames_for, sum(part.nbytes for part in parts))
+        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, sum(part.nbytes for part in parts))
         size = np.empty(1, np.int64)
         with call:
             received = [own.copy()] * len(self.ranks)
-            for position in self._others:
+            for position in self._steps.others:
                 call.read(self.ranks[position], Step.SIZES, 0, size)
                 received[position] = np.empty(int(size[0]), own.dtype)
             cuts = [segments(0, len(part), step) for part in received]
-            for index in range(max((len(cuts[p]) for p in self._others), default=0)):
-                for position in self._others:
+            for index in range(max((len(cuts[p]) for p in self._steps.others), default=0)):
+                for position in self._steps.others:
                     if index < len(cuts[position]):
                         part = received[position][cuts[position][index]]
                         call.read(self.ranks[position], Step.RESULT, index, part)
         return received
-
-    def laid_out(self, what: Signature, bounds: Bounds) -> Signature:
-        return replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
-
-    def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
-        return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))
-
-    def contributions(self, call: Call, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
-        """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for.
-
-        `keep_all`: until the next segment; otherwise only the last two.
-        """
-        for position, rank in enumerate(self.ranks):
-            if position == self.position:
-                yield own
-                continue
-            part = self._rooms.like(own, position if keep_all else position % 2)
-            call.read(rank, Step.CONTRIBUTION, segment, part)
-            yield part
-
-    def read_results(
-        self,
-        call: Call,
-        cuts: list[list[slice]],
-        segment: int,
-        buffer: Flat,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        for position in self._others if positions is None else positions:
-            if segment < len(cuts[position]):
-                call.read(self.ranks[position], Step.RESULT, segment, buffer[cuts[position][segment]])
-
-    def offer(self, call: Call, frames: list[Frame], frame: Frame) -> None:
-        frames.append(frame)
-        call.offer_changed()
-
-    def results(self, call: Call, frames: list[Frame], count: int, caller: Caller) -> Iterator[Frame]:
-        """Frames as they are offered, until there were `count`."""
-        for index in range(count):
-            call.wait_until(partial(_longer_than, frames, index), caller)
-            yield frames[index]
-
-
-def _longer_than(frames: list[Frame], index: int) -> bool:
-    return index < len(frames)

@@ -6,25 +6,22 @@ results' deadline began earlier, so they are read first.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ringtrain import timeline
 from ringtrain.communicators.call import Call
+from ringtrain.communicators.exchange_steps import ExchangeSteps
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction import fold
 from ringtrain.reduction.cuts import Bounds
 from ringtrain.reduction.fold import Flat
-from ringtrain.reduction.ops import Op
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
-
-if TYPE_CHECKING:
-    from ringtrain.communicators.exchange import ExchangeCommunicator
 
 
 @dataclass(frozen=True)
@@ -36,11 +33,12 @@ class _Begun:
     weights: Flat
 
 
-class Updates:
+class FusedUpdates:
     """The updates of one communicator: see `Updater`."""
 
-    def __init__(self, ring: "ExchangeCommunicator") -> None:
-        self._ring = ring
+    def __init__(self, steps: ExchangeSteps, all_gather_parts: Callable[[Signature, Flat], list[Flat]]) -> None:
+        self._steps = steps
+        self._all_gather_parts = all_gather_parts
         self._begun: _Begun | None = None
         self._possible: bool | None = None
 
@@ -48,23 +46,23 @@ class Updates:
         """Whether all ranks have the compiled library. Collective."""
         if self._possible is None:
             here = np.array([fold.can_update()], np.uint8)
-            there = self._ring.all_gather_parts(Signature("can_update"), here)
+            there = self._all_gather_parts(Signature("can_update"), here)
             self._possible = all(bool(part[0]) for part in there)
         return self._possible
 
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         """Raises what collectives raise; then nothing is under way any more."""
-        ring = self._ring
-        cuts = ring.cut(bounds, gradients)
-        own, chunk = cuts[ring.position], slice(bounds[ring.position], bounds[ring.position + 1])
+        steps = self._steps
+        cuts = steps.cut(bounds, gradients)
+        own, chunk = cuts[steps.position], slice(bounds[steps.position], bounds[steps.position + 1])
         results: list[Frame] = []
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            for index, cut in enumerate(cuts[ring.ranks.index(rank)]):
+            for index, cut in enumerate(cuts[steps.ranks.index(rank)]):
                 yield call.frame(Step.CONTRIBUTION, index, gradients[cut])
-            yield from ring.results(call, results, len(own), caller)
+            yield from steps.results(call, results, len(own), caller)
 
-        call = ring.call(ring.laid_out(what, bounds), frames_for, gradients.nbytes, is_span=False)
+        call = steps.call(steps.laid_out(what, bounds), frames_for, gradients.nbytes, is_span=False)
         before, self._begun = self._begun, None
         with contextlib.ExitStack() as earlier, contextlib.ExitStack() as mine:
             if before is not None:
@@ -75,10 +73,10 @@ class Updates:
                 earlier.close()
             with timeline.span("reduce", "collective", bytes=gradients.nbytes):
                 for index, cut in enumerate(own):
-                    parts = list(ring.contributions(call, index, gradients[cut], keep_all=True))
+                    parts = list(steps.contributions(call, index, gradients[cut], keep_all=True))
                     with timeline.span(f"update segment {index}", "update"):
                         fold.update(parts, op, change.cut(cut, chunk))
-                    ring.offer(call, results, call.frame(Step.RESULT, index, change.weights[cut]))
+                    steps.offer(call, results, call.frame(Step.RESULT, index, change.weights[cut]))
             mine.pop_all()
         self._begun = _Begun(call, cuts, change.weights)
         if change.last:
@@ -95,4 +93,4 @@ class Updates:
     def _read(self, begun: _Begun) -> None:
         with timeline.span("gather", "collective", bytes=begun.weights.nbytes):
             for segment in range(max(len(cuts) for cuts in begun.cuts)):
-                self._ring.read_results(begun.call, begun.cuts, segment, begun.weights)
+                self._steps.read_results(begun.call, begun.cuts, segment, begun.weights)

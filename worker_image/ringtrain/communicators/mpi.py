@@ -17,17 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.communicators.base import Communicator
+from ringtrain.communicators.numbers import inside_number
 from ringtrain.errors import RingtrainError
 from ringtrain.reduction.cuts import Bounds, even_bounds, offsets
 from ringtrain.reduction.fold import Flat, Folder
-from ringtrain.reduction.ops import Op
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
 from ringtrain.world.monitor import Doing, Stalled
 from ringtrain.world.mpi_library import give_up, load_mpi, load_world
 
-# The membership counts progress by process set: the network's own are small numbers, these are above them.
-FIRST_MPI_SET: Final = 1 << 30
 # Contributions are folded so much at a time: what is scratch memory, and not more in flight than the caches like.
 _PIECE_BYTES: Final = 4 << 20
 # MPI makes progress only while it is asked: first without a pause, then with one that costs no core.
@@ -57,7 +56,7 @@ class MpiCommunicator:
         group.Free()
         self._member = member
         self._network = network
-        self._set = FIRST_MPI_SET + process_set
+        self._set = inside_number(process_set)
         self._sequence = 0
 
     @property
@@ -69,10 +68,14 @@ class MpiCommunicator:
         return self._network.position
 
     @property
+    def overlaps(self) -> bool:
+        return False
+
+    @property
     def fusion_bytes(self) -> int:
         return _FUSION_BYTES
 
-    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         bounds = even_bounds(len(source), len(self.ranks))
         run = self._begin(what)
         for piece in self._pieces(bounds, source.itemsize):
@@ -80,7 +83,7 @@ class MpiCommunicator:
             self._fold(run, source, piece, own, op)
             self._gather(run, target, piece)
 
-    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
         run = self._begin(replace(what, layout=bounds))
         for piece in self._pieces(bounds, source.itemsize):
@@ -157,7 +160,7 @@ class MpiCommunicator:
                 (min(start + at, end), min(start + at + step, end)) for start, end in itertools.pairwise(bounds)
             ]
 
-    def _fold(self, run: "_Run", source: Flat, piece: list[tuple[int, int]], out: Flat, op: Op) -> None:
+    def _fold(self, run: "_Run", source: Flat, piece: list[tuple[int, int]], out: Flat, op: ReduceOp) -> None:
         """Fold this rank's part of `piece`, with what every rank has there in `source`, into `out`."""
         size, length = len(self.ranks), len(out)
         arrived = np.empty((size, length), source.dtype)

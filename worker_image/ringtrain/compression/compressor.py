@@ -12,10 +12,9 @@ from ringtrain.communicators.base import Communicator
 from ringtrain.compression import int8
 from ringtrain.compression.halves import HALVES, half_dtype, squeeze, stretch
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.process_sets import ProcessSet
-from ringtrain.process_groups.submit import call
+from ringtrain.process_groups.process_sets import ProcessSet, group_of
 from ringtrain.reduction.cuts import even_bounds
-from ringtrain.reduction.ops import Average, Op, Sum
+from ringtrain.reduction.ops import Average, ReduceOp, Sum
 from ringtrain.wire.signature import Signature
 
 Flat = NDArray[Any]
@@ -48,7 +47,9 @@ class Compressor:
         self._lost: dict[str, Flat] = {}
         self._lost_results: dict[str, Flat] = {}
 
-    def allreduce_(self, x: Flat, op: Op = Average, *, name: str, process_set: ProcessSet | None = None) -> Flat:
+    def allreduce_(
+        self, x: Flat, op: ReduceOp = Average, *, name: str, process_set: ProcessSet | None = None
+    ) -> Flat:
         """Replace `x` (float32, contiguous) by the sum or average over all ranks, and return it.
 
         `name` tells tensors apart: the same tensor, the same name. Raises ConfigurationError and what
@@ -63,10 +64,10 @@ class Compressor:
         values = x.reshape(-1)
         what = Signature(f"allreduce as {self.compression}", (tensor_of(x, name),), op.value)
         reduce = self._as_int8 if self.compression == INT8 else self._as_half
-        call(lambda communicator: reduce(communicator, what, values, op), process_set)
+        group_of(process_set).call(lambda communicator: reduce(communicator, what, values, op))
         return x
 
-    def _as_half(self, communicator: Communicator, what: Signature, values: Flat, op: Op) -> None:
+    def _as_half(self, communicator: Communicator, what: Signature, values: Flat, op: ReduceOp) -> None:
         # Kept, as what rounding lost is: new memory for each message costs more than the rounding.
         half = self._memory(self._halves, what, len(values), half_dtype(self.compression))
         lost = self._memory(self._lost, what, len(values))
@@ -87,7 +88,7 @@ class Compressor:
             for part in widened:
                 part.result()
 
-    def _as_int8(self, communicator: Communicator, what: Signature, values: Flat, op: Op) -> None:
+    def _as_int8(self, communicator: Communicator, what: Signature, values: Flat, op: ReduceOp) -> None:
         """Sums of bytes would overflow: contributions go to the owner of each chunk as they are, it folds them in
         float32, and its result is compressed anew, with a memory of its own."""
         size, position = len(communicator.ranks), communicator.position

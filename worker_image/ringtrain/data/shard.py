@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.errors import ConfigurationError, DataError
-from ringtrain.process_groups.group import world_group
+from ringtrain.process_groups.process_sets import group_of
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def shard(
 
 def _place(rank: int | None, size: int | None) -> tuple[int, int]:
     if rank is None and size is None:
-        world = world_group()
+        world = group_of()
         return world.rank, world.size
     if rank is None or size is None or not 0 <= rank < size:
         raise ConfigurationError(

@@ -8,7 +8,8 @@ with.
 from ringtrain.device.distributed import DistributedOptimizer, Options, broadcast_weights, insert_host_allreduce
 from ringtrain.device.session import Inbound, Parameter, Session, Streams
 from ringtrain.device.simulated import Program, SimulatedSession
-from ringtrain.negotiation.world import init, shutdown
+from ringtrain.negotiation.queues import init
+from ringtrain.process_groups.context import shutdown
 
 __all__ = [
     "DistributedOptimizer",

@@ -11,13 +11,12 @@ from ringtrain.device.session import Array, Inbound, Session, Streams
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
-from ringtrain.negotiation.host_group import host_group
-from ringtrain.negotiation.ops import Average, ReduceOp, chosen_op
-from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.queues import name_for
 from ringtrain.negotiation.request import Kind
-from ringtrain.negotiation.world import global_process_set, name_for
 from ringtrain.optim import HostOptimizer, Rule
 from ringtrain.optim.host import BUCKET_BYTES
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
+from ringtrain.reduction.ops import Average, ReduceOp, chosen_op
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class DistributedOptimizer:
     def __init__(self, optimizer: Rule, session: Session, options: Options | None = None) -> None:
         chosen = options or Options()
         self._session = session
-        self._group = host_group(chosen.process_set)
+        self._group = open_group(chosen.process_set)
         self._host = HostOptimizer(
             {name: session.read_weight(name) for name in session.parameters},
             optimizer,

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from ringtrain.keras import optimizer as keras_optimizer
-from ringtrain.negotiation.ops import Average
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain.reduction.ops import Average
 from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.keras import optimizer as keras_optimizer
 
 
 def DistributedOptimizer(

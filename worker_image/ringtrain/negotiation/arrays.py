@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.negotiation.group import Array
-from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.collectives.tensors import Array
+from ringtrain.negotiation.queues import name_for, queue_of
 from ringtrain.negotiation.request import Kind, Request
 from ringtrain.negotiation.splits import scalar_error, splits_error
-from ringtrain.negotiation.world import members, name_for, queue_of
+from ringtrain.process_groups.process_sets import ProcessSet, members
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def begin_broadcast(array: Array, root: int, process_set: ProcessSet, name: str)
 def broadcast_gradient(grad: Array, root: int, process_set: ProcessSet, name: str | None = None) -> Array:
     """Return the mean of every rank's gradient at the root, and zeros elsewhere, as in Horovod."""
     (mean,) = allreduce([grad], Reduction("Average", process_set), name, "broadcast_gradient")
-    return mean if queue_of(process_set).group.rank == root else np.zeros_like(mean)
+    return mean if queue_of(process_set).rank == root else np.zeros_like(mean)
 
 
 def alltoall(

@@ -1,5 +1,6 @@
-"""Carry out what was agreed: one collective of the group, or several reductions fused into one."""
+"""Carry out what was agreed: one collective of the communicator, or several reductions fused into one."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -7,11 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain.collectives import work
+from ringtrain.collectives.tensors import Array
+from ringtrain.communicators.base import Communicator
 from ringtrain.negotiation.agreement import Agreed
-from ringtrain.negotiation.group import Array, Group
+from ringtrain.negotiation.carried import carried, narrowed
 from ringtrain.negotiation.request import Kind, Request
-from ringtrain.reduction.arithmetic import adasum, scaled
+from ringtrain.reduction.arithmetic import scaled
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import dtype_of
+from ringtrain.wire.signature import Signature
 
 # 64 MiB: what is fused is reduced together, and a handle of it is done when all of it is; a larger fusion only
 # delays the first update.
@@ -23,62 +29,93 @@ Result = list[Any]
 def batches(agreed: Sequence[Agreed]) -> Iterator[list[Agreed]]:
     """Cut into runs that can share one collective, in order. Pure, so every rank cuts alike."""
     for fusible, run in groupby(agreed, key=_fusion_key):
-        members = list(run)
+        entries = list(run)
         if fusible is None:
-            yield from ([member] for member in members)
+            yield from ([entry] for entry in entries)
             continue
         batch: list[Agreed] = []
         size = 0
-        for member in members:
-            if batch and size + _bytes(member.any_request) > FUSION_BYTES:
+        for entry in entries:
+            if batch and size + _bytes(entry.any_request) > FUSION_BYTES:
                 yield batch
                 batch, size = [], 0
-            batch.append(member)
-            size += _bytes(member.any_request)
+            batch.append(entry)
+            size += _bytes(entry.any_request)
         yield batch
 
 
-def run_batch(group: Group, batch: Sequence[Agreed], arrays: Sequence[Sequence[Array] | None]) -> list[Result]:
+def run_batch(
+    communicator: Communicator, batch: Sequence[Agreed], arrays: Sequence[Sequence[Array] | None]
+) -> list[Result]:
     """Return the results of each entry of a batch. `arrays`: this rank's tensors, None where it has joined."""
     request = batch[0].any_request
     if request.kind is not Kind.ALLREDUCE:
-        return [_run_single(group, batch[0], arrays[0] or ())]
+        return [_run_single(communicator, batch[0], arrays[0] or ())]
     given = [_given(entry.any_request, own) for entry, own in zip(batch, arrays, strict=True)]
     inputs = [scaled(array, request.prescale) for own in given for array in own]
-    if request.op == "Adasum":
-        outputs = [_adasum_of(group, array) for array in inputs]
-    else:
-        outputs = group.allreduce(inputs, request.op)
+    outputs = _allreduce(communicator, inputs, ReduceOp(request.op))
     finished = iter(scaled(array, request.postscale) for array in outputs)
     return [[next(finished) for _ in own] for own in given]
 
 
-def _run_single(group: Group, agreed: Agreed, arrays: Sequence[Array]) -> Result:
-    request = agreed.requests.get(group.rank, agreed.any_request)
+def _allreduce(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
+    carried_op, _ = carried(arrays[0], op)
+    # Names, dtypes and shapes were agreed on already: the signature need not say them again.
+    what = Signature("allreduce", op=op.value)
+    reduced = work.grouped_allreduce([carried(array, op)[1] for array in arrays], carried_op, None, what)
+    size = len(communicator.ranks)
+    return [narrowed(r, op, a.dtype, size) for r, a in zip(reduced(communicator), arrays, strict=True)]
+
+
+def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Array]) -> Result:
+    own_rank = communicator.ranks[communicator.position]
+    request = agreed.requests.get(own_rank, agreed.any_request)
     match request.kind:
         case Kind.ALLGATHER:
-            totals = [sum(agreed.requests[r].shapes[i][0] for r in group.ranks) for i in range(len(arrays))]
-            return [group.allgather(array, rows) for array, rows in zip(arrays, totals, strict=True)]
+            totals = [sum(agreed.requests[r].shapes[i][0] for r in communicator.ranks) for i in range(len(arrays))]
+            return [_allgather(communicator, array, rows) for array, rows in zip(arrays, totals, strict=True)]
         case Kind.BROADCAST:
-            return [group.broadcast(array, request.root) for array in arrays]
+            return [_broadcast(communicator, array, request.root) for array in arrays]
         case Kind.ALLTOALL:
-            received, splits = group.alltoall(arrays[0], _splits(request, arrays[0], len(group.ranks)))
-            return [received, np.asarray(splits, np.int32)]
+            splits = request.splits or (len(arrays[0]) // len(communicator.ranks),) * len(communicator.ranks)
+            received, rows = _alltoall(communicator, arrays[0], splits)
+            return [received, np.asarray(rows, np.int32)]
         case Kind.REDUCESCATTER:
-            reduced = (group.reducescatter(scaled(a, request.prescale), request.op) for a in arrays)
+            op = ReduceOp(request.op)
+            reduced = (_reducescatter(communicator, scaled(a, request.prescale), op) for a in arrays)
             return [scaled(array, request.postscale) for array in reduced]
-    return []  # a barrier: the agreement itself was the meeting
+    return []  # a barrier: the agreement itself was one
 
 
-def _adasum_of(group: Group, array: Array) -> Array:
-    # Every rank gets every gradient and combines them alike: N times the bytes of a sum, in exchange for equal
-    # bits.
-    everyone = group.allgather(array.reshape(1, -1), len(group.ranks))
-    return adasum([row.reshape(array.shape) for row in everyone])
+def _allgather(communicator: Communicator, array: Array, rows: int) -> Array:
+    parts = communicator.all_gather_parts(Signature("allgather"), _bytes_of(array))
+    return np.concatenate(parts).view(array.dtype).reshape(rows, *array.shape[1:])
 
 
-def _splits(request: Request, array: Array, size: int) -> tuple[int, ...]:
-    return request.splits if request.splits is not None else (len(array) // size,) * size
+def _broadcast(communicator: Communicator, array: Array, root: int) -> Array:
+    buffer = np.array(array, order="C")
+    what = Signature("broadcast", root=root)
+    communicator.broadcast(what, _bytes_of(buffer), communicator.ranks.index(root))
+    return buffer
+
+
+def _alltoall(communicator: Communicator, array: Array, splits: Sequence[int]) -> tuple[Array, list[int]]:
+    cuts = np.cumsum([0, *splits])
+    parts = [_bytes_of(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
+    received = communicator.all_to_all(Signature("alltoall"), parts)
+    row_bytes = max(1, int(np.prod(array.shape[1:], dtype=np.int64)) * array.itemsize)
+    rows = [len(part) // row_bytes for part in received]
+    return np.concatenate(received).view(array.dtype).reshape(sum(rows), *array.shape[1:]), rows
+
+
+def _reducescatter(communicator: Communicator, array: Array, op: ReduceOp) -> Array:
+    carried_op, wide = carried(array, op)
+    (own,) = work.grouped_reducescatter([wide], carried_op, None)(communicator)
+    return narrowed(own, op, array.dtype, len(communicator.ranks))
+
+
+def _bytes_of(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _given(request: Request, arrays: Sequence[Array] | None) -> Sequence[Array]:

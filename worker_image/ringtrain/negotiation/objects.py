@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain.collectives.tensors import Array
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import arrays
-from ringtrain.negotiation.group import Array
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import name_for, queue_of
+from ringtrain.negotiation.queues import name_for, queue_of
+from ringtrain.process_groups.process_sets import ProcessSet
 from ringtrain.wire.objects import check_headers, dumps, header, is_refusal, loads, packed, unpacked
 from ringtrain.wire.values import Foreign
 
@@ -28,7 +28,7 @@ def broadcast_object(
     Raises ConfigurationError on every rank at once where the root's object can't be sent, with the reason.
     `foreign`: what the framework adds to plain data.
     """
-    group = queue_of(process_set).group
+    group = queue_of(process_set)
     if root not in group.ranks:
         raise ConfigurationError(f"broadcast_object: root_rank is {root}; expected one of {list(group.ranks)}")
     name = name_for("broadcast_object", name, process_set)
@@ -51,7 +51,7 @@ def allgather_object(
     foreign: Foreign | None = None,
 ) -> list[Any]:
     """Return every rank's `value`, in rank order. Raises as `broadcast_object`, if any rank's can't be sent."""
-    group = queue_of(process_set).group
+    group = queue_of(process_set)
     name = name_for("allgather_object", name, process_set)
     message = packed(value, allow_pickle, foreign)
     both: list[Array] = [header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]

@@ -14,12 +14,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringtrain import timeline
+from ringtrain.collectives.tensors import Array
+from ringtrain.communicators.base import Communicator
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
 from ringtrain.negotiation.agreement import Agreed, Agreement
 from ringtrain.negotiation.execution import Result, batches, run_batch
-from ringtrain.negotiation.group import Array, Group
 from ringtrain.negotiation.request import Request, Round
-from ringtrain.negotiation.timeline import Timeline
+from ringtrain.negotiation.rounds import exchange
 
 # After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
 # figure, before it asks again whether the others have caught up: its own next submission ends the pause at once.
@@ -41,7 +43,7 @@ class _Submitted:
     arrays: Arrays
     finish: Finish
     future: "Future[Any]"
-    since: float = field(default_factory=time.monotonic)
+    since_ns: int = field(default_factory=time.perf_counter_ns)
 
 
 class NamedQueue:
@@ -49,11 +51,16 @@ class NamedQueue:
     it.
     """
 
-    def __init__(self, group: Group, timeout_s: float, timeline: Timeline | None = None) -> None:
-        self.group = group
+    def __init__(
+        self, rank: int, ranks: tuple[int, ...], open_communicator: Callable[[], Communicator], timeout_s: float
+    ) -> None:
+        """`open_communicator` is called on the queue's own thread: ranks need not make their queues together."""
+        self.rank = rank
+        self.ranks = ranks
+        self._open_communicator = open_communicator
         self._timeout_s = timeout_s
-        self._timeline = timeline or Timeline()
-        self._agreement = Agreement(group.ranks)
+        self._communicator: Communicator | None = None
+        self._agreement = Agreement(ranks)
         self._changed = threading.Condition()
         self._new: list[Request] = []
         self._in_flight: dict[str, _Submitted] = {}
@@ -78,7 +85,7 @@ class NamedQueue:
                 )
             if request.name in self._in_flight:
                 raise ConfigurationError(
-                    f"rank {self.group.rank}: {request.kind} {request.name!r}: a collective of the same name "
+                    f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name "
                     "is still "
                     "in flight; give each its own name, or synchronize() the first"
                 )
@@ -99,15 +106,15 @@ class NamedQueue:
             self._changed.notify_all()
         return joining.result()
 
-    def close(self) -> None:
-        """Fail what is in flight, and end the thread once the group lets go of it."""
+    def stop(self) -> None:
+        """Fail what is in flight, and end the thread once the communicator lets go of it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._fail_all(NotInitializedError("ringtrain was shut down while this collective was in flight"))
 
-    def wait_closed(self, timeout_s: float) -> None:
-        """Wait until the thread has ended, which a closed group makes it do."""
+    def wait_stopped(self, timeout_s: float) -> None:
+        """Wait until the thread has ended, which the end of its world makes it do."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
@@ -137,16 +144,16 @@ class NamedQueue:
 
     def _warn_of_late(self) -> None:
         """Say which ranks have not submitted what this one waits for; of those who wait, the first one says it."""
-        now = time.monotonic()
+        now_ns = time.perf_counter_ns()
         with self._changed:
-            waiting = [(name, now - one.since) for name, one in self._in_flight.items()]
+            waiting = [(name, (now_ns - one.since_ns) / 1e9) for name, one in self._in_flight.items()]
         self._due = {name: due for name, due in self._due.items() if name in self._in_flight}
         for name, waited_s in waiting:
             if waited_s < self._due.get(name, FIRST_WARNING_S):
                 continue
             self._due[name] = 2 * waited_s
             asked, late = self._agreement.asked_by(name)
-            if late and asked and asked[0] == self.group.rank:
+            if late and asked and asked[0] == self.rank:
                 log.warning(
                     "%r was submitted %.0f s ago by rank(s) %s, and not yet by rank(s) %s, which go on with other "
                     "collectives; after %g s (RINGTRAIN_STALL_TIMEOUT) it fails",
@@ -155,13 +162,15 @@ class NamedQueue:
 
     def _to_say(self) -> Round:
         requests, self._new = self._new, []
-        overdue = time.monotonic() - self._timeout_s
-        expired = [name for name, submitted in self._in_flight.items() if submitted.since < overdue]
+        overdue = time.perf_counter_ns() - int(self._timeout_s * 1e9)
+        expired = [name for name, submitted in self._in_flight.items() if submitted.since_ns < overdue]
         return self._agreement.to_say(requests, self._joining is not None, expired)
 
     def _round(self, said: Round) -> bool:
         """Run one round and what it agreed on. Return whether anything was agreed."""
-        heard = [Round.decode(message) for message in self.group.exchange(said.encode())]
+        if self._communicator is None:
+            self._communicator = self._open_communicator()
+        heard = [Round.decode(message) for message in exchange(self._communicator, said.encode())]
         decisions = self._agreement.hear(heard)
         self._warn_of_late()
         good = [agreed for agreed in decisions.agreed if not agreed.error]
@@ -171,20 +180,20 @@ class NamedQueue:
                 kind = ConfigurationError if wrong_argument else MismatchError
                 self._done(agreed, kind(agreed.error))
         for batch in batches(good):
-            self._run(batch)
+            self._run(self._communicator, batch)
         if decisions.all_joined is not None and self._joining is not None:
             joining, self._joining = self._joining, None
             joining.set_result(decisions.all_joined)
         return bool(decisions.agreed) or decisions.all_joined is not None
 
-    def _run(self, batch: Sequence[Agreed]) -> None:
-        started = time.monotonic()
+    def _run(self, communicator: Communicator, batch: Sequence[Agreed]) -> None:
+        started_ns = time.perf_counter_ns()
         own = self._own(batch)
         arrays = [own[entry.name].arrays() if entry.name in own else None for entry in batch]
-        results = run_batch(self.group, batch, arrays)
+        results = run_batch(communicator, batch, arrays)
         for entry, result in zip(batch, results, strict=True):
             if entry.name in own:
-                self._timeline.record(entry, own[entry.name].since, started, time.monotonic())
+                _record(entry, own[entry.name].since_ns, started_ns)
             self._done(entry, result)
 
     def _own(self, batch: Sequence[Agreed]) -> Mapping[str, _Submitted]:
@@ -209,9 +218,15 @@ class NamedQueue:
             failed, self._in_flight = list(self._in_flight.values()), {}
             self._new.clear()
             joining, self._joining = self._joining, None
-        self._agreement = Agreement(self.group.ranks)
+        self._agreement = Agreement(self.ranks)
         for future in [submitted.future for submitted in failed] + ([joining] if joining else []):
             future.set_exception(error)
+
+
+def _record(agreed: Agreed, since_ns: int, started_ns: int) -> None:
+    kind, track = agreed.any_request.kind.upper(), agreed.name
+    timeline.record(f"NEGOTIATE_{kind}", "named", since_ns, started_ns, track, tensor=agreed.name)
+    timeline.record(kind, "named", started_ns, time.perf_counter_ns(), track, tensor=agreed.name)
 
 
 def _internal(error: Exception) -> RingtrainError:

@@ -8,7 +8,7 @@ from ringtrain.compression import int8
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.wire import Then, compressible
-from ringtrain.process_groups.group import Flat, Gatherer, Group, Pending
+from ringtrain.process_groups.group import Flat, Group, Pending
 from ringtrain.reduction.cuts import offsets
 
 
@@ -29,7 +29,7 @@ class ByteWire:
     folded there in float32, in rank order.
     """
 
-    def __init__(self, group: Group, gatherer: Gatherer, layout: Layout, arenas: Arenas) -> None:
+    def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: Arenas) -> None:
         self._group = group
         self._gatherer = gatherer
         self._arenas = arenas

@@ -16,6 +16,7 @@ from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.pipeline import Abandoned, Arrivals, Machine, UpdateOrder, mean_scale
 from ringtrain.optim.rules import FusableRule, StepValues
+from ringtrain.reduction.ops import Average, Sum
 
 
 def can_fuse(machine: Machine, clip_norm: float | None) -> bool:
@@ -80,7 +81,7 @@ class FusedUpdate:
             last=bucket is self._last,
         )
         with timeline.span(f"reduce and update bucket {bucket.index}", "bucket"):
-            self._m.group.update(arenas.gradients(bucket), bucket.bounds, bucket.half, change)
+            self._m.group.update(arenas.gradients(bucket), bucket.bounds, Average if bucket.half else Sum, change)
 
     def _update_alone(self, bucket: Bucket) -> None:
         began_ns = time.perf_counter_ns()

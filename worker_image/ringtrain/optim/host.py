@@ -25,7 +25,8 @@ from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import check_same_model, gather_state, restore_state
 from ringtrain.optim.wire import HalfWire, Wire
-from ringtrain.process_groups.group import Flat, Gatherer, Group, world_group
+from ringtrain.process_groups.group import Flat, Group
+from ringtrain.process_groups.process_sets import group_of
 
 # 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
 # longest bucket is what is left to do at its end; see docs/decisions/0004-host-optimizer.md.
@@ -88,7 +89,7 @@ class HostOptimizer:
     ) -> None:
         arrays = as_arrays(params)
         check_arguments(arrays, local, bucket_bytes, accumulate, clip_norm)
-        group = group or world_group()
+        group = group or group_of()
         specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
         layout = plan_layout(specs, bucket_bytes, group.size)
         arenas = Arenas(layout, rule.state_names, group.rank if sharded else None, group)
@@ -284,7 +285,7 @@ class HostOptimizer:
         return views
 
 
-def _wire(groups: tuple[Group, Gatherer], layout: Layout, arenas: Arenas, compression: str) -> Wire:
+def _wire(groups: tuple[Group, Group], layout: Layout, arenas: Arenas, compression: str) -> Wire:
     """Raises ConfigurationError for an unknown `compression`."""
     if compression == INT8:
         return ByteWire(*groups, layout, arenas)

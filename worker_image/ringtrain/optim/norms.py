@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.optim.layout import SEGMENT, Bucket
-from ringtrain.process_groups.group import Gatherer
+from ringtrain.process_groups.group import Group
 
 Sums = NDArray[np.float64]
 
 
-def exchange(group: Gatherer, own: Sequence[Sums], buckets: Sequence[Bucket]) -> list[Sums]:
+def exchange(group: Group, own: Sequence[Sums], buckets: Sequence[Bucket]) -> list[Sums]:
     """Return the sums of all segments of `buckets[i]`, of which `own[i]` are this rank's. One collective."""
     size, rank = group.size, group.rank
     counts = [[bucket.segment_bounds[r + 1] - bucket.segment_bounds[r] for bucket in buckets] for r in range(size)]

@@ -24,7 +24,8 @@ from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.norms import Sums, exchange, squares_by_place
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
 from ringtrain.optim.wire import Wire
-from ringtrain.process_groups.group import Gatherer, Group, Pending
+from ringtrain.process_groups.group import Group, Pending
+from ringtrain.reduction.ops import Average, Sum
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Machine:
     kernels: Kernels
     sharded: bool
     wire: Wire | None = None
-    lane: Gatherer | None = None
+    lane: Group | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Update:
         buffer, group = self._m.arenas.gradients(bucket), self._m.group
         # Half types are averaged by the ring, in float32: their sum could overflow. Others are summed, and the
         # update multiplies by 1 / size in a pass that it makes anyway.
-        reductions = [group.reduce_scatter(buffer, bucket.bounds, average=bucket.half)]
+        reductions = [group.reduce_scatter(buffer, bucket.bounds, Average if bucket.half else Sum)]
         return reductions if self._m.sharded else [*reductions, group.all_gather(buffer, bucket.bounds)]
 
     def _wait_reduced(self, bucket: Bucket) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 from ringtrain.compression.halves import Flat, half_dtype, squeeze, stretch
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.process_groups.group import Gatherer, Group, Pending
+from ringtrain.process_groups.group import Group, Pending
+from ringtrain.reduction.ops import Average
 
 
 class Wire(Protocol):
@@ -51,7 +52,7 @@ class _Memory:
 class HalfWire:
     """`Wire` of "bf16" and "fp16": half of the bytes."""
 
-    def __init__(self, group: Group, gatherer: Gatherer, layout: Layout, arenas: Arenas, compression: str) -> None:
+    def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: Arenas, compression: str) -> None:
         """Raises ConfigurationError for an unknown `compression`."""
         dtype = half_dtype(compression)
         self._group = group
@@ -76,7 +77,7 @@ class HalfWire:
             self._shard(bucket),
         )
         squeeze(gradients, memory.lost, memory.half)
-        pending = self._group.reduce_scatter(memory.half, bucket.bounds, average=True)
+        pending = self._group.reduce_scatter(memory.half, bucket.bounds, Average)
         return Then(pending, lambda _: stretch(memory.half[shard], gradients[shard]))
 
     def remember(self, bucket: Bucket) -> None:

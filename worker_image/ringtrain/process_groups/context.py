@@ -2,20 +2,24 @@
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ringtrain import contract, timeline
 from ringtrain.communicators.base import Communicator
-from ringtrain.communicators.choose import choose_communicator, is_networked
+from ringtrain.communicators.choose import choose_communicator
 from ringtrain.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
+from ringtrain.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
 from ringtrain.errors import ConfigurationError, NotInitializedError
-from ringtrain.process_groups.executor import Engine
+from ringtrain.process_groups.executor import Executor
+from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.transport.address import is_loopback
 from ringtrain.transport.base import Transport
 from ringtrain.world.config import LONGEST_TIMEOUT_S, WorkerConfig
@@ -26,21 +30,26 @@ if TYPE_CHECKING:
     from ringtrain.transport.tls import Tls
 
 log = logging.getLogger("ringtrain")
-
-WORLD = 0  # the process set of all ranks
-# Ids from here on are chosen by those who use them; shared memory has its own half of the 32 bits.
-PRIVATE_SETS = 1 << 20
-_LANES = 1 << 29
+T = TypeVar("T")
 
 
-class Session:
-    """A rank in its world: place, communicators by process set, and the engine that runs collectives in order."""
+class Runner(Protocol):
+    """Something of a world that runs collectives on a thread of its own."""
+
+    def stop(self) -> None:
+        """Begin nothing any more; what has not begun fails."""
+
+    def wait_stopped(self, timeout_s: float) -> None:
+        """Wait for what is under way. The world has been left, so that it ends."""
+
+
+class RankContext:
+    """A rank in its world: its configuration, its process groups, and what runs collectives in them."""
 
     def __init__(
         self, config: WorkerConfig, transport: Transport | None, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         self.config = config
-        self.engine = Engine()
         self._segment_bytes = segment_bytes
         place = Place(
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
@@ -48,61 +57,95 @@ class Session:
         )  # fmt: skip
         warn_of_strangers(place)
         self._member = Membership.join(place, transport or _transport(place, config))
-        self._communicators: dict[int, Communicator] = {}
-        self._next_process_set = WORLD
-        self._lanes: list[Engine] = []
+        self._executor = Executor()  # of all groups of the public collectives: they keep one order
+        self._runners: list[tuple[int, Runner]] = [(WORLD, self._executor)]  # with the set they belong to
+        self._lock = threading.Lock()
+        self._set_numbers = itertools.count(WORLD)
+        self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
+        self._groups: dict[int, ProcessGroup] = {}  # of the public collectives, by set
+        self._communicators: dict[int, Communicator] = {}  # all, by number
+        self._further: Counter[int] = Counter()  # communicators of a set beside those of queue and collectives
+        self._attached: dict[type[Any], Any] = {}
         try:
-            self.add_process_set(tuple(range(config.size)))
+            self.add_set(tuple(range(config.size)))
             if config.check_in_file is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
                 config.check_in_file.write_text(f"ringtrain: world of {config.size}\n")
         except BaseException:
             self.close()
             raise
 
-    def communicator(self, process_set: int = WORLD) -> Communicator:
-        found = self._communicators.get(process_set)
-        if found is None:
-            raise ConfigurationError(
-                f"rank {self.config.rank} is not part of process set {process_set}, or the set has been removed"
-            )
-        return found
+    def group(self, process_set: int = WORLD) -> ProcessGroup:
+        """The group that the public collectives of a set run on."""
+        return self._groups[process_set]
 
-    def add_process_set(self, ranks: tuple[int, ...], number: int | None = None) -> int:
-        """Return the id of a new set; all ranks must add the same sets in the same order.
-
-        `number`: an id of `PRIVATE_SETS` or above that the set's own ranks chose; other ranks need not add it.
-        """
-        if number is None:
-            number = self._next_process_set
-            self._next_process_set += 1
+    def add_set(self, ranks: tuple[int, ...]) -> int:
+        """Return the number of a new set; all ranks add the same sets in the same order."""
+        number = next(self._set_numbers)  # never that of a set that was removed
+        self._sets[number] = ranks
         if self.config.rank in ranks:
-            network = ExchangeCommunicator(self._member, number, ranks, self._segment_bytes)
-            self._communicators[number] = choose_communicator(self._member, number, network, self.config)
+            self._groups[number] = self._open(number, number, self._executor)
         return number
 
-    def add_lane(self) -> tuple[Engine, Communicator] | None:
-        """Return an engine of its own with a communicator of all ranks: what runs there, runs beside all else.
+    def added_sets(self) -> list[list[int]]:
+        """The ranks of every set but that of all ranks."""
+        return [list(ranks) for number, ranks in self._sets.items() if number != WORLD]
 
-        All ranks add the same lanes in the same order. None where collectives had better wait for each other.
-        """
-        if not is_networked(self.communicator()):
-            return None
-        number = self.add_process_set(tuple(range(self.config.size)), _LANES + len(self._lanes))
-        self._lanes.append(Engine())
-        return self._lanes[-1], self.communicator(number)
+    def ranks_of_set(self, process_set: int) -> list[int] | None:
+        """World ranks of a set; None if there is no such set."""
+        ranks = self._sets.get(process_set)
+        return None if ranks is None else list(ranks)
 
-    def describe_process_set(self, number: int, details: Callable[[], str]) -> None:
-        """Have `details` name the tensors that a set's collectives are about, for messages of ranks that wait."""
-        self._member.board.describe(number, details)
+    def remove_set(self, process_set: int) -> None:
+        """Close what a set has; nothing may be under way in it."""
+        ranks = self._sets.pop(process_set)
+        if self.config.rank not in ranks:
+            return
+        self._groups.pop(process_set)
+        with self._lock:
+            stopped = [runner for number, runner in self._runners if number == process_set]
+            self._runners = [entry for entry in self._runners if entry[0] != process_set]
+        for runner in stopped:
+            runner.stop()
+        for runner in stopped:
+            runner.wait_stopped(self.config.timeout_s)
+        further = range(further_number(process_set, 0), further_number(process_set, PER_SET - 1) + 1)
+        for number in [n for n in self._communicators if n == process_set or n in further]:
+            self._communicators.pop(number).close()
 
-    def remove_process_set(self, number: int) -> None:
-        removed = self._communicators.pop(number, None)
-        if removed is not None:
-            removed.close()
+    def open_group(self, process_set: int) -> ProcessGroup:
+        """Return another group of a set's ranks, with an executor of its own. Its ranks open the same in the same
+        order."""
+        executor = Executor()
+        with self._lock:
+            self._further[process_set] += 1
+            index = QUEUE + self._further[process_set]
+            self._runners.append((process_set, executor))
+        return self._open(process_set, further_number(process_set, index), executor)
+
+    def open_queue_communicator(self, process_set: int) -> Communicator:
+        """Return the communicator of a set's named queue. Once for each set, whenever its ranks need it."""
+        return self._communicator(process_set, further_number(process_set, QUEUE))
+
+    def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
+        """Have `details` name what the queue of a set has in flight, for messages of ranks that wait."""
+        self._member.board.describe(further_number(process_set, QUEUE), details)
+
+    def run_with_set(self, process_set: int, runner: Runner) -> None:
+        """Stop `runner` when the set is removed or the world is left."""
+        with self._lock:
+            self._runners.append((process_set, runner))
+
+    def attached(self, kind: type[T], make: Callable[[], T]) -> T:
+        """The one `kind` that a higher layer keeps with this world; made when it is first asked for."""
+        with self._lock:
+            if kind not in self._attached:
+                self._attached[kind] = make()
+            found: T = self._attached[kind]
+            return found
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator["Session"]:
-        """Make this the current session of the calling thread: so that one process can hold several ranks."""
+    def entered(self) -> Iterator["RankContext"]:
+        """Make this the current world of the calling thread: so that one process can hold several ranks."""
         token = _entered.set(self)
         try:
             yield self
@@ -110,19 +153,31 @@ class Session:
             _entered.reset(token)
 
     def close(self) -> None:
-        engines = [self.engine, *self._lanes]
-        for engine in engines:
-            engine.stop()
+        """Leave the world. What is under way fails."""
+        runners = [runner for _, runner in self._runners]
+        for runner in runners:
+            runner.stop()
         self._member.leave()
-        for engine in engines:
-            engine.join(self.config.timeout_s)
+        for runner in runners:
+            runner.wait_stopped(self.config.timeout_s)
         for communicator in self._communicators.values():
             communicator.close()
 
+    def _open(self, process_set: int, number: int, executor: Executor) -> ProcessGroup:
+        communicator = self._communicator(process_set, number)
+        return ProcessGroup(communicator, executor, lambda: self.open_group(process_set))
+
+    def _communicator(self, process_set: int, number: int) -> Communicator:
+        network = ExchangeCommunicator(self._member, number, self._sets[process_set], self._segment_bytes)
+        chosen = choose_communicator(self._member, number, network, self.config)
+        with self._lock:
+            self._communicators[number] = chosen
+        return chosen
+
 
 _lock = threading.Lock()
-_session: Session | None = None
-_entered: ContextVar[Session | None] = ContextVar("ringtrain_session", default=None)
+_context: RankContext | None = None
+_entered: ContextVar[RankContext | None] = ContextVar("ringtrain_context", default=None)
 
 
 def init(
@@ -134,9 +189,9 @@ def init(
     the environment says. `segment_bytes`: what collectives are cut into; the same on all ranks, and without
     effect on results. Calling it again does nothing. Raises ConfigurationError and PeerLost.
     """
-    global _session
+    global _context
     with _lock:
-        if _session is not None:
+        if _context is not None:
             return
         found = config or WorkerConfig.from_env(os.environ)
         if timeout is not None:
@@ -147,7 +202,7 @@ def init(
             found = replace(found, timeout_s=float(timeout))
         _start_timeline(found)
         try:
-            _session = Session(found, None, segment_bytes)
+            _context = RankContext(found, None, segment_bytes)
         except BaseException:
             timeline.stop()
             raise
@@ -156,19 +211,19 @@ def init(
 
 def shutdown() -> None:
     """Leave the world. Peers that still wait for this rank raise PeerLost. Without a world it does nothing."""
-    global _session
+    global _context
     with _lock:
-        session, _session = _session, None
-    if session is not None:
+        context, _context = _context, None
+    if context is not None:
         atexit.unregister(shutdown)
-        session.close()
+        context.close()
         timeline.stop()
 
 
 def _forget_in_child() -> None:
     """A forked process is no rank: its end must not end the world of the one that it came from."""
-    global _lock, _session
-    _lock, _session = threading.Lock(), None
+    global _lock, _context
+    _lock, _context = threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
@@ -185,20 +240,20 @@ def _start_timeline(config: WorkerConfig) -> None:
 
 def is_initialized() -> bool:
     """Whether this process is in a world."""
-    return _session is not None
+    return _context is not None
 
 
-def current() -> Session:
-    """Return this process's session. Raises NotInitializedError."""
-    session = current_or_none()
-    if session is None:
+def current() -> RankContext:
+    """Return this process's context. Raises NotInitializedError."""
+    context = current_or_none()
+    if context is None:
         raise NotInitializedError("ringtrain is not initialized; call ringtrain.init() first")
-    return session
+    return context
 
 
-def current_or_none() -> Session | None:
-    """This process's session, if there is one."""
-    return _entered.get() or _session
+def current_or_none() -> RankContext | None:
+    """This process's world, if there is one."""
+    return _entered.get() or _context
 
 
 def rank() -> int:

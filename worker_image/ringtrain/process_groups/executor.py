@@ -38,10 +38,10 @@ def synchronize(handle: Handle[T]) -> T:
     return handle.synchronize()
 
 
-class Engine:
+class Executor:
     """One collective at a time, first come first served: that is the order peers must meet in.
 
-    What is submitted runs on the engine's thread. What is called runs in the calling thread if nothing is pending:
+    What is submitted runs on a thread of its own. What is called runs in the calling thread if nothing is pending:
     a hop to another thread and back costs as much as a small collective.
     """
 
@@ -74,7 +74,7 @@ class Engine:
             if self._stopped:
                 raise NotInitializedError("ringtrain has been shut down; call ringtrain.init() first")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ringtrain-engine", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="ringtrain-executor", daemon=True)
                 self._thread.start()
             self._pending += 1
             self._queue.put((work, future))
@@ -86,7 +86,7 @@ class Engine:
             self._stopped = True
             self._queue.put(None)
 
-    def join(self, timeout_s: float) -> None:
+    def wait_stopped(self, timeout_s: float) -> None:
         """Wait for what is under way, in whichever thread. The world must have been left, so that it ends.
 
         Work of this very thread is not waited for: a signal's handler may leave the world in the middle of it.

@@ -1,49 +1,32 @@
-"""What optimizer, input and checkpoints need of the other ranks: one small seam.
+"""A process group: a communicator, and the executor that runs its collectives in the order of their submission.
 
-`world_group()` is the ring; the tests run the same code on threads in one process.
+The host optimizer, the public collectives and the named queue stand on this. `Group` is what optimizer, input and
+checkpoints need of it; the tests run the same code on a `Group` of threads.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.collectives import api, flat, objects
-from ringtrain.communicators.base import Communicator
+from ringtrain.collectives import in_place
+from ringtrain.communicators.base import Communicator, Updater
 from ringtrain.kernels.update import ChunkUpdate
-from ringtrain.process_groups import context
-from ringtrain.process_groups.executor import Engine
-from ringtrain.reduction import ops
+from ringtrain.process_groups.executor import Executor, Handle
+from ringtrain.reduction.ops import ReduceOp, Sum
 from ringtrain.wire.signature import Signature
+from ringtrain.wire.values import decode_value, encode_value
 
 Flat = NDArray[Any]
+T = TypeVar("T")
 
 
 class Pending(Protocol):
     """A collective under way."""
 
-    def wait(self) -> object:
-        """Return when the collective is done on this rank; raise what made it fail."""
-
-
-class Received(Protocol):
-    """An exchange under way."""
-
-    def wait(self) -> list[Flat]:
-        """Return what came, by rank; raise what made it fail."""
-
-
-class Gatherer(Protocol):
-    """All-gathers among the ranks of a group that run beside the group's other collectives."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
-        """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
+    def wait(self) -> Any:
+        """Return its result when the collective is done on this rank; raise what made it fail."""
 
 
 class Group(Protocol):
@@ -58,28 +41,29 @@ class Group(Protocol):
     def allocate(self, length: int, dtype: Any) -> Flat:
         """Return zeros for buffers of the collectives below, as all ranks do with the same arguments."""
 
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
-        """Leave the sum (or mean) over ranks of `buffer[bounds[r]:bounds[r + 1]]` on rank r, in place.
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> Pending:
+        """Leave the reduction over ranks of `buffer[bounds[r]:bounds[r + 1]]` on rank r, in place.
 
-        Every element is the left fold over ranks in rank order, so its bits do not depend on `bounds`.
+        Every element is the left fold over ranks in rank order, so its bits do not depend on `bounds`. What the
+        rest of `buffer` holds after that is not defined.
         """
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
 
-    def beside(self) -> Gatherer | None:
-        """Return a second lane, in which what is begun need not wait for what was begun here. Collective.
+    def beside(self) -> "Group | None":
+        """Return a group of the same ranks whose collectives need not wait for this one's. Collective.
 
         None where that does not pay.
         """
 
-    def all_to_all(self, parts: Sequence[Flat]) -> Received:
+    def all_to_all(self, parts: Sequence[Flat]) -> Pending:
         """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank."""
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
 
-    def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
+    def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
         """Reduce rank r's chunk of `gradients` on rank r, apply `change` to it, and write the weights to all.
 
         The weights of all ranks are new when the next update, or this one if it is the last, returns; `gradients`
@@ -99,61 +83,89 @@ class Group(Protocol):
         """Return every rank's JSON-safe `value`, by rank."""
 
 
-class RingGroup:
-    """The world of `ringtrain.init()`."""
+class ProcessGroup:
+    """The ranks of a process set with a communicator of their own. `rank` and roots count within the set.
 
-    def __init__(self) -> None:
-        self.rank: int = context.rank()
-        self.size: int = context.size()
+    In-place collectives take 1-d contiguous arrays in native byte order, cut at `bounds`: size + 1 offsets from 0
+    to their length that never decrease. Raises ConfigurationError for others, MismatchError when ranks disagree,
+    PeerLost when one is gone.
+    """
 
-    def allocate(self, length: int, dtype: Any) -> Flat:
-        return flat.allocate(length, dtype)
-
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
-        return flat.reduce_scatter_async(buffer, bounds, ops.Average if average else ops.Sum)
-
-    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
-        return flat.all_gather_async(buffer, bounds)
-
-    def beside(self) -> Gatherer | None:
-        lane = context.current().add_lane()
-        return None if lane is None else _Lane(*lane)
-
-    def all_to_all(self, parts: Sequence[Flat]) -> Received:
-        return flat.all_to_all_async(parts)
-
-    def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        return flat.can_update(gradients, weights)
-
-    def update(self, gradients: Flat, bounds: Sequence[int], average: bool, change: ChunkUpdate) -> None:
-        flat.update(gradients, bounds, ops.Average if average else ops.Sum, change)
-
-    def finish_updates(self) -> bool:
-        return flat.finish_updates()
-
-    def broadcast(self, buffer: Flat) -> None:
-        api.broadcast_(buffer, 0)
-
-    def broadcast_object(self, value: Any) -> Any:
-        return objects.broadcast_object(value, 0)
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        return objects.allgather_object(value)
-
-
-class _Lane:
-    """An engine and a communicator of their own."""
-
-    def __init__(self, engine: Engine, communicator: Communicator) -> None:
-        self._engine, self._communicator = engine, communicator
+    def __init__(
+        self, communicator: Communicator, executor: Executor, open_beside: Callable[[], "ProcessGroup"]
+    ) -> None:
+        """`open_beside`: makes another group of the same ranks, on an executor of its own; collective."""
+        self.communicator = communicator
+        self._executor = executor
+        self._open_beside = open_beside
+        self._beside: list[ProcessGroup] = []
+        self.ranks = communicator.ranks
         self.rank = communicator.position
         self.size = len(communicator.ranks)
 
-    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
-        ring, what = self._communicator, Signature("all_gather")
-        return self._engine.submit(lambda: ring.all_gather(what, buffer, tuple(bounds)))
+    def call(self, work: Callable[[Communicator], T]) -> T:
+        """Do `work` after everything that was begun before it, and return its result."""
+        return self._executor.call(lambda: work(self.communicator))
+
+    def begin(self, work: Callable[[Communicator], T]) -> Handle[T]:
+        """Do `work` after everything that was begun before it; return a handle for its result."""
+        return self._executor.submit(lambda: work(self.communicator))
+
+    def close(self) -> None:
+        """Begin nothing any more, also in the groups beside this one."""
+        self._executor.stop()
+        for group in self._beside:
+            group.close()
+
+    def allocate(self, length: int, dtype: Any) -> Flat:
+        kind = np.dtype(dtype)
+        memory: Flat = self.call(lambda communicator: communicator.allocate(length * kind.itemsize))
+        return memory.view(kind)
+
+    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum, name: str | None = None) -> Handle[None]:
+        """Fold `buffer` of all ranks in place."""
+        return self.begin(in_place.all_reduce(buffer, op, name))
+
+    def reduce_scatter(
+        self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum, name: str | None = None
+    ) -> Handle[None]:
+        return self.begin(in_place.reduce_scatter(buffer, bounds, op, name))
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int], name: str | None = None) -> Handle[None]:
+        return self.begin(in_place.all_gather(buffer, bounds, name))
+
+    def all_to_all(self, parts: Sequence[Flat]) -> Handle[list[Flat]]:
+        return self.begin(in_place.all_to_all(parts))
+
+    def broadcast(self, buffer: Flat) -> None:
+        self.call(in_place.broadcast(buffer))
+
+    def beside(self) -> "ProcessGroup | None":
+        if self.size == 1 or not self.communicator.overlaps:
+            return None
+        self._beside.append(self._open_beside())
+        return self._beside[-1]
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self.call(lambda ring: isinstance(ring, Updater) and ring.can_update(gradients, weights))
+
+    def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
+        what = in_place.signature_of("update", gradients, None, op)
+        cuts = in_place.checked_bounds(bounds, gradients, self.size)
+        self.call(lambda communicator: _updater(communicator).update(what, gradients, cuts, op, change))
+
+    def finish_updates(self) -> bool:
+        return self.call(lambda communicator: _updater(communicator).finish_updates())
+
+    def broadcast_object(self, value: Any) -> Any:
+        return self.allgather_object(value if self.rank == 0 else None)[0]
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        data = np.frombuffer(encode_value(value), np.uint8)
+        parts = self.call(lambda communicator: communicator.all_gather_parts(Signature("object"), data))
+        return [decode_value(part.tobytes()) for part in parts]
 
 
-def world_group() -> Group:
-    """Return the world of `ringtrain.init()`; raise NotInitializedError before it."""
-    return RingGroup()
+def _updater(communicator: Communicator) -> Updater:
+    assert isinstance(communicator, Updater), "ask can_update first"
+    return communicator

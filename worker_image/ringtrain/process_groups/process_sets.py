@@ -1,52 +1,68 @@
-"""Groups of ranks that run collectives among themselves."""
+"""Process sets: ranks of the world that run collectives among themselves."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from ringtrain.communicators.base import Communicator
+from ringtrain.communicators.numbers import WORLD
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.context import WORLD, Session, current, current_or_none
+from ringtrain.process_groups.context import RankContext, current, current_or_none
+from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.wire.signature import Signature
 
 
 class ProcessSet:
-    """Some ranks of the world. Usable in collectives once `add_process_set` has returned on all ranks."""
+    """World ranks that run collectives together, once `add_process_set` has returned on all ranks.
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self._added: tuple[weakref.ref[Session], int] | None = None
-        self._ranks = tuple(sorted(ranks))
-        if len(set(self._ranks)) != len(self._ranks) or not self._ranks:
-            raise ConfigurationError(
-                f"a process set of ranks {list(self._ranks)}; expected at least one, each once"
-            )
+    Made from a list of world ranks, or an mpi4py communicator. Until it is added, after it is removed, and when
+    its world has ended, `process_set_id`, `size()`, `rank()` and `included()` are None.
+    """
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        self._added: tuple[weakref.ref[RankContext], int] | None = None
+        self._ranks = _ranks_of(ranks_or_comm)
 
     @property
     def process_set_id(self) -> int | None:
-        """0 for the set of all ranks; None before it is added, after it is removed, and when its world ends."""
-        session = current_or_none()
-        if session is None or self._added is None or self._added[0]() is not session:
+        """0 for the set of all ranks, more for others."""
+        context = current_or_none()
+        if context is None or self._added is None or self._added[0]() is not context:
             return None
         return self._added[1]
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._ranks
+    def ranks(self) -> list[int] | None:
+        """World ranks of the members, ascending."""
+        return list(self._ranks)
 
-    def included(self) -> bool:
-        """Whether this process is in the set."""
-        return current().config.rank in self.ranks
+    def size(self) -> int | None:
+        """Number of members."""
+        return None if self.process_set_id is None else len(self.ranks or [])
 
-    def rank(self) -> int:
-        """This process's place in the set, from 0. Raises ConfigurationError if it is not in it."""
-        if not self.included():
-            raise ConfigurationError(f"rank {current().config.rank} is not in the process set {list(self.ranks)}")
-        return self.ranks.index(current().config.rank)
+    def rank(self) -> int | None:
+        """This process's place among the members; -1 if it is none. Roots are given by world rank all the same."""
+        if self.process_set_id is None:
+            return None
+        own, ranks = current().config.rank, self.ranks or []
+        return ranks.index(own) if own in ranks else -1
 
-    def size(self) -> int:
-        return len(self.ranks)
+    def included(self) -> bool | None:
+        """Whether this process is a member."""
+        rank = self.rank()
+        return None if rank is None else rank >= 0
 
-    def __repr__(self) -> str:
-        return f"ProcessSet({list(self._ranks)})"
+    def bind(self, context: RankContext, number: int) -> None:
+        """Make it usable in the world of `context`, under this number."""
+        self._added = weakref.ref(context), number
+
+    def unbind(self) -> None:
+        """Make it unusable."""
+        self._added = None
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
 
 
 class _GlobalProcessSet(ProcessSet):
@@ -56,65 +72,106 @@ class _GlobalProcessSet(ProcessSet):
         """Added to every world by itself."""
 
     @property
-    def process_set_id(self) -> int:
-        return WORLD
+    def process_set_id(self) -> int | None:
+        return None if current_or_none() is None else WORLD
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(range(current().config.size))
+    def ranks(self) -> list[int] | None:
+        context = current_or_none()
+        return None if context is None else list(range(context.config.size))
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return "global_process_set"
+
+    __repr__ = __str__
 
 
 global_process_set = _GlobalProcessSet()
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Make `process_set` usable. Called by all ranks of the world, in the same order, with the same ranks.
+    """Make a set of ranks usable and return it. Every rank of the world calls this with the same ranks.
 
-    Raises ConfigurationError for ranks that are not there, MismatchError when ranks add different sets.
+    Raises ConfigurationError for ranks that are not there and for a set that exists already, MismatchError when
+    ranks add different sets.
     """
-    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    session = current()
-    if made.process_set_id is not None:
-        raise ConfigurationError(f"{made} has been added already")
-    if made.ranks[0] < 0 or made.ranks[-1] >= session.config.size:
-        raise ConfigurationError(
-            f"{made} in a world of {session.config.size}: ranks go from 0 to {session.config.size - 1}"
-        )
-
-    def agree() -> int:
-        session.communicator().barrier(Signature(f"add_process_set({list(made.ranks)})"))
-        return session.add_process_set(made.ranks)
-
-    made._added = weakref.ref(session), session.engine.call(agree)
-    return made
+    context = current()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    ranks, size = added.ranks or [], context.config.size
+    if not ranks or ranks[0] < 0 or ranks[-1] >= size:
+        raise ConfigurationError(f"process set {ranks}: expected ranks from 0 to {size - 1}, at least one")
+    if added.process_set_id is not None or ranks in context.added_sets():
+        raise ConfigurationError(f"process set {ranks}: a set of these ranks exists already; use that one")
+    context.group().call(lambda communicator: communicator.barrier(Signature(f"add_process_set({ranks})")))
+    added.bind(context, context.add_set(tuple(ranks)))
+    return added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take `process_set` out of use, on all ranks alike. Returns False if it was not in use."""
+    """Give up a set and return True, or False if it is the global one or no set in use. Every rank calls this."""
     number = process_set.process_set_id
-    if number is None or number == WORLD:
+    if not number:
         return False
-    session = current()
-
-    def agree() -> None:
-        session.communicator().barrier(Signature(f"remove_process_set({list(process_set.ranks)})"))
-        session.remove_process_set(number)
-
-    session.engine.call(agree)
-    process_set._added = None
+    context = current()
+    what = Signature(f"remove_process_set({process_set.ranks})")
+    context.group().call(lambda communicator: communicator.barrier(what))
+    context.remove_set(number)
+    process_set.unbind()
     return True
 
 
-def communicator_of(session: Session, process_set: ProcessSet | None) -> Communicator:
-    """The communicator of `process_set`, by default that of all ranks. Raises ConfigurationError."""
+def group_of(process_set: ProcessSet | None = None) -> ProcessGroup:
+    """The group of `process_set` (default: all ranks) that the public collectives run on.
+
+    Raises NotInitializedError without a world, ConfigurationError for a set that is not in use or without this
+    rank.
+    """
+    context = current()
     if process_set is None:
-        return session.communicator()
+        return context.group()
+    return context.group(number_of(process_set))
+
+
+def open_group(process_set: ProcessSet) -> ProcessGroup:
+    """Open another group of the ranks of `process_set`, whose collectives need not wait for any other. Its ranks
+    open the same in the same order."""
+    return current().open_group(number_of(process_set))
+
+
+def number_of(process_set: ProcessSet) -> int:
+    """The number of a set in use that this rank belongs to. Raises ConfigurationError for any other set."""
     number = process_set.process_set_id
     if number is None:
         raise ConfigurationError(
-            f"{process_set} is not in use; call ringtrain.add_process_set() on all ranks first"
+            f"{process_set} is not in use; pass it to init() or add_process_set() on all ranks first"
         )
-    return session.communicator(number)
+    if not process_set.included():
+        raise ConfigurationError(
+            f"rank {current().config.rank} is not a member of {process_set}; only its ranks may use it"
+        )
+    return number
+
+
+def members(process_set: ProcessSet) -> int:
+    """The number of ranks in a set that this rank belongs to."""
+    number_of(process_set)
+    return len(process_set.ranks or [])
+
+
+def trains_alone(process_set: ProcessSet) -> bool:
+    """Whether this rank shares gradients with no other: it is the only member of `process_set`, or, as in Horovod,
+    none of it. Raises ConfigurationError for a set that is not in use."""
+    if process_set.included() is False:
+        return True
+    return members(process_set) == 1
+
+
+def _ranks_of(ranks_or_comm: Any) -> Sequence[int]:
+    if hasattr(ranks_or_comm, "allgather"):  # an mpi4py communicator gathers its members' world ranks
+        from mpi4py import MPI
+
+        return sorted(ranks_or_comm.allgather(MPI.COMM_WORLD.rank))
+    ranks = sorted(int(rank) for rank in ranks_or_comm)
+    if len(set(ranks)) != len(ranks):
+        raise ConfigurationError(f"process set {ranks}: a rank is listed twice; expected each rank once")
+    return ranks

@@ -1,33 +1,12 @@
-"""Arithmetic on arrays of all ranks: reductions, scale factors, Adasum."""
+"""Arithmetic beside the fold: scale factors and Adasum."""
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ringtrain.negotiation.group import Array
-
-_FOLD: dict[str, Any] = {
-    "Sum": np.add,
-    "Average": np.add,
-    "Min": np.minimum,
-    "Max": np.maximum,
-    "Product": np.multiply,
-}
-
-
-def reduce_arrays(arrays: Sequence[Array], op: str) -> Array:
-    """Return the arrays folded in rank order; halves in float32. An average of integers is rounded towards
-    zero.
-    """
-    dtype = arrays[0].dtype
-    wide = [array.astype(np.float32) if dtype.name in ("float16", "bfloat16") else array for array in arrays]
-    folded = np.asarray(reduce(_FOLD[op], wide))
-    if op == "Average":
-        divided = folded / len(arrays)
-        folded = np.trunc(divided) if dtype.kind in "iu" else divided
-    return folded.astype(dtype)
+Array = NDArray[Any]
 
 
 def scaled(array: Array, factor: float) -> Array:
@@ -38,6 +17,13 @@ def scaled(array: Array, factor: float) -> Array:
         return np.asarray(np.multiply(array, array.dtype.type(factor)))
     wide: Any = np.float32 if array.dtype.name in ("float16", "bfloat16") else np.float64
     return np.asarray(np.multiply(array.astype(wide), factor), array.dtype)
+
+
+def adasum_error(size: int) -> str:
+    """Why Adasum can't combine what `size` ranks have; empty if it can."""
+    if size & (size - 1):
+        return f"Adasum combines ranks in pairs, and the process set has {size}; expected a power of two"
+    return ""
 
 
 def adasum(arrays: Sequence[Array]) -> Array:

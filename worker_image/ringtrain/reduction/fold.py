@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from ringtrain.kernels.library import native_library
 from ringtrain.kernels.update import ChunkUpdate, lies_at, native_update
-from ringtrain.reduction.ops import Op
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import CODES, HALVES, dtype_name
 
 Flat = NDArray[Any]  # 1-d and contiguous
 
 # What kernels/native/fold.h calls them.
-_OP_CODES: Final = {Op.Sum: 0, Op.Average: 0, Op.Min: 1, Op.Max: 2, Op.Product: 3}
+_OP_CODES: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, ReduceOp.Max: 2, ReduceOp.Product: 3}
 
 
 class Folder:
@@ -30,7 +30,9 @@ class Folder:
     else in numpy, with the same bits.
     """
 
-    def __init__(self, op: Op, dtype: np.dtype[Any], size: int, own_position: int, native: bool = True) -> None:
+    def __init__(
+        self, op: ReduceOp, dtype: np.dtype[Any], size: int, own_position: int, native: bool = True
+    ) -> None:
         self._op = op
         self._size = size
         self._dtype_name = dtype_name(dtype)
@@ -62,7 +64,7 @@ class Folder:
         library.ringtrain_fold(
             CODES[self._dtype_name],
             _OP_CODES[self._op],
-            self._size if self._op is Op.Average else 0,
+            self._size if self._op is ReduceOp.Average else 0,
             ctypes.c_void_p(out.ctypes.data),
             (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
             len(parts),
@@ -80,7 +82,7 @@ class Folder:
             self._op.ufunc(running, part, out=into)  # a half type is widened on the way
             running = into
         assert running is not None
-        if self._op is Op.Average:
+        if self._op is ReduceOp.Average:
             running = np.divide(running, self._size, out=scratch if self._wide else out)
         if running is not out:
             out[...] = running
@@ -102,7 +104,7 @@ def can_update() -> bool:
     return native_library() is not None
 
 
-def update(parts: Sequence[Flat], op: Op, change: ChunkUpdate) -> None:
+def update(parts: Sequence[Flat], op: ReduceOp, change: ChunkUpdate) -> None:
     """Fold `parts`, one of each rank in rank order, and apply `change` to all of its weights, in one pass."""
     library = native_library()
     assert library is not None, "ask can_update first"
@@ -110,7 +112,7 @@ def update(parts: Sequence[Flat], op: Op, change: ChunkUpdate) -> None:
     library.ringtrain_update(
         CODES[dtype_name(change.weights.dtype)],
         _OP_CODES[op],
-        len(parts) if op is Op.Average else 0,
+        len(parts) if op is ReduceOp.Average else 0,
         (ctypes.c_void_p * len(parts))(*map(lies_at, parts)),
         len(parts),
         ctypes.byref(native_update(change, weights)),

@@ -1,8 +1,9 @@
-"""Reduction operations."""
+"""Reduction operations, under the names that Horovod gave them."""
 
+import warnings
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -10,11 +11,12 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.wire.dtypes import INTEGERS
 
 
-class Op(Enum):
-    """How contributions become one value."""
+class ReduceOp(Enum):
+    """How contributions of all ranks become one value."""
 
-    Sum = "Sum"
     Average = "Average"
+    Sum = "Sum"
+    Adasum = "Adasum"
     Min = "Min"
     Max = "Max"
     Product = "Product"
@@ -24,30 +26,55 @@ class Op(Enum):
 
     @property
     def ufunc(self) -> Callable[..., Any]:
-        """What folds two contributions into one; an average divides once, at the end."""
+        """What folds two contributions into one; an average divides once, at the end. Adasum has none."""
         return _UFUNCS[self]
 
 
-_UFUNCS: dict[Op, Callable[..., Any]] = {
-    Op.Sum: np.add,
-    Op.Average: np.add,
-    Op.Min: np.minimum,
-    Op.Max: np.maximum,
-    Op.Product: np.multiply,
+_UFUNCS: Final[dict[ReduceOp, Callable[..., Any]]] = {
+    ReduceOp.Sum: np.add,
+    ReduceOp.Average: np.add,
+    ReduceOp.Min: np.minimum,
+    ReduceOp.Max: np.maximum,
+    ReduceOp.Product: np.multiply,
 }
 
-Sum = Op.Sum
-Average = Op.Average
-Min = Op.Min
-Max = Op.Max
-Product = Op.Product
+Average: Final = ReduceOp.Average
+Sum: Final = ReduceOp.Sum
+Adasum: Final = ReduceOp.Adasum
+Min: Final = ReduceOp.Min
+Max: Final = ReduceOp.Max
+Product: Final = ReduceOp.Product
 
 
-def check_op(op: Op, dtype: str) -> None:
+def check_op(op: ReduceOp, dtype: str) -> None:
     """Raise ConfigurationError if `op` has no meaning for `dtype`."""
-    if not isinstance(op, Op):
-        raise ConfigurationError(f"op is {op!r}; expected Sum, Average, Min, Max or Product of ringtrain")
+    if not isinstance(op, ReduceOp):
+        raise ConfigurationError(f"op is {op!r}; expected Sum, Average, Adasum, Min, Max or Product of ringtrain")
     if op is Average and dtype in INTEGERS:
         raise ConfigurationError(
             f"Average of {dtype} would have to round; pass op=ringtrain.Sum and divide as you mean it, or convert"
         )
+    if op is Adasum and dtype in INTEGERS:
+        raise ConfigurationError(f"Adasum of {dtype}; it scales what it adds, so convert to a floating type")
+
+
+def chosen_op(op: Any, average: bool | None = None, default: ReduceOp = Average) -> ReduceOp:
+    """Return the reduction that `op` or the deprecated `average` asks for; `op` may also be a name."""
+    if op is not None and average is not None:
+        raise ConfigurationError("op and average are both given; op supersedes average: pass op alone")
+    if average is not None:
+        warnings.warn("average is deprecated; pass op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return Average if average else Sum
+    if op is None:
+        return default
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        raise ConfigurationError(f"op is {op!r}; expected Average, Sum, Adasum, Min, Max or Product") from None
+
+
+def only_sums(op: ReduceOp, what: str) -> ReduceOp:
+    """Return `op` if it is Sum or Average; raise ConfigurationError otherwise."""
+    if op not in (Average, Sum):
+        raise ConfigurationError(f"{what}: op is {op.value}; expected Average or Sum")
+    return op

@@ -11,7 +11,6 @@ from ringtrain.common.util import (
     split_list,
 )
 from ringtrain.errors import RingtrainError as HorovodInternalError
-from ringtrain.keras.optimizer import PartialDistributedOptimizer
 from ringtrain.negotiation.build_info import (
     ccl_built,
     cuda_built,
@@ -24,25 +23,23 @@ from ringtrain.negotiation.build_info import (
     nccl_built,
     rocm_built,
 )
-from ringtrain.negotiation.ops import Adasum, Average, Max, Min, Product, Sum
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import (
-    add_process_set,
+from ringtrain.negotiation.queues import (
     barrier,
-    global_process_set,
     init,
     is_homogeneous,
-    is_initialized,
     remove_process_set,
-    shutdown,
     start_timeline,
     stop_timeline,
 )
+from ringtrain.process_groups.context import is_initialized, shutdown
+from ringtrain.process_groups.process_sets import ProcessSet, add_process_set, global_process_set
+from ringtrain.reduction.ops import Adasum, Average, Max, Min, Product, Sum
 from ringtrain.tensorflow import mpi_ops
 from ringtrain.tensorflow.compression import Compression
 from ringtrain.tensorflow.gather import allgather, alltoall, broadcast, grouped_allgather
 from ringtrain.tensorflow.helpers import refs_to_vars, vars_to_refs
 from ringtrain.tensorflow.host import HostStrategy
+from ringtrain.tensorflow.keras.optimizer import PartialDistributedOptimizer
 from ringtrain.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
 from ringtrain.tensorflow.optimizer import DistributedOptimizer
 from ringtrain.tensorflow.reduce import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from ringtrain.negotiation.group import Array
+from ringtrain.collectives.tensors import Array
 from ringtrain.tensorflow.errors import as_tensorflow
 from ringtrain.tensorflow.operation import Function, add_operation
 from ringtrain.transport.threads import DaemonPool

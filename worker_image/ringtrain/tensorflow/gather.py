@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringtrain.negotiation import arrays
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.calls import any_rows, host_call, value_of
 from ringtrain.tensorflow.names import name_of_call, name_of_gradient
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
-from ringtrain.negotiation.ops import Adasum, Average, ReduceOp, Sum, chosen_op
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set, members, name_for
+from ringtrain.negotiation.queues import name_for
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_op
 from ringtrain.tensorflow.calls import any_rows, host_call
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.names import name_of_call

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import objects
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.errors import as_tensorflow
 from ringtrain.wire.values import Foreign
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
+from ringtrain.collectives.tensors import Array
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.group import Array
 from ringtrain.tensorflow.errors import status_of
 
 Function = Callable[..., Sequence[Array]]

@@ -5,13 +5,12 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.keras.api import is_optimizer
-from ringtrain.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
-from ringtrain.negotiation.ops import Adasum, Average
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain.reduction.ops import Adasum, Average
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
+from ringtrain.tensorflow.keras.api import is_optimizer
+from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
 from ringtrain.tensorflow.tape import groups_from
 from ringtrain.tensorflow.v1_optimizer import AccumulatingV1Optimizer, AdasumV1Optimizer, DistributedV1Optimizer
 

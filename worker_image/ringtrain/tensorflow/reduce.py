@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
-from ringtrain.negotiation.ops import Average, chosen_op, only_sums
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set, members
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain.reduction.ops import Average, chosen_op, only_sums
 from ringtrain.tensorflow.calls import any_rows, host_call, value_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.errors import NotSupportedError

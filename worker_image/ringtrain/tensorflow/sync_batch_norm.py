@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.keras.api import IS_KERAS_2, keras
-from ringtrain.negotiation.world import global_process_set, members
+from ringtrain.process_groups.process_sets import global_process_set, members
 from ringtrain.tensorflow.gather import allgather
+from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):

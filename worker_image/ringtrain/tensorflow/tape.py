@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.negotiation.ops import Average
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set, trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, trains_alone
+from ringtrain.reduction.ops import Average
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
 

@@ -9,8 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set, members, trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
 from ringtrain.tensorflow.gradients import GradientReducer, identity
 
 

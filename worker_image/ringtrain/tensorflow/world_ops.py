@@ -1,4 +1,4 @@
-"""Facts about the world as operations: their value is looked up when the graph runs, not when it is made."""
+"""Facts about the queues as operations: their value is looked up when the graph runs, not when it is made."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringtrain as rt
-from ringtrain.negotiation import world
+from ringtrain.negotiation import queues
 from ringtrain.tensorflow.calls import host_call
 
 # What process_set_included_op returns where Horovod's does.
@@ -22,7 +22,7 @@ def rank_op(name: str | None = None) -> Any:
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Number of ranks in a process set."""
-    return _scalar(lambda: len(world.ranks_of_id(process_set_id) or ()))
+    return _scalar(lambda: len(queues.ranks_of_id(process_set_id) or ()))
 
 
 def local_rank_op(name: str | None = None) -> Any:
@@ -39,9 +39,9 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     """1 if this process is in the set, 0 if not, -1 before init(), -2 for a set that does not exist."""
 
     def included() -> int:
-        if not world.is_initialized():
+        if not rt.is_initialized():
             return PROCESS_SET_ERROR_INIT
-        ranks = world.ranks_of_id(process_set_id)
+        ranks = queues.ranks_of_id(process_set_id)
         return PROCESS_SET_ERROR_UNKNOWN_SET if ranks is None else int(rt.rank() in ranks)
 
     return _scalar(included)
@@ -52,7 +52,7 @@ def join() -> Any:
 
     Meanwhile it contributes zeros to what the others sum or average.
     """
-    return _scalar(world.join)
+    return _scalar(queues.join)
 
 
 @tf.autograph.experimental.do_not_convert

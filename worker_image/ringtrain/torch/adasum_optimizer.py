@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation.ops import Adasum
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
+from ringtrain.reduction.ops import Adasum
 from ringtrain.torch.allreduce import allreduce_async
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.gradient_sync import Param

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation.group import Array
-from ringtrain.negotiation.ops import ReduceOp, chosen_op
-from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.collectives.tensors import Array
 from ringtrain.negotiation.queue import Finish
+from ringtrain.negotiation.queues import name_for
 from ringtrain.negotiation.request import Kind, Request
-from ringtrain.negotiation.world import global_process_set, members, name_for
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain.reduction.ops import ReduceOp, chosen_op
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradients import allreduce_gradients

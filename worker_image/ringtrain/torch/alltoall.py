@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.queues import name_for
 from ringtrain.negotiation.request import Kind, Request
 from ringtrain.negotiation.splits import splits_error
-from ringtrain.negotiation.world import global_process_set, members, name_for
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.handles import Handle, submit, synchronize
 

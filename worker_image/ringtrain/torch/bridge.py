@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import torch
 
+from ringtrain.collectives.tensors import Array
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.group import Array
 from ringtrain.negotiation.queue import Arrays
 from ringtrain.wire.dtypes import dtype_of
 

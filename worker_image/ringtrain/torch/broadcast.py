@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation.process_sets import ProcessSet
 from ringtrain.negotiation.queue import Finish
+from ringtrain.negotiation.queues import name_for, queue_of
 from ringtrain.negotiation.request import Kind, Request
-from ringtrain.negotiation.world import global_process_set, name_for, queue_of
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.gradients import reduced
 from ringtrain.torch.handles import Handle, submit, synchronize
@@ -29,9 +29,7 @@ def broadcast_async_(
     def finish(result: Any) -> torch.Tensor:
         with torch.no_grad():
             return (
-                tensor.detach().copy_(to_tensor(result[0]))
-                if queue_of(process_set).group.rank != root_rank
-                else tensor
+                tensor.detach().copy_(to_tensor(result[0])) if queue_of(process_set).rank != root_rank else tensor
             )
 
     return _submit(tensor, root_rank, name_for("broadcast", name, process_set), process_set, finish)
@@ -66,7 +64,7 @@ class _Broadcast(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         request = Request(Kind.ALLREDUCE, f"{ctx.name}.grad", op="Average")
         (mean,) = reduced(grads, request, ctx.process_set)
-        own = queue_of(ctx.process_set).group.rank
+        own = queue_of(ctx.process_set).rank
         return (mean if own == ctx.root_rank else torch.zeros_like(mean), None, None, None)
 
 

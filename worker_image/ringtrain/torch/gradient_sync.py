@@ -10,8 +10,7 @@ import torch
 
 from ringtrain import rank
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain.torch.allreduce import grouped_allreduce_async
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.fingerprint import Fingerprint

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation.process_sets import ProcessSet
 from ringtrain.negotiation.request import Kind, Request
-from ringtrain.negotiation.world import members
+from ringtrain.process_groups.process_sets import ProcessSet, members
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.handles import submit, synchronize
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation.process_sets import ProcessSet
 from ringtrain.negotiation.queue import Finish
+from ringtrain.negotiation.queues import queue_of
 from ringtrain.negotiation.request import Request
-from ringtrain.negotiation.world import queue_of
+from ringtrain.process_groups.process_sets import ProcessSet
 from ringtrain.torch.bridge import name_of, to_arrays
 
 

@@ -6,11 +6,9 @@ from typing import Any
 import torch
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.host_group import host_group
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.torch.bridge import to_arrays
 from ringtrain.torch.streams import GradientStream, WeightStream
 
@@ -45,7 +43,7 @@ class HostOptimizer:
     ) -> None:
         self._params = _trained(model)
         arrays = {name: to_arrays([param])()[0] for name, param in self._params.items()}
-        self._group = host_group(process_set)
+        self._group = open_group(process_set)
         self._host = ArrayOptimizer(arrays, rule, group=self._group, **options)
         self._overlap = overlap
         self._gradients = GradientStream(self._host, self._params)

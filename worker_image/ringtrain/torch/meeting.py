@@ -1,9 +1,8 @@
 """Meet without data: barrier, and join for ranks whose data ends early."""
 
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import barrier as _barrier
-from ringtrain.negotiation.world import global_process_set
-from ringtrain.negotiation.world import join as _join
+from ringtrain.negotiation.queues import barrier as _barrier
+from ringtrain.negotiation.queues import join as _join
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 
 
 def join(device: int = -1) -> int:

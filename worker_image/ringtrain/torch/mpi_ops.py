@@ -15,19 +15,10 @@ from ringtrain.negotiation.build_info import (
     nccl_built,
     rocm_built,
 )
-from ringtrain.negotiation.ops import Adasum, Average, Max, Min, Product, Sum
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import (
-    add_process_set,
-    global_process_set,
-    init,
-    is_homogeneous,
-    is_initialized,
-    remove_process_set,
-    shutdown,
-    start_timeline,
-    stop_timeline,
-)
+from ringtrain.negotiation.queues import init, is_homogeneous, remove_process_set, start_timeline, stop_timeline
+from ringtrain.process_groups.context import is_initialized, shutdown
+from ringtrain.process_groups.process_sets import ProcessSet, add_process_set, global_process_set
+from ringtrain.reduction.ops import Adasum, Average, Max, Min, Product, Sum
 from ringtrain.torch.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from ringtrain.torch.allreduce import (
     allreduce,

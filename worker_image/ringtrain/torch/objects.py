@@ -7,8 +7,7 @@ import torch
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import objects
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.wire.values import Foreign
 
 

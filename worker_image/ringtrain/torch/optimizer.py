@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.ops import Adasum, Average, Sum, chosen_op
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set, members, trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
+from ringtrain.reduction.ops import Adasum, Average, Sum, chosen_op
 from ringtrain.torch.adasum_optimizer import AdasumMixin
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradient_sync import GradientSync, Param, SyncOptions, grouped, named_or_numbered, warn_twice

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation.ops import Average, chosen_op, only_sums
-from ringtrain.negotiation.process_sets import ProcessSet
+from ringtrain.negotiation.queues import name_for
 from ringtrain.negotiation.request import Kind, Request
 from ringtrain.negotiation.splits import scalar_error
-from ringtrain.negotiation.world import global_process_set, members, name_for
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain.reduction.ops import Average, chosen_op, only_sums
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.handles import Handle, submit, synchronize

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation.ops import Average, chosen_op, only_sums
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set, members
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain.reduction.ops import Average, chosen_op, only_sums
 from ringtrain.torch.allgather import allgather_async
 from ringtrain.torch.handles import poll, synchronize
 

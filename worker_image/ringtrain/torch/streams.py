@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ringtrain.collectives.tensors import Array
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.group import Array
 from ringtrain.optim import HostOptimizer
 from ringtrain.torch.bridge import to_arrays, to_tensor
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ringtrain.negotiation.world import global_process_set, members
+from ringtrain.process_groups.process_sets import global_process_set, members
 from ringtrain.torch.allgather import allgather
 
 

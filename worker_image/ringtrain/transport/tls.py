@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.transport.http2.errors import ConnectionLost
+from ringtrain.transport.connection_errors import ConnectionLost
 
 Buffer = bytes | bytearray | memoryview
 

@@ -11,7 +11,7 @@ from support.memory_group import MemoryGroup, Table
 
 from ringtrain.checkpoint import Checkpoints, Saved, attempt_directory, readable_directories
 from ringtrain.errors import CheckpointError
-from ringtrain.process_groups.context import Session
+from ringtrain.process_groups.context import RankContext
 from ringtrain.world.config import WorkerConfig
 
 OLD = "11111111-1111-1111-1111-111111111111"
@@ -45,7 +45,7 @@ class Attempt:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        with closing(Session(self._config, None, 1 << 20)) as session, session.entered():
+        with closing(RankContext(self._config, None, 1 << 20)) as session, session.entered():
             yield
 
     def _checkpoints(self, keep: int, below: str) -> Checkpoints:
@@ -173,7 +173,7 @@ def test_files_of_a_scripts_own_format(tmp_path: Path) -> None:
 def test_a_directory_outside_the_jobs_is_what_it_was(tmp_path: Path) -> None:
     """Who names a directory of his own gets plain files in it."""
     config = WorkerConfig(checkpoint_dir=tmp_path / "job", attempt=2)
-    with closing(Session(config, None, 1 << 20)) as session, session.entered():
+    with closing(RankContext(config, None, 1 << 20)) as session, session.entered():
         Checkpoints(tmp_path / "mine", group=MemoryGroup(Table(1), 0)).save(1, {})
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["ckpt-0000000001.npz"]
 

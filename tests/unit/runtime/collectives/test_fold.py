@@ -36,7 +36,7 @@ def assert_same(got: NDArray[Any], expected: NDArray[Any]) -> None:
     ids=lambda value: getattr(value, "value", value),
 )
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
-def test_the_fold_is_the_left_fold(dtype: str, op: rt.Op, native: bool) -> None:
+def test_the_fold_is_the_left_fold(dtype: str, op: rt.ReduceOp, native: bool) -> None:
     """For every dtype, op and number of ranks, also into the memory of any contribution."""
     for size in (1, 2, 3, 5):
         for length in (0, 1, 7, 10_001):
@@ -52,7 +52,7 @@ def test_the_fold_is_the_left_fold(dtype: str, op: rt.Op, native: bool) -> None:
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.value)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
-def test_special_values_fold_alike(dtype: str, op: rt.Op, native: bool) -> None:
+def test_special_values_fold_alike(dtype: str, op: rt.ReduceOp, native: bool) -> None:
     """Signed zeros, infinities, NaN, the smallest and the largest numbers."""
     left, right = (grid.reshape(-1).astype(dtype_of(dtype)) for grid in np.meshgrid(SPECIAL, SPECIAL))
     parts = [left, right, right[::-1].copy()]

@@ -10,6 +10,7 @@ from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost
 from ringtrain.optim import LAMB, SGD, Adam, HostOptimizer
 from ringtrain.process_groups.group import Flat, Pending
+from ringtrain.reduction.ops import ReduceOp
 
 
 def _alone(**settings: Any) -> HostOptimizer:
@@ -189,7 +190,7 @@ def test_arguments_that_make_no_sense_are_refused(params: Any, settings: dict[st
 class _LosingGroup(OneOfTwo):
     """The other rank is lost in the first reduction."""
 
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> Pending:
         raise PeerLost(1, "rank 1 was lost")
 
 

@@ -12,6 +12,7 @@ from support.memory_group import MemoryGroup, OneOfTwo, Table, run_threads
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, StepDecay, Warmup
 from ringtrain.process_groups.group import Flat, Pending
+from ringtrain.reduction.ops import ReduceOp
 
 DEADLINE_S = 60.0
 
@@ -190,7 +191,7 @@ class _HeldGroup(OneOfTwo):
         self.begun = threading.Semaphore(0)
         self.release = threading.Event()
 
-    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], average: bool) -> Pending:
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> Pending:
         self.calls.append("reduce_scatter")
         self.begun.release()
         return _Held(self.release)

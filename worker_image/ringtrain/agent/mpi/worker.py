@@ -20,7 +20,6 @@ from ringtrain.agent.mpi.daemons import DaemonService, Deadlines, Means
 from ringtrain.agent.mpi.node_name import node_name_variables
 from ringtrain.agent.mpi.rank_registry import Arrival, Departure, RankDesk, Seat
 from ringtrain.agent.mpi.shared_memory import make_directory
-from ringtrain.agent.processes import RankProcess, make_pipe, signal_group
 from ringtrain.agent.rank_env import pod_defaults, rank_variables, usable_cores
 from ringtrain.control.model import RankPhase, RankState, Reason, World
 from ringtrain.errors import ConfigurationError
@@ -28,6 +27,7 @@ from ringtrain.gen import daemons_pb2_grpc
 from ringtrain.mpi.implementation import library_of
 from ringtrain.mpi.rank_wrapper import DESK
 from ringtrain.mpi.shim import write_shim
+from ringtrain.processes import RankProcess, make_pipe, signal_group
 
 log = logging.getLogger(__name__)
 

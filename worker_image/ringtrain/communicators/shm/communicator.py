@@ -13,7 +13,7 @@ from ringtrain.communicators.shm.native import Work, chunks_of
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import Bounds, even_bounds
 from ringtrain.reduction.fold import Flat
-from ringtrain.reduction.ops import Op
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.signature import Signature
 
 _NOTHING: Final = np.empty(0, np.uint8)
@@ -42,16 +42,20 @@ class SharedMemoryCommunicator:
         return self._network.position
 
     @property
+    def overlaps(self) -> bool:
+        return False
+
+    @property
     def fusion_bytes(self) -> int:
         return _FUSION_BYTES
 
-    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: Op) -> None:
+    def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(source), self._size))
         own = target[slice(*chunks[self.position])]
         work = Work(chunks, source, op, own=own, gathered=target, average_over=self._size, whole=True)
         self._group.run(what, work)
 
-    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: Op) -> None:
+    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(target), self._size))
         own = target[slice(*chunks[self.position])]
         pieces = [source for source in sources if len(source)]
@@ -61,14 +65,14 @@ class SharedMemoryCommunicator:
         )  # fmt: skip
         self._group.run(what, work)
 
-    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: Op) -> None:
+    def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         work = Work(chunks_of(bounds), source, op, own=target, average_over=self._size)
         self._group.run(replace(what, layout=bounds), work)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._group.can_update(gradients, weights)
 
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: Op, change: ChunkUpdate) -> None:
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         work = Work(chunks_of(bounds), gradients, op, average_over=self._size)
         self._group.update(replace(what, layout=bounds), work, change)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain import timeline
+from ringtrain.communicators.numbers import inside_number
 from ringtrain.communicators.shm.native import Addresses, NativeChannel, Outcome, Work
 from ringtrain.communicators.shm.segment import Segment
 from ringtrain.errors import NotInitializedError, RingtrainError
@@ -19,10 +20,6 @@ from ringtrain.wire.failure import Failure
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
 from ringtrain.world.monitor import Closed, Doing, Stalled
-
-# The membership counts progress by process set: the network's are small numbers, those of shared memory are above.
-FIRST_SHARED_SET: Final = 1 << 30
-
 
 # Between what stands for a signature and where its buffer lies.
 _ARENA: Final = b"\0arena "
@@ -70,7 +67,7 @@ class SharedGroup:
         self.position = ranks.index(member.place.rank)
         self._suspects = tuple(rank for rank in suspects if rank != member.place.rank)
         self._member = member
-        self._process_set = FIRST_SHARED_SET + process_set
+        self._process_set = inside_number(process_set)
         self._channel = channel
         self._segment = segment
         self._sequence = 0

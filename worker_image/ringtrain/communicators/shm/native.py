@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from ringtrain.kernels.update import ChunkUpdate, lies_at, native_update
 from ringtrain.reduction.cuts import Bounds
 from ringtrain.reduction.fold import Flat
-from ringtrain.reduction.ops import Op
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import CODES, dtype_name
 
 PARITIES: Final = 2
 SIGNATURE_BYTES: Final = 32768
-_OPS: Final = {Op.Sum: 0, Op.Average: 0, Op.Min: 1, Op.Max: 2, Op.Product: 3}
+_OPS: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, ReduceOp.Max: 2, ReduceOp.Product: 3}
 
 
 Chunks = tuple[tuple[int, int], ...]
@@ -97,7 +97,7 @@ class Work:
 
     chunks: Chunks
     source: Flat
-    op: Op | None = None
+    op: ReduceOp | None = None
     own: Flat | None = None
     gathered: Flat | None = None
     before: Flat | None = None
@@ -212,7 +212,7 @@ class NativeChannel:
             what_bytes=len(what),
             dtype=CODES[dtype_name(work.source.dtype)],
             op=_OPS[work.op] if work.op is not None else 0,
-            divisor=work.average_over if work.op is Op.Average else 0,
+            divisor=work.average_over if work.op is ReduceOp.Average else 0,
             reduces=work.op is not None,
             chunks=ctypes.addressof(_chunks_array(work.chunks)),
             source=_address(work.source),

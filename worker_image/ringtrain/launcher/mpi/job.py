@@ -17,7 +17,6 @@ from pathlib import Path
 import grpc
 
 from ringtrain import contract
-from ringtrain.agent.processes import die_with_parent
 from ringtrain.control.address import own_address
 from ringtrain.control.model import Registration, host_port
 from ringtrain.control.rpc import Peer, dial
@@ -35,6 +34,7 @@ from ringtrain.mpi.implementation import find_mpirun
 from ringtrain.mpi.proof import Claim
 from ringtrain.mpi.settings import MpiSettings
 from ringtrain.mpi.shim import write_shim
+from ringtrain.processes import die_with_parent
 
 log = logging.getLogger(__name__)
 

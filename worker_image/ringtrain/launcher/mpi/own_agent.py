@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.agent.mpi.worker import desk_variables
-from ringtrain.agent.processes import die_with_parent
 from ringtrain.control.model import host_port
+from ringtrain.processes import die_with_parent
 
 
 class OwnAgent:

@@ -1,17 +1,219 @@
-"""`ringtrain.keras.callbacks` under Horovod's name for them."""
+"""Keras callbacks for training on many ranks."""
 
-from ringtrain.keras.callbacks import (
-    BestModelCheckpoint,
-    BroadcastGlobalVariablesCallback,
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-)
+import warnings
+from collections.abc import Callable, Collection
+from typing import Any
 
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
+import numpy as np
+
+import ringtrain as rt
+from ringtrain.errors import ConfigurationError
+from ringtrain.negotiation import arrays
+from ringtrain.negotiation.arrays import Reduction
+from ringtrain.process_groups.process_sets import global_process_set
+from ringtrain.tensorflow.gradients import identity
+from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras, variables_of
+from ringtrain.tensorflow.variables import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Start every rank from the weights and the optimizer state of `root_rank`.
+
+    Weights are sent before the first batch where the model is built by then, and weights and optimizer state after
+    it in any case. `device`: accepted for Horovod's sake. `local_variables`: left as they are.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Collection[Any] | None = None) -> None:
+        super().__init__()
+        self._root_rank = root_rank
+        self._local = {identity(variable) for variable in local_variables or ()}
+        self._done = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave `var` as it is on each rank."""
+        self._local.add(identity(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.model.built and not self._done:
+            self._send(self.model.variables)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self._done:
+            self._send([*self.model.variables, *variables_of(self.model.optimizer)])
+            self._done = True
+
+    def _send(self, variables: Collection[Any]) -> None:
+        sent = {identity(variable): variable for variable in variables if _is_number(variable)}
+        broadcast_variables([v for key, v in sent.items() if key not in self._local], self._root_rank)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Average the metrics of all ranks at the end of each epoch, in place, for callbacks that come after this one.
+
+    `device`: accepted for Horovod's sake.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        names = sorted(name for name, value in (logs or {}).items() if isinstance(value, int | float | np.number))
+        if not names or logs is None:
+            return
+        values = np.array([float(logs[name]) for name in names])
+        how = Reduction("Average", global_process_set)
+        (averaged,) = arrays.allreduce([values], how, None, "metric_average")
+        logs.update(zip(names, averaged.tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Set the learning rate to `initial_lr * multiplier` in epochs from `start_epoch` up to, not including,
+    `end_epoch`.
+
+    `multiplier`: a number, or a function of the epoch. `staircase`: once an epoch; else at every batch, with a
+    fractional epoch. `momentum_correction`: when the rate changes, scale the velocities of an optimizer with
+    momentum by the same ratio (Goyal et al. 2017). `steps_per_epoch`: found out where Keras knows it.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ConfigurationError("initial_lr is None; expected the learning rate at the start of training")
+        self._initial_lr = initial_lr
+        self._multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda _: multiplier
+        self._first, self._end = start_epoch, end_epoch
+        self._staircase = staircase or not callable(multiplier)
+        self._momentum_correction = momentum_correction
+        self._steps = steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not self._staircase and not self._steps:
+            self._steps = (self.params or {}).get("steps")
+            if not self._steps:
+                raise ConfigurationError(
+                    f"{type(self).__name__}: the number of steps in an epoch is not known; pass steps_per_epoch"
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._epoch < self._first or (self._end is not None and self._epoch >= self._end):
+            return
+        if self._staircase and batch == 0:
+            self._adjust(self._epoch)
+        elif not self._staircase:
+            self._adjust(self._epoch + batch / (self._steps or 1))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs["lr"] = _rate(self.model.optimizer)
+
+    def _adjust(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old, new = _rate(optimizer), self._initial_lr * self._multiplier(epoch)
+        optimizer.learning_rate = new
+        if self._momentum_correction and old and getattr(optimizer, "momentum", 0):
+            # Keras keeps velocities with the rate in them: after a change of rate they are of the wrong size.
+            for velocity in _velocities(optimizer):
+                velocity.assign(velocity * (new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raise the learning rate in a straight line from `initial_lr / size` to `initial_lr` over `warmup_epochs`.
+
+    Goyal et al. 2017, "Accurate, large minibatch SGD". `verbose`: print the rate at the end.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # The rate of a batch is that at its end, so that the last one of the warm-up has the full rate.
+            done = min(1.0, (epoch + 1.0 / (self._steps or 1)) / warmup_epochs) if warmup_epochs else 1.0
+            return (1.0 + done * (rt.size() - 1)) / rt.size()
+
+        end = int(np.ceil(warmup_epochs))
+        super().__init__(initial_lr, multiplier, 0, end, False, momentum_correction, steps_per_epoch)
+        self._verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self._end is not None and epoch == self._end - 1 and self._verbose:
+            print(f"Epoch {epoch + 1}: finished gradual learning rate warmup to {_rate(self.model.optimizer):g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Save the model whenever `monitor` is better than ever before; on rank 0 alone.
+
+    `filepath`: where (default: `best_model.keras`, or `best_model.weights.h5` for weights alone). Average the
+    metric over ranks first, with `MetricAverageCallback` before this one.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: str | None = None,
+    ) -> None:
+        default = "best_model.weights.h5" if save_weights_only else "best_model.keras"
+        super().__init__(
+            filepath=filepath or default,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+
+    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
+        if rt.rank() == 0:
+            super()._save_model(epoch, batch, logs)
+
+
+def _rate(optimizer: Any) -> float:
+    rate = optimizer.learning_rate
+    if callable(rate) and not hasattr(rate, "numpy"):
+        warnings.warn("the optimizer's learning rate follows a schedule; a callback cannot set it", stacklevel=2)
+    return float(keras.backend.get_value(rate) if IS_KERAS_2 else keras.ops.convert_to_numpy(rate))
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    if hasattr(optimizer, "get_slot"):  # the legacy optimizers of Keras 2
+        return [state for state in optimizer.weights if "/momentum" in state.name]
+    return list(getattr(optimizer, "momentums", None) or ())
+
+
+def _is_number(variable: Any) -> bool:
+    """Whether ranks can exchange it: the state of a random generator is uint32, which the ring does not carry."""
+    dtype = getattr(variable.dtype, "name", variable.dtype)  # Keras 3 has strings
+    return str(dtype) in (
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "int32",
+        "int64",
+        "uint8",
+        "int8",
+        "bool",
+    )

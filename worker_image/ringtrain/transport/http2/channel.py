@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed
+from ringtrain.transport.connection_errors import ConnectionLost, DeadlinePassed
 from ringtrain.transport.tls import Tls, TlsSocket
 
 # Frame headers and small frames are read through a buffer, what is longer goes where it belongs. A longer buffer

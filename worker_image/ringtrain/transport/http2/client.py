@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ringtrain.transport.base import Broken, How, Unexpected
+from ringtrain.transport.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
 from ringtrain.transport.http2.connection import Connection
-from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
 from ringtrain.transport.http2.headers import Status, message_of, request_block
 from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
 from ringtrain.transport.outcome import error_of

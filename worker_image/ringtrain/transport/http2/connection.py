@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from ringtrain.transport.connection_errors import ProtocolError, StreamReset
 from ringtrain.transport.http2 import frames
 from ringtrain.transport.http2.channel import BUFFER_BYTES, Buffer, Channel
-from ringtrain.transport.http2.errors import ProtocolError, StreamReset
 from ringtrain.transport.http2.frames import Code, FrameHead, Kind, Setting
 from ringtrain.transport.http2.headers import MAX_BLOCK_BYTES, BlockReader, Fields
 from ringtrain.transport.http2.sender import Sender

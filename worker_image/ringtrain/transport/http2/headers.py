@@ -8,7 +8,7 @@ from typing import Final
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
 
-from ringtrain.transport.http2.errors import ProtocolError
+from ringtrain.transport.connection_errors import ProtocolError
 
 PULL_PATH: Final = "/ringtrain.Ring/Pull"
 CONTENT_TYPE: Final = "application/grpc"

@@ -11,10 +11,10 @@ from typing import Final
 
 from ringtrain.transport.address import listening_address, split_address
 from ringtrain.transport.base import Broken, How, Service, Unexpected
+from ringtrain.transport.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError
 from ringtrain.transport.http2.channel import Channel
 from ringtrain.transport.http2.client import PullStream
 from ringtrain.transport.http2.connection import Connection
-from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed, ProtocolError
 from ringtrain.transport.http2.frames import MAX_STREAM
 from ringtrain.transport.http2.server import DataServer
 from ringtrain.transport.tls import Tls

@@ -4,9 +4,9 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from ringtrain.transport.connection_errors import ProtocolError
 from ringtrain.transport.http2 import frames
 from ringtrain.transport.http2.channel import Buffer, Channel
-from ringtrain.transport.http2.errors import ProtocolError
 from ringtrain.transport.http2.frames import Kind, Setting
 
 # Up to this a frame waits for what follows it, so that a short answer is one packet and wakes its reader once.

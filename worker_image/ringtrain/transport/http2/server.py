@@ -8,8 +8,8 @@ import time
 from typing import Final
 
 from ringtrain.transport.base import Service
+from ringtrain.transport.connection_errors import ConnectionLost
 from ringtrain.transport.http2.channel import Channel
-from ringtrain.transport.http2.errors import ConnectionLost
 from ringtrain.transport.http2.serving import Serving
 from ringtrain.transport.strangers import Complaints, Strangers
 from ringtrain.transport.tls import Tls

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ringtrain.transport.base import Broken, Service
+from ringtrain.transport.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
 from ringtrain.transport.http2.channel import Channel
 from ringtrain.transport.http2.connection import Connection
-from ringtrain.transport.http2.errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
 from ringtrain.transport.http2.frames import PREFACE, Code
 from ringtrain.transport.http2.headers import (
     CONTENT_TYPE,

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from ringtrain.collectives import work
 from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.context import current
-from ringtrain.process_groups.process_sets import ProcessSet, communicator_of
-from ringtrain.process_groups.submit import call
+from ringtrain.process_groups.process_sets import ProcessSet, group_of
 from ringtrain.wire.objects import check_headers, header, is_refusal, packed, unpacked
 
 
@@ -27,17 +26,17 @@ def broadcast_object(
     is left needs `allow_pickle=True` on every rank, and then trusts the root: unpickling runs code of its choice.
     Raises ConfigurationError, on every rank, for a value that can't be carried.
     """
-    session = current()
-    ranks = communicator_of(session, process_set).ranks
+    group = group_of(process_set)
+    ranks = group.ranks
     if root_rank not in ranks:
         raise ConfigurationError(f"root_rank is {root_rank}; expected one of the ranks {list(ranks)}")
-    is_root = session.config.rank == root_rank
+    is_root = current().config.rank == root_rank
     message = packed(value, allow_pickle) if is_root else b""
     own = header(message, root_rank, allow_pickle)
-    rows = call(work.grouped_allgather([own], _of(name, "length")), process_set)[0]
+    (rows,) = group.call(work.grouped_allgather([own], _of(name, "length")))
     length = check_headers(rows, ranks, "broadcast_object")[ranks.index(root_rank)]
     buffer = np.frombuffer(message, np.uint8) if is_root else np.empty(length, np.uint8)
-    received = call(work.broadcast(buffer, root_rank, _of(name, "value")), process_set)
+    received = group.call(work.broadcast(buffer, root_rank, _of(name, "value")))
     return value if is_root and not is_refusal(message) else unpacked(received.tobytes(), root_rank, allow_pickle)
 
 
@@ -45,10 +44,11 @@ def allgather_object(
     value: Any, name: str | None = None, process_set: ProcessSet | None = None, *, allow_pickle: bool = False
 ) -> list[Any]:
     """Return `value` of every rank, in rank order. What can be carried is as in `broadcast_object`."""
-    ranks = communicator_of(current(), process_set).ranks
+    group = group_of(process_set)
+    ranks = group.ranks
     message = packed(value, allow_pickle)
     both: list[NDArray[Any]] = [header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]
-    rows, data = call(work.grouped_allgather(both, _of(name, "object")), process_set)
+    rows, data = group.call(work.grouped_allgather(both, _of(name, "object")))
     lengths = check_headers(rows, ranks, "allgather_object")
     parts = np.split(data, np.cumsum(lengths)[:-1])
     return [unpacked(part.tobytes(), rank, allow_pickle) for rank, part in zip(ranks, parts, strict=True)]

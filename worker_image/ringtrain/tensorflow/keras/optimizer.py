@@ -6,12 +6,11 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.keras.api import IS_KERAS_2, is_optimizer, keras
-from ringtrain.negotiation.ops import Adasum, Average
-from ringtrain.negotiation.process_sets import ProcessSet
-from ringtrain.negotiation.world import global_process_set, trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, trains_alone
+from ringtrain.reduction.ops import Adasum, Average
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
+from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_optimizer, keras
 from ringtrain.tensorflow.tape import groups_from, layers_of
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.keras.api import IS_KERAS_2, keras
-from ringtrain.keras.optimizer import DistributedOptimizer
 from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
+from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer
 
 
 def load_model(

@@ -1,0 +1,34 @@
+"""The numbers of communicators, dealt in one place: every rank deals the same, so frames of two never mix.
+
+A number has 32 bits on the wire:
+
+    0 ...                process sets, in the order in which the world adds them; 0 is the world's own
+    2**20 + 512 * s + i  further communicators of process set s: 0 for its named queue, then host optimizers'
+    number + 2**30       what a communicator runs inside a host or through MPI, beside its network
+"""
+
+from typing import Final
+
+from ringtrain.errors import ConfigurationError
+
+WORLD: Final = 0  # the process set of all ranks
+QUEUE: Final = 0  # index of a set's named queue among its further communicators
+PER_SET: Final = 512
+
+_FIRST_FURTHER: Final = 1 << 20
+_INSIDE: Final = 1 << 30
+
+
+def further_number(process_set: int, index: int) -> int:
+    """The number of communicator `index` of a process set. Raises ConfigurationError beyond `PER_SET`."""
+    if index >= PER_SET:
+        raise ConfigurationError(
+            f"process set {process_set} has {PER_SET - 1} communicators of optimizers already; "
+            "make optimizers once a job, not once a step"
+        )
+    return _FIRST_FURTHER + process_set * PER_SET + index
+
+
+def inside_number(number: int) -> int:
+    """The number of what communicator `number` runs beside its network."""
+    return _INSIDE + number

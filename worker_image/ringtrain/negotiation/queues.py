@@ -1,0 +1,144 @@
+"""The named queue of each process set, and what frameworks ask of the world beside it."""
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringtrain import timeline
+from ringtrain.errors import ConfigurationError
+from ringtrain.negotiation.queue import NamedQueue
+from ringtrain.negotiation.request import Kind, Request
+from ringtrain.process_groups import context, process_sets
+from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.process_sets import ProcessSet, add_process_set, global_process_set, number_of
+
+
+@dataclass
+class _Queues:
+    """What a world has for named collectives: queues and counters of unnamed calls by set."""
+
+    queues: dict[int, NamedQueue] = field(default_factory=dict)
+    counters: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    local_sizes: tuple[int, ...] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Find the world, meet the other ranks, and make `process_sets` usable. A second call changes nothing.
+
+    `comm`: None, or all ranks of the world (a list or an mpi4py communicator). `process_sets`: sets to make now,
+    the same on every rank; "dynamic" is accepted, and not needed: sets can always be added.
+    """
+    context.init()
+    _check_comm(comm)
+    mine = _queues()
+    if mine.local_sizes is None:
+        sizes = context.current().group().allgather_object(context.local_size())
+        mine.local_sizes = tuple(sizes)
+    for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
+        if process_set.process_set_id is None:
+            add_process_set(process_set)
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Give up a set and return True, or False if it is the global one or no set in use. Every rank calls this."""
+    number = process_set.process_set_id
+    removed = process_sets.remove_process_set(process_set)
+    if removed and number is not None:
+        _queues().queues.pop(number, None)
+    return removed
+
+
+def queue_of(process_set: ProcessSet) -> NamedQueue:
+    """Return the queue of `process_set`. Raises ConfigurationError if this rank is not a member."""
+    world, mine, number = context.current(), _queues(), number_of(process_set)
+    with mine.lock:
+        if number not in mine.queues:
+            mine.queues[number] = _open_queue(world, number)
+        return mine.queues[number]
+
+
+def _open_queue(world: RankContext, number: int) -> NamedQueue:
+    ranks = tuple(world.ranks_of_set(number) or ())
+    queue = NamedQueue(
+        world.config.rank, ranks, lambda: world.open_queue_communicator(number), world.config.stall_timeout_s
+    )
+    world.run_with_set(number, queue)
+    world.describe_queue(number, queue.in_flight)
+    return queue
+
+
+def ranks_of_id(process_set_id: int) -> list[int] | None:
+    """Return the ranks of a process set by its number; None if there is no such set."""
+    return context.current().ranks_of_set(process_set_id)
+
+
+def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
+    """Return `name` under its kind, or the next one of a series that runs alike on every rank that makes the
+    calls.
+    """
+    if name is not None:
+        return f"{kind}.{name}"
+    return f"{kind}.noname.{next(_queues().counters[process_set.process_set_id or 0, kind])}"
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Return when every rank of `process_set` has called it."""
+    request = Request(Kind.BARRIER, name_for("barrier", name, process_set))
+    queue_of(process_set).submit(request).result()
+
+
+def join() -> int:
+    """Say that this rank has no more data, and wait until all ranks have; return the last rank to join.
+
+    Names that were made up for calls without one start anew: ranks with different numbers of calls meet again
+    here.
+    """
+    last = queue_of(global_process_set).join()
+    counters = _queues().counters
+    for counter in [key for key in counters if key[0] == 0]:
+        del counters[counter]
+    return last
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to record what this rank does, when each named collective was submitted, agreed and run among it;
+    `stop_timeline` ends the file (Chrome trace JSON). Ranks other than 0 add their number to the file's name.
+    `mark_cycles` is accepted and without effect: there are no cycles."""
+    path, rank = Path(file_path), context.rank()
+    own = path if rank == 0 else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
+    own.unlink(missing_ok=True)
+    timeline.start(own, rank)
+
+
+def stop_timeline() -> None:
+    """End the recording and its file."""
+    context.current()
+    timeline.stop(whole=True)
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks."""
+    config, sizes = context.current().config, _queues().local_sizes
+    if sizes is None:  # the world was made by `ringtrain.init()`
+        return config.size == config.local_size * config.cross_size
+    return len(set(sizes)) == 1
+
+
+def _queues() -> _Queues:
+    return context.current().attached(_Queues, _Queues)
+
+
+def _check_comm(comm: Any) -> None:
+    if comm is None:
+        return
+    given, size = len(comm) if isinstance(comm, Sequence) else comm.size, context.size()
+    if given != size:
+        raise ConfigurationError(
+            f"init: comm has {given} ranks and the world {size}; pass None here, and the part of the world that "
+            "you mean as a ProcessSet"
+        )
