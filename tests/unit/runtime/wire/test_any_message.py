@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringtrain.transport.base import Broken
+from ringtrain.transport.connection_errors import ProtocolError
 from ringtrain.transport.http2 import frames
-from ringtrain.transport.http2.errors import ProtocolError
 from ringtrain.transport.http2.headers import BlockReader
 from ringtrain.transport.memory import MemoryCaller, MemoryNetwork, MemoryTransport
 from ringtrain.wire.failure import Failure, Refused
