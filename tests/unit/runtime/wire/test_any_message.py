@@ -28,7 +28,7 @@ from ringtrain.wire.messages import (
     load_fields,
 )
 from ringtrain.world.membership import Membership
-from ringtrain.world.place import Place
+from ringtrain.world.ring_config import Place
 
 HELLO = Hello(PROTOCOL_VERSION, 1, 2, 1, "b:1", "x", "n").__dict__
 JSON = st.recursive(

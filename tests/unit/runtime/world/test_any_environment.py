@@ -10,7 +10,7 @@ from ringtrain import contract
 from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import split_address
 from ringtrain.world.config import WorkerConfig
-from ringtrain.world.mpi import mpi_place
+from ringtrain.world.mpi_environment import mpi_place
 from ringtrain.world.tf_config import parse_tf_config
 from ringtrain.world.torchrun import torchrun_place
 
