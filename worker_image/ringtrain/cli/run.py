@@ -62,8 +62,8 @@ def run(
     """
     check_hosts(hosts, ranks)
     check_name(name)
-    check_log_dir(log_dir)
     check_command(command[0], os.environ.get("PATH", os.defpath))
+    check_log_dir(log_dir)
     log_to_stderr("run")
     job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)

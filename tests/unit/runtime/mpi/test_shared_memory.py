@@ -1,35 +1,42 @@
 """What a killed agent leaves in shared memory is removed, and nothing else."""
 
-import multiprocessing
-import os
-import signal
-from multiprocessing.connection import Connection
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ringtrain.agent.mpi.shared_memory import make_directory
 
+# Says where its directory is, and lives until its input ends: the test's end ends it, too.
+_AGENT = """
+import sys
+from pathlib import Path
+from ringtrain.agent.mpi.shared_memory import make_directory
+print(make_directory(Path(sys.argv[1])), flush=True)
+sys.stdin.read()
+"""
 
-def _agent(place: Path, pipe: Connection) -> None:
-    pipe.send(make_directory(place))
-    signal.pause()
+
+@contextmanager
+def _agent(place: Path) -> Iterator[Path]:
+    """A process with a directory in `place`; it is killed at the end."""
+    command = [sys.executable, "-c", _AGENT, str(place)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
 
 
 def test_a_killed_agents_directory_is_removed_by_the_next_one(tmp_path: Path) -> None:
     """That of an agent which lives stays, and so does what was not made here."""
-    context = multiprocessing.get_context("forkserver")
     (tmp_path / "ringtrain-mpi-being-made").mkdir()
     (tmp_path / "of-another-program").mkdir()
-    ours, theirs = context.Pipe()
-    agents = [context.Process(target=_agent, args=(tmp_path, theirs), daemon=True) for _ in range(2)]
-    made = []
-    for agent in agents:
-        agent.start()
-        assert ours.poll(60)
-        made.append(ours.recv())
-    os.kill(agents[0].pid or 0, signal.SIGKILL)
-    agents[0].join(60)
-    own = make_directory(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()}
-    agents[1].kill()
-    agents[1].join(60)
-    assert left == {own.name, made[1].name, "ringtrain-mpi-being-made", "of-another-program"}
+    with _agent(tmp_path) as living:
+        with _agent(tmp_path) as killed:
+            assert killed.is_dir()
+        own = make_directory(tmp_path)
+        left = {path.name for path in tmp_path.iterdir()}
+    assert left == {own.name, living.name, "ringtrain-mpi-being-made", "of-another-program"}
