@@ -13,6 +13,7 @@ import yaml
 from ringtrain_operator.cluster.api import NAMESPACES, SERVICE_ACCOUNTS, ApiClient, Connection, NotFound, Resource
 from support.apiserver import ControlPlane
 from support.fakeapi import FakeApi
+from support.installation import beyond_rights, manifests
 
 Json = dict[str, Any]
 WAIT_S = 60.0  # generous: what is waited for takes well under a second on an idle machine
@@ -101,9 +102,10 @@ OpenCluster = Callable[[], AbstractAsyncContextManager[Cluster]]
 
 @asynccontextmanager
 async def fake_cluster() -> AsyncIterator[Cluster]:
-    """The fake API server, fresh."""
+    """The fake API server, fresh. It has no roles: at the end, what the operator asked is held against them."""
     async with FakeApi() as fake, ApiClient(Connection(fake.url), user_agent="test") as api:
         yield Cluster(Connection(fake.url), api, Connection(fake.url), fake=fake)
+        assert beyond_rights(fake.calls, manifests()) == set(), "manifests/operator.yaml does not allow it"
 
 
 @asynccontextmanager

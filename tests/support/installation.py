@@ -1,11 +1,13 @@
 """Install the operator's rights on an API server as its manifests have them, and get its own token."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ringtrain_operator.cluster.api import NAMESPACES, SERVICE_ACCOUNTS, AlreadyExists, ApiClient, Resource
+from support.fakeapi.server import Call
 
 ROOT = Path(__file__).parents[2]
 Json = dict[str, Any]
@@ -23,6 +25,28 @@ INSTALLED = {
 def manifests(path: Path = ROOT / "manifests" / "operator.yaml") -> list[Json]:
     """The objects of a manifest file."""
     return [obj for obj in yaml.safe_load_all(path.read_text()) if obj]
+
+
+def beyond_rights(calls: Iterable[Call], objects: list[Json]) -> set[str]:
+    """What the operator asked of the fake API server that the roles among `objects` do not allow it."""
+    roles = [obj for obj in objects if obj["kind"] in ("ClusterRole", "Role")]
+    own = [rule for role in roles if not _is_aggregated(role) for rule in role["rules"]]
+    asked = {call for call in calls if call.agent.startswith("ringtrain-operator")}
+    return {f"{call.verb} {call.resource} {call.name or ''}".strip() for call in asked if not _allowed(call, own)}
+
+
+def _is_aggregated(role: Json) -> bool:
+    """Whether it is a role of users."""
+    return any(label.startswith("rbac.authorization.k8s.io/aggregate-to") for label in role["metadata"]["labels"])
+
+
+def _allowed(call: Call, rules: list[Json]) -> bool:
+    return any(
+        call.resource in rule["resources"]
+        and call.verb in rule["verbs"]
+        and call.name in rule.get("resourceNames", [call.name])
+        for rule in rules
+    )
 
 
 async def install_rights(api: ApiClient, objects: list[Json]) -> str:

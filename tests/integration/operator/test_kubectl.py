@@ -13,6 +13,8 @@ from support.cluster import real_cluster
 from support.installation import ROOT
 from support.stage import open_stage
 
+from ringtrain_operator.cluster.api import PODS
+
 pytestmark = [
     pytest.mark.apiserver,
     pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl"),
@@ -35,14 +37,19 @@ async def test_the_manifests_are_accepted(control_plane: ControlPlane) -> None:
 
 
 async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_path: Path) -> None:
-    """The short name, the columns, and a scale that makes a new attempt."""
+    """The short name; the columns, and the wide ones after a pod was taken away; a scale makes a new attempt."""
     async with open_stage(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit()
         await s.until_running()
         table = await kubectl(control_plane, "get", "dtj", "-n", s.namespace)
         assert table.splitlines()[0].split() == ["NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
+        await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1")
+        await s.until_running(attempt=2)
+        wide = (await kubectl(control_plane, "get", "dtj", "-n", s.namespace, "-o=wide")).splitlines()
+        assert wide[0].split()[-4:] == ["PROGRESS", "REASON", "DISRUPTIONS", "AGE"]
+        assert wide[1].split()[-3:-1] == ["Disrupted", "1"]
         await kubectl(control_plane, "scale", "dtj", "digits", "--replicas=3", "-n", s.namespace)
-        await s.until_running(attempt=2, workers=3)
+        await s.until_running(attempt=3, workers=3)
         described = await kubectl(control_plane, "describe", "dtj", "digits", "-n", s.namespace)
         assert "AttemptStarted" in described
 

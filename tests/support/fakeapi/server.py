@@ -37,6 +37,20 @@ class Call:
     def is_write(self) -> bool:
         return self.method not in ("GET", "WATCH")
 
+    @property
+    def resource(self) -> str:
+        """What roles call it: the plural, with the subresource."""
+        return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
+
+    @property
+    def verb(self) -> str:
+        """What roles call the method."""
+        if self.method == "GET":
+            return "get" if self.name else "list"
+        if self.method == "DELETE":
+            return "delete" if self.name else "deletecollection"
+        return {"WATCH": "watch", "POST": "create", "PUT": "update", "PATCH": "patch"}[self.method]
+
 
 class FakeApi:
     """`async with FakeApi() as api`: serves on a free port of loopback at `api.url`.
@@ -130,8 +144,7 @@ class FakeApi:
 
     async def _faulted(self, request: web.Request, target: Target, call: Call) -> web.StreamResponse:
         self._notify(request, call, "before")
-        plural = f"{target.kind.plural}/{target.subresource}" if target.subresource else target.kind.plural
-        fault = self.faults.next(call.method, plural, target.name or "")
+        fault = self.faults.next(call.method, call.resource, target.name or "")
         if fault is not None and fault.hold is not None:
             await fault.hold.wait()
             return await self._serve(request, target, call)
