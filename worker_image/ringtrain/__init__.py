@@ -1,6 +1,8 @@
 """Data-parallel training: ring allreduce over gRPC and an optimizer that lives in host memory."""
 
-from ringtrain import checkpoint, data, optim
+from typing import Any
+
+from ringtrain import checkpoint, data, errors, optim
 from ringtrain.api.collectives import (
     allgather,
     allgather_async,
@@ -25,6 +27,16 @@ from ringtrain.api.collectives import (
     reducescatter_async,
 )
 from ringtrain.api.objects import allgather_object, broadcast_object
+from ringtrain.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    MismatchError,
+    NotInitializedError,
+    PeerLost,
+    RankFailed,
+    RingtrainError,
+)
 from ringtrain.local_ranks import run
 from ringtrain.process_groups.context import (
     cross_rank,
@@ -50,12 +62,20 @@ from ringtrain.report import report
 __all__ = [
     "Adasum",
     "Average",
+    "CheckpointError",
+    "ConfigurationError",
+    "DataError",
     "Handle",
     "Max",
     "Min",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerLost",
     "ProcessSet",
     "Product",
+    "RankFailed",
     "ReduceOp",
+    "RingtrainError",
     "Sum",
     "add_process_set",
     "allgather",
@@ -77,6 +97,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "data",
+    "errors",
     "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",
@@ -100,3 +121,16 @@ __all__ = [
     "size",
     "synchronize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":  # read on use: a rank's start need not wait for it
+        from importlib.metadata import version
+
+        return version("ringtrain")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public API: what completion in a shell offers."""
+    return [*__all__, "__version__"]

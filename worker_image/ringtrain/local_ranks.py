@@ -1,5 +1,7 @@
 """Run a function as ranks of a world on this machine, and return what each rank returned."""
 
+from __future__ import annotations
+
 import os
 import pickle
 import time
@@ -23,8 +25,8 @@ _GRACE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class _Rank:
-    process: "BaseProcess"
-    pipe: "Connection"
+    process: BaseProcess
+    pipe: Connection
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def _environments(size: int, directory: Path, env: Mapping[str, str]) -> list[di
     ]
 
 
-def _rank_main(parent: int, pipe: "Connection", env: Mapping[str, str], work: bytes) -> None:
+def _rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: bytes) -> None:
     """In a rank: do the work and tell how it went."""
     from ringtrain.processes import die_with_parent
 

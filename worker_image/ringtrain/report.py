@@ -1,5 +1,7 @@
 """Telling the launcher how training goes: `ringtrain.report(step, …)`."""
 
+from __future__ import annotations
+
 import json
 import math
 import os

@@ -1,17 +1,26 @@
-"""The collectives that users call, on arrays of any shape and layout.
+"""The collectives that users call, on arrays of any shape and memory layout.
 
-All of them are called by every rank of `process_set` (default: the world), in the same order, with the same
-`name`, dtype, op and root, and with the same shape where rows may not differ. Ranks that disagree raise
-MismatchError, all of them; a rank that is lost makes all others raise PeerLost within the timeout. Nothing
-partial is ever returned.
+Every rank of `process_set` (None: of the world) makes the same calls in the same order, with the same `name`,
+dtype, `op` and `root_rank`, and with the same shape unless the function says that rows may differ. `name` stands
+in messages and in the timeline, and is compared between ranks.
 
-dtypes: float16, bfloat16, float32, float64, int32, int64, uint8, bool. Contributions are folded in rank order,
-half precision in float32: the same inputs give the same bits on every rank and every run. A scalar counts as one
-row.
+* **dtypes**: float16, bfloat16, float32, float64, int32, int64, uint8, bool. `Average` and `Adasum` take
+  floating types only. A scalar counts as an array of one row.
+* **Order**: all operations but Adasum fold in rank order, half precision in float32. The same inputs give the same
+  bits on every rank and in every run.
+* **Errors**, of every function here: `NotInitializedError` without a world. `ConfigurationError` for an argument
+  that is wrong, or for a process set without this rank. `MismatchError` on all ranks when ranks call different
+  collectives or differ in what must be the same. `PeerLost` on all other ranks when a rank is lost: a process
+  that does not answer within `RINGTRAIN_TIMEOUT` seconds, or does not come within `RINGTRAIN_STALL_TIMEOUT`
+  seconds. No function returns a partial result.
 
-The `_async` forms return a Handle at once; they run in the order of their submission. Their arguments must not be
-changed before `synchronize`.
+A function whose name has `_async` returns a `Handle` at once. Collectives begun this way run in the order of the
+calls. Their arguments must not be changed before `synchronize`, which returns the result or raises the error.
+
+The exchange is decision 1 in docs/decisions: a ring allreduce (Patarasuk & Yuan 2009) whose steps are shifts.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,136 +34,177 @@ from ringtrain.process_groups.process_sets import ProcessSet, group_of
 from ringtrain.reduction.ops import Average, ReduceOp
 
 Array = NDArray[Any]
-Set = ProcessSet | None
 
 
-def allreduce(x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: Set = None) -> Array:
-    """Return the fold of `x` of all ranks, in a new array."""
+def allreduce(
+    x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
+) -> Array:
+    """Return the reduction of `x` over all ranks, in a new array of `x`'s shape and dtype.
+
+    `x`: the same shape and dtype on every rank; it is not changed. `op`: `Average`, `Sum`, `Min`, `Max`,
+    `Product` or `Adasum` (Maleki et al. 2020).
+    """
     return group_of(process_set).call(work.allreduce(x, op, name))
 
 
-def allreduce_(x: Array, op: ReduceOp = Average, name: str | None = None, process_set: Set = None) -> Array:
-    """Fold `x` of all ranks in place, and return it."""
+def allreduce_(
+    x: Array, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
+) -> Array:
+    """Overwrite `x` with the reduction of `x` over all ranks, and return `x`. As `allreduce`, without a new
+    array.
+
+    `x`: a numpy array that can be written. Views with strides are allowed.
+    """
     return group_of(process_set).call(work.allreduce_in_place(x, op, name))
 
 
 def allreduce_async(
-    x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: Set = None
+    x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `allreduce`."""
+    """Begin `allreduce`; the handle's result is what `allreduce` returns."""
     return group_of(process_set).begin(work.allreduce(x, op, name))
 
 
 def allreduce_async_(
-    x: Array, op: ReduceOp = Average, name: str | None = None, process_set: Set = None
+    x: Array, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `allreduce_`."""
+    """Begin `allreduce_`; the handle's result is `x`, whose content is undefined until then."""
     return group_of(process_set).begin(work.allreduce_in_place(x, op, name))
 
 
 def grouped_allreduce(
-    xs: Sequence[ArrayLike], op: ReduceOp = Average, name: str | None = None, process_set: Set = None
+    xs: Sequence[ArrayLike], op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Array]:
-    """Return the fold of each tensor, those of one dtype in one exchange; the bits are those of `allreduce`."""
+    """Return the reduction of each array of `xs` over all ranks, as new arrays in the same order.
+
+    `xs`: as many arrays on every rank, each with its own shape and dtype. Arrays of one dtype travel in one
+    exchange; the bits are those of `allreduce` of each.
+    """
     return group_of(process_set).call(work.grouped_allreduce(xs, op, name))
 
 
 def grouped_allreduce_async(
-    xs: Sequence[ArrayLike], op: ReduceOp = Average, name: str | None = None, process_set: Set = None
+    xs: Sequence[ArrayLike], op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[list[Array]]:
-    """Begin `grouped_allreduce`."""
+    """Begin `grouped_allreduce`; the handle's result is the list of arrays."""
     return group_of(process_set).begin(work.grouped_allreduce(xs, op, name))
 
 
-def reducescatter(x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: Set = None) -> Array:
-    """Return this rank's rows of the fold. Rows are dealt evenly; the first ranks get one more."""
+def reducescatter(
+    x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
+) -> Array:
+    """Return this rank's rows of the reduction of `x` over all ranks, in a new array.
+
+    `x`: shape `(rows, ...)`, the same on every rank. Rank r of n gets `rows // n` rows, the first `rows % n`
+    ranks one more, in rank order. `op`: as in `allreduce`.
+    """
     return grouped_reducescatter([x], op, name, process_set)[0]
 
 
 def reducescatter_async(
-    x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: Set = None
+    x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `reducescatter`."""
+    """Begin `reducescatter`; the handle's result is this rank's rows."""
     grouped = work.grouped_reducescatter([x], op, name)
     return group_of(process_set).begin(lambda communicator: grouped(communicator)[0])
 
 
 def grouped_reducescatter(
-    xs: Sequence[ArrayLike], op: ReduceOp = Average, name: str | None = None, process_set: Set = None
+    xs: Sequence[ArrayLike], op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Array]:
-    """Return this rank's rows of the fold of each tensor, all of one dtype in one exchange."""
+    """Return this rank's rows of the reduction of each array of `xs`, as new arrays in the same order.
+
+    `xs`: as many arrays on every rank. Arrays of one dtype travel in one exchange; rows are dealt as in
+    `reducescatter`.
+    """
     return group_of(process_set).call(work.grouped_reducescatter(xs, op, name))
 
 
 def grouped_reducescatter_async(
-    xs: Sequence[ArrayLike], op: ReduceOp = Average, name: str | None = None, process_set: Set = None
+    xs: Sequence[ArrayLike], op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[list[Array]]:
-    """Begin `grouped_reducescatter`."""
+    """Begin `grouped_reducescatter`; the handle's result is the list of arrays."""
     return group_of(process_set).begin(work.grouped_reducescatter(xs, op, name))
 
 
-def allgather(x: ArrayLike, name: str | None = None, process_set: Set = None) -> Array:
-    """Return the rows of all ranks, in rank order. The number of rows may differ between ranks."""
+def allgather(x: ArrayLike, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
+    """Return the rows of `x` of all ranks, one rank after the other in rank order, in a new array.
+
+    `x`: shape `(rows, ...)`; the number of rows may differ between ranks and may be 0, the other dimensions and
+    the dtype are the same. The result has shape `(sum of rows, ...)`.
+    """
     return grouped_allgather([x], name, process_set)[0]
 
 
-def allgather_async(x: ArrayLike, name: str | None = None, process_set: Set = None) -> Handle[Array]:
-    """Begin `allgather`."""
+def allgather_async(x: ArrayLike, name: str | None = None, process_set: ProcessSet | None = None) -> Handle[Array]:
+    """Begin `allgather`; the handle's result is the array of all rows."""
     grouped = work.grouped_allgather([x], name)
     return group_of(process_set).begin(lambda communicator: grouped(communicator)[0])
 
 
-def grouped_allgather(xs: Sequence[ArrayLike], name: str | None = None, process_set: Set = None) -> list[Array]:
-    """Return the rows of all ranks for each tensor, in one exchange."""
+def grouped_allgather(
+    xs: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet | None = None
+) -> list[Array]:
+    """Return the rows of all ranks for each array of `xs`, in one exchange: `allgather` of each."""
     return group_of(process_set).call(work.grouped_allgather(xs, name))
 
 
 def grouped_allgather_async(
-    xs: Sequence[ArrayLike], name: str | None = None, process_set: Set = None
+    xs: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[list[Array]]:
-    """Begin `grouped_allgather`."""
+    """Begin `grouped_allgather`; the handle's result is the list of arrays."""
     return group_of(process_set).begin(work.grouped_allgather(xs, name))
 
 
-def broadcast(x: ArrayLike, root_rank: int, name: str | None = None, process_set: Set = None) -> Array:
-    """Return `x` of world rank `root_rank`. On the root it returns when all others have it."""
+def broadcast(
+    x: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> Array:
+    """Return `x` of rank `root_rank`, in a new array.
+
+    `x`: the same shape and dtype on every rank; only the root's values count. `root_rank`: a rank of the world,
+    also in a process set. On the root the function returns when all other ranks have the values.
+    """
     return group_of(process_set).call(work.broadcast(x, root_rank, name))
 
 
-def broadcast_(x: Array, root_rank: int, name: str | None = None, process_set: Set = None) -> Array:
-    """Fill `x` with that of world rank `root_rank`, and return it."""
+def broadcast_(x: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
+    """Overwrite `x` with `x` of rank `root_rank`, and return `x`. As `broadcast`, without a new array."""
     return group_of(process_set).call(work.broadcast_in_place(x, root_rank, name))
 
 
 def broadcast_async(
-    x: ArrayLike, root_rank: int, name: str | None = None, process_set: Set = None
+    x: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `broadcast`."""
+    """Begin `broadcast`; the handle's result is the new array."""
     return group_of(process_set).begin(work.broadcast(x, root_rank, name))
 
 
-def broadcast_async_(x: Array, root_rank: int, name: str | None = None, process_set: Set = None) -> Handle[Array]:
-    """Begin `broadcast_`."""
+def broadcast_async_(
+    x: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> Handle[Array]:
+    """Begin `broadcast_`; the handle's result is `x`, whose content is undefined until then."""
     return group_of(process_set).begin(work.broadcast_in_place(x, root_rank, name))
 
 
 def alltoall(
-    x: ArrayLike, splits: ArrayLike | None = None, name: str | None = None, process_set: Set = None
+    x: ArrayLike, splits: ArrayLike | None = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> tuple[Array, NDArray[np.int64]]:
-    """Deal the rows of `x` out and return (rows from all ranks in rank order, how many came from each).
+    """Send each rank its rows of `x`; return the rows that came from all ranks, and how many came from each.
 
-    `splits`: rows for each rank of the set; by default all get the same number.
+    `x`: shape `(rows, ...)`; the number of rows may differ between ranks. `splits`: how many rows each rank of
+    the set gets, in rank order, together `rows`; None: every rank the same number, which must divide `rows`.
+    Returns an array of shape `(rows received, ...)` in rank order, and an int64 array of shape `(ranks,)`.
     """
     return group_of(process_set).call(work.alltoall(x, splits, name))
 
 
 def alltoall_async(
-    x: ArrayLike, splits: ArrayLike | None = None, name: str | None = None, process_set: Set = None
+    x: ArrayLike, splits: ArrayLike | None = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[tuple[Array, NDArray[np.int64]]]:
-    """Begin `alltoall`."""
+    """Begin `alltoall`; the handle's result is the pair that `alltoall` returns."""
     return group_of(process_set).begin(work.alltoall(x, splits, name))
 
 
-def barrier(process_set: Set = None) -> None:
-    """Return when every rank has called it."""
+def barrier(process_set: ProcessSet | None = None) -> None:
+    """Return when every rank of the set has called `barrier`."""
     group_of(process_set).call(work.barrier())

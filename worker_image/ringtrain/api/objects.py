@@ -1,5 +1,7 @@
 """Plain values between ranks: broadcast and allgather of what JSON can say, of arrays and of bytes."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,12 @@ def broadcast_object(
     *,
     allow_pickle: bool = False,
 ) -> Any:
-    """Return `value` of world rank `root_rank`; what others pass is ignored.
+    """Return `value` of rank `root_rank` (a rank of the world); what other ranks pass is ignored.
 
-    Carried: None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, numpy arrays and scalars. What
-    is left needs `allow_pickle=True` on every rank, and then trusts the root: unpickling runs code of its choice.
-    Raises ConfigurationError, on every rank, for a value that can't be carried.
+    Types that travel: None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, numpy arrays and
+    scalars. Other types need `allow_pickle=True` on every rank. Every rank then trusts the root, because
+    unpickling runs code that the root chose. Raises ConfigurationError, on every rank, for a value that can't
+    travel, and what every collective raises.
     """
     group = group_of(process_set)
     ranks = group.ranks
@@ -43,7 +46,10 @@ def broadcast_object(
 def allgather_object(
     value: Any, name: str | None = None, process_set: ProcessSet | None = None, *, allow_pickle: bool = False
 ) -> list[Any]:
-    """Return `value` of every rank, in rank order. What can be carried is as in `broadcast_object`."""
+    """Return `value` of every rank, in a list in rank order.
+
+    Types that travel, `allow_pickle` and errors are those of `broadcast_object`.
+    """
     group = group_of(process_set)
     ranks = group.ranks
     message = packed(value, allow_pickle)

@@ -4,3 +4,7 @@ from ringtrain.checkpoint.places import attempt_directory, job_directory, readab
 from ringtrain.checkpoint.store import Checkpoints, Saved
 
 __all__ = ["Checkpoints", "Saved", "attempt_directory", "job_directory", "readable_directories"]
+
+
+def __dir__() -> list[str]:
+    return __all__

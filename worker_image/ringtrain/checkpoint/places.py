@@ -7,6 +7,8 @@ network can neither change nor remove what the present one has written. Readers 
 any checkpoint, whatever steps earlier ones have reached since. See docs/decisions/0015-a-folder-for-each-job.md.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Sequence

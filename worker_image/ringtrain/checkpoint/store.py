@@ -1,5 +1,7 @@
 """Checkpoints of a job: rank 0 writes them, and every rank resumes from the same one."""
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections.abc import Mapping, Sequence

@@ -4,3 +4,7 @@ from ringtrain.data.idx import Labelled, read_idx, read_mnist
 from ringtrain.data.shard import Batch, Shard, shard
 
 __all__ = ["Batch", "Labelled", "Shard", "read_idx", "read_mnist", "shard"]
+
+
+def __dir__() -> list[str]:
+    return __all__

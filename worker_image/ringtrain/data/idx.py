@@ -4,6 +4,8 @@ The format, from the data set's home page (LeCun, Cortes & Burges): two zero byt
 for the number of dimensions, each dimension as a big-endian 32-bit integer, then the elements in C order.
 """
 
+from __future__ import annotations
+
 import gzip
 import struct
 import zlib

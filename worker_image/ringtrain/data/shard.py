@@ -1,5 +1,7 @@
 """Which samples each rank trains on: decided from (seed, epoch, rank, size) alone, without talking to anyone."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The optimizer that lives in host memory: gradients in, reduced over the ring, new weights out."""
 
+from __future__ import annotations
+
 import contextvars
 import threading
 import time

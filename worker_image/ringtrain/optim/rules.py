@@ -83,12 +83,15 @@ class SGD:
 
     @property
     def state_names(self) -> tuple[str, ...]:
+        """Arrays of state for each weight."""
         return ("momentum",) if self.momentum else ()
 
     def terms(self, step: StepValues) -> SgdTerms:
+        """The numbers that compiled kernels apply this rule with."""
         return SgdTerms(step.rate, step.scale, self.momentum, self.nesterov, self.weight_decay)
 
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        """Change the weights and the state of `part` in place."""
         kernels.sgd(part, self.terms(step))
 
 
@@ -111,12 +114,15 @@ class Adam:
 
     @property
     def state_names(self) -> tuple[str, ...]:
+        """Arrays of state for each weight."""
         return ("mean", "square")
 
     def terms(self, step: StepValues) -> AdamTerms:
+        """The numbers that compiled kernels apply this rule with."""
         return _terms(self, step, coupled_decay=self.weight_decay)
 
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        """Change the weights and the state of `part` in place."""
         kernels.adam(part, self.terms(step))
 
 
@@ -138,12 +144,15 @@ class AdamW:
 
     @property
     def state_names(self) -> tuple[str, ...]:
+        """Arrays of state for each weight."""
         return ("mean", "square")
 
     def terms(self, step: StepValues) -> AdamTerms:
+        """The numbers that compiled kernels apply this rule with."""
         return _terms(self, step, decoupled_decay=self.weight_decay)
 
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        """Change the weights and the state of `part` in place."""
         kernels.adam(part, self.terms(step))
 
 
@@ -166,12 +175,15 @@ class LAMB:
 
     @property
     def state_names(self) -> tuple[str, ...]:
+        """Arrays of state for each weight."""
         return ("mean", "square")
 
     def direction(self, part: Part, step: StepValues, kernels: Kernels) -> None:
+        """Change the state of `part`, and put the direction of the update in the place of its gradient."""
         kernels.lamb_direction(part, _terms(self, step, decoupled_decay=self.weight_decay))
 
     def trust_ratio(self, weight_norm: float, direction_norm: float) -> float:
+        """The factor on the learning rate for a layer whose weights and direction have these L2 norms."""
         return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
 
 

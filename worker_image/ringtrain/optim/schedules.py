@@ -3,6 +3,8 @@
 Any function from step to factor will do; these are the usual ones.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

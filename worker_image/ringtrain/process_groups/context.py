@@ -1,5 +1,7 @@
 """This process's one world: made by `init`, gone with `shutdown`."""
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import itertools
@@ -144,7 +146,7 @@ class RankContext:
             return found
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator["RankContext"]:
+    def entered(self) -> Iterator[RankContext]:
         """Make this the current world of the calling thread: so that one process can hold several ranks."""
         token = _entered.set(self)
         try:
@@ -185,9 +187,13 @@ def init(
 ) -> None:
     """Join the world that the environment describes; return when every rank has joined.
 
-    `timeout`: seconds within which a peer must answer, instead of `RINGTRAIN_TIMEOUT`. `config`: instead of what
-    the environment says. `segment_bytes`: what collectives are cut into; the same on all ranks, and without
-    effect on results. Calling it again does nothing. Raises ConfigurationError and PeerLost.
+    The environment is the agent's, torchrun's, `TF_CONFIG`, or an MPI launcher's; without any of them this
+    process is a world of one. `timeout`: seconds within which a peer must answer, in the place of
+    `RINGTRAIN_TIMEOUT`. `config`: the configuration, in the place of what the environment says. `segment_bytes`:
+    the length of the segments that collectives are cut into, the same on all ranks, without effect on results.
+
+    A second call does nothing. Raises ConfigurationError for a variable or argument that is wrong, PeerLost when
+    a rank does not come in time.
     """
     global _context
     with _lock:
@@ -210,7 +216,10 @@ def init(
 
 
 def shutdown() -> None:
-    """Leave the world. Peers that still wait for this rank raise PeerLost. Without a world it does nothing."""
+    """Leave the world. Peers that still wait for this rank raise PeerLost. Without a world it does nothing.
+
+    Called by itself when the interpreter ends.
+    """
     global _context
     with _lock:
         context, _context = _context, None
@@ -257,32 +266,32 @@ def current_or_none() -> RankContext | None:
 
 
 def rank() -> int:
-    """This process's place among all ranks, from 0."""
+    """This process's rank in the world, from 0. Raises NotInitializedError without a world."""
     return current().config.rank
 
 
 def size() -> int:
-    """How many ranks there are."""
+    """The number of ranks in the world. Raises NotInitializedError without a world."""
     return current().config.size
 
 
 def local_rank() -> int:
-    """This process's place among the ranks of its host or pod, from 0."""
+    """This process's rank among the ranks of its host or pod, from 0. Raises NotInitializedError."""
     return current().config.local_rank
 
 
 def local_size() -> int:
-    """How many ranks there are on this host or in this pod."""
+    """The number of ranks on this host or in this pod. Raises NotInitializedError without a world."""
     return current().config.local_size
 
 
 def cross_rank() -> int:
-    """The place of this host or pod among those that have a rank with this local rank, from 0."""
+    """The rank of this host or pod among those that have a rank with this local rank, from 0."""
     return current().config.cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts or pods have a rank with this local rank."""
+    """The number of hosts or pods that have a rank with this local rank."""
     return current().config.cross_size
 
 
@@ -311,7 +320,7 @@ def _transport(place: Place, config: WorkerConfig) -> Transport:
     return RpcTransport(place.rank, place.addresses, place.timeout_s, config.data_path == "auto", _tls(config))
 
 
-def _tls(config: WorkerConfig) -> "Tls | None":
+def _tls(config: WorkerConfig) -> Tls | None:
     """What ranks encrypt with, where they are to. Raises ConfigurationError where they can't."""
     if config.encrypt == "none":
         return None

@@ -1,5 +1,7 @@
 """Runs collectives one after the other, in the order in which they were submitted."""
 
+from __future__ import annotations
+
 import queue
 import threading
 from collections.abc import Callable
@@ -12,9 +14,9 @@ T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """A collective under way. `poll` it, or `synchronize` to get its result or its error."""
+    """A collective under way, as the `_async` functions return it. `synchronize` gives its result or its error."""
 
-    def __init__(self, future: "Future[T]") -> None:
+    def __init__(self, future: Future[T]) -> None:
         self._future = future
 
     def poll(self) -> bool:
@@ -109,7 +111,7 @@ class Executor:
             with self._lock:
                 self._pending -= 1
 
-    def _run_one(self, work: Callable[[], Any], future: "Future[Any]") -> None:
+    def _run_one(self, work: Callable[[], Any], future: Future[Any]) -> None:
         if self._stopped:
             future.set_exception(NotInitializedError("ringtrain was shut down before this collective began"))
             return

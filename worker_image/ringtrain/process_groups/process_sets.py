@@ -1,5 +1,7 @@
 """Process sets: ranks of the world that run collectives among themselves."""
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
