@@ -7,10 +7,11 @@ watched, because that takes the right to read them.
 """
 
 import asyncio
+import json
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +32,11 @@ from ringtrain_operator.cluster.api import (
     Forbidden,
     NotFound,
     Resource,
+    ServerError,
 )
 from ringtrain_operator.cluster.api.client import METADATA_ONLY
+from ringtrain_operator.cluster.api.decode import decode
+from ringtrain_operator.cluster.api.transport import lines_of
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.observe import ObjectRef
 
@@ -106,7 +110,7 @@ async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: thre
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
         middlewares=(_Narrow(connection),),
-        response_class=_NeverNull,
+        response_class=_Readable,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         headers={"User-Agent": "ringtrain-operator-watch"},
     ) as session:
@@ -220,14 +224,52 @@ class _NoDiff(kopf.DiffBaseStorage):
         pass
 
 
-class _NeverNull(aiohttp.ClientResponse):
-    """An empty list of metadata has `items: null`, which kopf does not expect."""
+class _Readable(aiohttp.ClientResponse):
+    """Answers as kopf can take them, whatever is in the cluster.
 
-    async def json(self, **options: Any) -> Any:
-        decoded = await super().json(**options)
-        if isinstance(decoded, dict) and decoded.get("items", ()) is None:
-            decoded["items"] = []
+    An empty list of metadata has `items: null`, which kopf does not expect; and `managedFields` repeat a spec's
+    levels, so that one deep object would end kopf's decoder, or its copying, and with it the watch of all.
+    """
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        await super().start(connection)
+        if "watch" in self.url.query and self.status < 400:
+            self.content = _Events(self.content)  # type: ignore[assignment]
+        return self
+
+    async def json(self, **_options: Any) -> Any:
+        decoded = _decoded(await self.read())
+        if isinstance(decoded, dict) and "items" in decoded:
+            decoded["items"] = [_flat(item) for item in decoded["items"] or ()]
         return decoded
+
+
+class _Events:
+    """The content of a watch, with events whose objects are flat."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
+        async for line in lines_of(self._content):
+            event = _decoded(line)
+            yield json.dumps({**event, "object": _flat(event["object"])}).encode() + b"\n"
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return decode(raw)
+    except ServerError as exc:
+        raise aiohttp.ClientPayloadError(str(exc)) from exc  # kopf lists and watches again
+
+
+def _flat(obj: dict[str, Any]) -> dict[str, Any]:
+    """`obj`, which is all metadata, without the part that has levels."""
+    metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
+    return {**obj, "metadata": metadata}
 
 
 class _Narrow:

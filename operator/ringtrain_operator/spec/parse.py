@@ -26,6 +26,9 @@ MAX_NAME_LENGTH = 51
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
+# Kubernetes' pod templates have about 20 levels. Far below where Python's recursion ends.
+DEPTH_MAX = 100
+
 # Dicts that are not ours: their fields are the API server's to judge, nulls included.
 _OPAQUE = frozenset({"template", "emptyDir"})
 
@@ -43,6 +46,9 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise SpecInvalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
+    if _depth(spec) > DEPTH_MAX:
+        said = f"is nested more than {DEPTH_MAX} levels deep; no field of a job or of a pod template is"
+        raise SpecInvalid([*problems, Problem("spec", said)])
     parsed, spec_problems = _parse_spec(spec, (schema or packaged_schema()) if templates else None)
     problems += spec_problems
     if problems or parsed is None:
@@ -56,6 +62,15 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
         spec=parsed,
         deleting=bool(metadata.get("deletionTimestamp")),
     )
+
+
+def _depth(value: Any) -> int:
+    """Levels of mappings and lists. Without recursion, which a deep value would end."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, Mapping | list)]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, Mapping) else one)]
+    return depth
 
 
 def update_problems(new: JobSpec, old: JobSpec) -> list[Problem]:

@@ -1,15 +1,15 @@
 """The verbs of the Kubernetes API that ringtrain uses."""
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.decode import decode
 from ringtrain_operator.cluster.api.errors import Unreachable, error_of
 from ringtrain_operator.cluster.api.resources import PODS, Resource
-from ringtrain_operator.cluster.api.transport import Request, RetryPolicy, Transport
+from ringtrain_operator.cluster.api.transport import Request, RetryPolicy, Transport, lines_of
 
 Json = dict[str, Any]
 
@@ -159,7 +159,7 @@ class ApiClient:
         query.update({"resourceVersion": since} if since else {})
         async with aclosing(self._lines(Request("GET", resource.path(namespace), query))) as lines:
             async for line in lines:
-                event: Json = json.loads(line)
+                event: Json = decode(line)
                 if event["type"] == "ERROR":
                     raise error_of(int(event["object"].get("code", 500)), event["object"], None)
                 yield event
@@ -183,15 +183,9 @@ class ApiClient:
                 yield line
 
     async def _lines(self, request: Request) -> AsyncGenerator[bytes, None]:
-        rest = b""
         async with self._transport.stream(request) as content:
-            # not readline(): a watch event may be longer than aiohttp's limit on a line
-            async for chunk in content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield line + b"\n"
-        if rest:
-            yield rest
+            async for line in lines_of(content):
+                yield line
 
     async def raw_get(self, path: str) -> Any:
         """The answer at any path, such as /version."""

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.decode import decode
 from ringtrain_operator.cluster.api.errors import (
     ApiError,
     NotLeader,
@@ -115,7 +116,7 @@ class Transport:
         lane = self._creations if request.method == "POST" else nullcontext()
         async with lane, self._slots, self._answer(session, request, self._timeout_s) as response:
             raw = await response.read()
-            return json.loads(raw) if want_body else None
+            return decode(raw) if want_body else None
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[aiohttp.StreamReader]:
@@ -150,11 +151,22 @@ class Transport:
             raise Unreachable(f"{request.method} {request.path}: no answer from the API server: {why}") from exc
 
 
+async def lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a stream as they come, newline included; of any length, which `readline` would refuse."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
+
+
 async def _refusal(response: aiohttp.ClientResponse) -> ApiError:
     raw = await response.read()
     try:
-        status = json.loads(raw)
-    except ValueError:
+        status = decode(raw)
+    except ServerError:
         status = {"message": raw.decode(errors="replace")[:500]}
     try:
         retry_after_s = float(response.headers["Retry-After"])

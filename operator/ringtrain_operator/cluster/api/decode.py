@@ -1,0 +1,47 @@
+"""JSON of the API server, however deep: one object that somebody nested must not cost a whole list.
+
+The API server stores objects of a custom resource up to 10,000 levels deep, and repeats the levels in
+`metadata.managedFields`. Python's decoder ends with RecursionError at about 1,000.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ringtrain_operator.cluster.api.errors import ServerError
+
+# Kubernetes' own objects have about 20 levels, its OpenAPI document less than 50.
+DEPTH_MAX = 200
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
+
+
+def decode(raw: bytes) -> Any:
+    """The value of a JSON document; where it is too deep for Python's decoder, null below level `DEPTH_MAX`.
+
+    Raises ServerError for what is no JSON.
+    """
+    try:
+        try:
+            return json.loads(raw)
+        except RecursionError:
+            return json.loads(b"".join(_pruned(raw)))
+    except ValueError as exc:
+        raise ServerError(f"the API server's answer is no JSON: {exc}") from exc
+
+
+def _pruned(raw: bytes) -> Iterator[bytes]:
+    """The document's parts that are not too deep, with null for each value that is."""
+    depth, kept_to = 0, 0
+    for token in _STRING_OR_BRACKET.finditer(raw):
+        if token[0] in (b"{", b"["):
+            depth += 1
+            if depth == DEPTH_MAX + 1:
+                yield raw[kept_to : token.start()]
+        elif token[0] in (b"}", b"]"):
+            if depth == DEPTH_MAX + 1:
+                yield b"null"
+                kept_to = token.end()
+            depth -= 1
+    if depth <= DEPTH_MAX:
+        yield raw[kept_to:]
