@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-SECONDS = 0.3
+TIMES_NUMPY = 4.0  # measured: 2; a framework would add 20, and protobuf 1
 # One of so many tries: a busy machine makes single ones slower, also in CPU time.
 TRIES = 7
 
@@ -22,6 +22,9 @@ def test_ringtrain_alone_imports_no_framework():
 
 
 def test_ringtrain_is_imported_quickly():
-    """numpy and grpcio included."""
-    program = "import time; begin = time.process_time(); import ringtrain; print(time.process_time() - begin)"
-    assert any(float(in_a_new_process(program)[0]) < SECONDS for _ in range(TRIES))
+    """Held against numpy, so that it does not depend on the machine."""
+    clock = "import time; now = time.process_time; began = now()"
+    program = (
+        f"{clock}; import numpy; numpys = now() - began; import ringtrain; print((now() - began) / numpys - 1)"
+    )
+    assert any(float(in_a_new_process(program)[0]) < TIMES_NUMPY for _ in range(TRIES))

@@ -12,8 +12,11 @@ PAGE = (ROOT / "docs/migrate-from-horovod.md").read_text()
 
 
 def public_names(module: str) -> list[str]:
-    """`__all__` of an adapter, read without importing its framework."""
+    """`__all__` of an adapter, or of that which it takes it from, read without importing a framework."""
     tree = ast.parse((ROOT / "worker_image/ringtrain" / module / "__init__.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "__all__" for alias in node.names):
+            return public_names(str(node.module).removeprefix("ringtrain.").replace(".", "/"))
     (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "__all__"]
     return ast.literal_eval(names)
 

@@ -10,6 +10,7 @@ import pytest
 from support.ranks import run_ranks, started_ranks, tell
 
 import ringtrain as rt
+from ringtrain.process_groups.context import current
 from ringtrain.wire.signature import Signature, Tensor
 from ringtrain.world.failure_state import Verdict
 from ringtrain.world.lateness import Lateness
@@ -140,7 +141,7 @@ def _never_come() -> str:
     rt.init()
     rt.barrier()
     if rt.rank() == 1:
-        while rt.collectives.session.current()._member.verdict.failure is None:
+        while current()._member.verdict.failure is None:
             time.sleep(0.01)
     with pytest.raises(rt.errors.PeerLost) as caught:
         rt.allreduce(np.ones(2), name="loss")

@@ -110,19 +110,22 @@ _active: Timeline | None = None
 
 def span(name: str, category: str, **args: Any) -> _Span | _NoSpan:
     """A context whose time is recorded if a timeline is being written; costs next to nothing otherwise."""
-    return NO_SPAN if _active is None else _Span(_active, name, category, args)
+    timeline = _active  # which another thread may stop meanwhile
+    return NO_SPAN if timeline is None else _Span(timeline, name, category, args)
 
 
 def record_since(began_ns: int, name: str, category: str) -> None:
     """Record what began at `began_ns` of `time.perf_counter_ns`, perhaps in another function, and ends now."""
-    if _active is not None:
-        _active.record(name, category, began_ns, time.perf_counter_ns(), {})
+    timeline = _active
+    if timeline is not None:
+        timeline.record(name, category, began_ns, time.perf_counter_ns(), {})
 
 
 def record(name: str, category: str, began_ns: int, ended_ns: int, track: str, **args: Any) -> None:
     """Record what lasted from `began_ns` to `ended_ns` of `time.perf_counter_ns`, in a track of its own."""
-    if _active is not None:
-        _active.record(name, category, began_ns, ended_ns, args, track)
+    timeline = _active
+    if timeline is not None:
+        timeline.record(name, category, began_ns, ended_ns, args, track)
 
 
 def start(path: str | Path, rank: int) -> None:

@@ -175,18 +175,16 @@ class Call:
         self._member.monitor.report(
             Failure("lost", f"rank {rank} left {self._doing.label} because of {reason}", rank)
         )
-        self._await_verdict()
+        self._member.await_verdict()
 
     def _raise_verdict(self) -> NoReturn:
         if self._member.left:
             raise NotInitializedError(f"ringtrain was shut down during {self._doing.label}")
-        self._await_verdict()
+        self._member.await_verdict()
         self._member.verdict.check()
+        if self._member.left:
+            raise NotInitializedError(f"ringtrain was shut down during {self._doing.label}")
         raise RingtrainError(f"{self._doing.label} failed, and no reason was found in time")
-
-    def _await_verdict(self) -> None:
-        self._member.verdict.wait(self._member.place.timeout_s / 5)
-        self._member.monitor.await_announced(self._member.place.timeout_s / 10)
 
     def _cancel(self) -> None:
         for stream in list(self._streams.values()):

@@ -44,6 +44,9 @@ class Runner(Protocol):
     def wait_stopped(self, timeout_s: float) -> None:
         """Wait for what is under way. The world has been left, so that it ends."""
 
+    def in_flight(self) -> str:
+        """Name what users have begun by name and not got, for messages; empty if that is nothing."""
+
 
 class RankContext:
     """A rank in its world: its configuration, its process groups, and what runs collectives in them."""
@@ -68,6 +71,7 @@ class RankContext:
         self._communicators: dict[int, Communicator] = {}  # all, by number
         self._further: Counter[int] = Counter()  # communicators of a set beside those of queue and collectives
         self._attached: dict[type[Any], Any] = {}
+        self._closing = False
         try:
             self.add_set(tuple(range(config.size)))
             if config.check_in_file is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
@@ -96,6 +100,12 @@ class RankContext:
         """World ranks of a set; None if there is no such set."""
         ranks = self._sets.get(process_set)
         return None if ranks is None else list(ranks)
+
+    def in_flight(self, process_set: int) -> str:
+        """Name what this rank has begun by name in a set and not got; empty if that is nothing."""
+        with self._lock:
+            runners = [runner for number, runner in self._runners if number == process_set]
+        return ", ".join(filter(None, (runner.in_flight() for runner in runners)))
 
     def remove_set(self, process_set: int) -> None:
         """Close what a set has; nothing may be under way in it."""
@@ -136,6 +146,8 @@ class RankContext:
         """Stop `runner` when the set is removed or the world is left."""
         with self._lock:
             self._runners.append((process_set, runner))
+            if self._closing:
+                runner.stop()
 
     def attached(self, kind: type[T], make: Callable[[], T]) -> T:
         """The one `kind` that a higher layer keeps with this world; made when it is first asked for."""
@@ -155,14 +167,18 @@ class RankContext:
             _entered.reset(token)
 
     def close(self) -> None:
-        """Leave the world. What is under way fails."""
-        runners = [runner for _, runner in self._runners]
+        """Leave the world. What is under way fails. Calling it again does nothing."""
+        with self._lock:
+            self._closing = True
+            runners = [runner for _, runner in self._runners]
         for runner in runners:
             runner.stop()
         self._member.leave()
         for runner in runners:
             runner.wait_stopped(self.config.timeout_s)
-        for communicator in self._communicators.values():
+        with self._lock:
+            opened, self._communicators = list(self._communicators.values()), {}
+        for communicator in opened:
             communicator.close()
 
     def _open(self, process_set: int, number: int, executor: Executor) -> ProcessGroup:
@@ -173,8 +189,11 @@ class RankContext:
         network = ExchangeCommunicator(self._member, number, self._sets[process_set], self._segment_bytes)
         chosen = choose_communicator(self._member, number, network, self.config)
         with self._lock:
-            self._communicators[number] = chosen
-        return chosen
+            if not self._closing:
+                self._communicators[number] = chosen
+                return chosen
+        chosen.close()  # nobody else would: a queue has opened it while the world was left
+        raise NotInitializedError("ringtrain was shut down while a communicator was opened")
 
 
 _lock = threading.Lock()

@@ -98,7 +98,11 @@ class Executor:
         if self._turn.acquire(timeout=timeout_s):
             self._turn.release()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout_s)
+
+    def in_flight(self) -> str:
+        """Nothing: its collectives have no names, and what follows them waits for them."""
+        return ""
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

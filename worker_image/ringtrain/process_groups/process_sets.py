@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ringtrain.communicators.numbers import WORLD
 from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.context import RankContext, current, current_or_none
@@ -110,13 +112,24 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Give up a set and return True, or False if it is the global one or no set in use. Every rank calls this."""
+    """Give up a set and return True, or False if it is the global one or no set in use. Every rank calls this.
+
+    Raises ConfigurationError, on every rank, while a named collective of the set is in flight on any of them; the
+    set stays in use.
+    """
     number = process_set.process_set_id
     if not number:
         return False
     context = current()
     what = Signature(f"remove_process_set({process_set.ranks})")
-    context.group().call(lambda communicator: communicator.barrier(what))
+    own = np.frombuffer(context.in_flight(number).encode(), np.uint8)
+    said = context.group().call(lambda communicator: communicator.all_gather_parts(what, own))
+    busy = [f"{part.tobytes().decode()} on rank {rank}" for rank, part in enumerate(said) if len(part)]
+    if busy:
+        raise ConfigurationError(
+            f"process set {process_set.ranks} can't be removed while collectives of it are in flight: "
+            f"{', '.join(busy)}; synchronize() them on every rank of it first"
+        )
     context.remove_set(number)
     process_set.unbind()
     return True

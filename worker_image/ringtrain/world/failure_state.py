@@ -11,6 +11,7 @@ class Verdict:
 
     def __init__(self) -> None:
         self._reached = threading.Event()
+        self._over = threading.Event()
         self._lock = threading.Lock()
         self._failure: Failure | None = None
         self._interrupted = False
@@ -33,6 +34,7 @@ class Verdict:
         for callback in callbacks:
             callback()
         self._reached.set()
+        self._over.set()
         return True
 
     def interrupt(self) -> None:
@@ -42,6 +44,7 @@ class Verdict:
             callbacks = list(self._callbacks)
         for callback in callbacks:
             callback()
+        self._over.set()
 
     def on_reached(self, callback: Callable[[], None]) -> None:
         """Call back when the verdict is reached; at once if it is already."""
@@ -59,6 +62,10 @@ class Verdict:
     def wait(self, timeout_s: float) -> bool:
         """Wait for the verdict. Returns whether it was reached in time."""
         return self._reached.wait(max(timeout_s, 0))
+
+    def wait_over(self, timeout_s: float) -> None:
+        """Wait for the verdict, or for this rank to leave: then there may be none."""
+        self._over.wait(timeout_s)
 
     def check(self) -> None:
         """Raise the world's failure if it has one."""

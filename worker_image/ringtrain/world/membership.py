@@ -69,6 +69,11 @@ class Membership:
             f"same calls",
         )
 
+    def await_verdict(self) -> None:
+        """After a report: wait until what follows from it is known to all, or this rank leaves."""
+        self.verdict.wait_over(self.place.timeout_s / 5)
+        self.monitor.await_announced(self.place.timeout_s / 10)
+
     def leave(self) -> None:
         """Tell the peers, let what they still take flow out, and close. Calling it again does nothing."""
         if not self._closed.acquire(blocking=False):

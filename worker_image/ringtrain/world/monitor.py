@@ -77,6 +77,7 @@ class Monitor:
         self._reports.put(None)
         if self._thread.ident is not None:
             self._thread.join()
+        self._announced.set()  # if there was something to announce, it has been
 
     def report(self, report: Report) -> None:
         """Hand in what was noticed. Returns at once; the verdict follows, within a fifth of the timeout."""

@@ -145,6 +145,8 @@ class Board:
         """Wait until this rank has begun collective `key`."""
         self.wait_until(lambda: key in self._offers or self._has_begun(key), caller)
         offer = self._offers.get(key)
+        if offer is None and self._closing and self._verdict.failure is None:
+            raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
         if offer is None:
             ended = Failure("internal", f"rank {self._rank} has ended collective #{key[1]} already")
             raise Refused(self._verdict.failure or ended)

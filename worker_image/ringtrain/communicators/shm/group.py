@@ -143,7 +143,7 @@ class SharedGroup:
 
     def _fail(self, outcome: Outcome, what: Signature, waited_s: float) -> NoReturn:
         """Report what happened, and raise what the world decides."""
-        if outcome is Outcome.STOPPED and self._member.left:
+        if self._member.left:
             raise NotInitializedError(f"ringtrain was shut down during {self._doing(what).label}")
         doing, monitor = self._doing(what), self._member.monitor
         blamed = self.ranks[self._channel.blamed]
@@ -154,19 +154,17 @@ class SharedGroup:
         elif outcome is Outcome.TIMEOUT:
             others = [rank for rank in self._suspects if rank != blamed]
             monitor.report(Stalled((blamed, *others), waited_s, doing))
-        self._await_verdict()
+        self._member.await_verdict()
         self._member.verdict.check()
+        if self._member.left:
+            raise NotInitializedError(f"ringtrain was shut down during {doing.label}")
         raise RingtrainError(f"{doing.label} failed, and no reason was found in time")
 
     def _give_up(self, doing: Doing, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         rank = self._member.place.rank
         self._member.monitor.report(Failure("lost", f"rank {rank} left {doing.label} because of {reason}", rank))
-        self._await_verdict()
-
-    def _await_verdict(self) -> None:
-        self._member.verdict.wait(self._member.place.timeout_s / 5)
-        self._member.monitor.await_announced(self._member.place.timeout_s / 10)
+        self._member.await_verdict()
 
     def _mismatch(self, what: Signature) -> Failure:
         position = self._channel.blamed

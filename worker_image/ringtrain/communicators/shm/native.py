@@ -188,6 +188,8 @@ class NativeChannel:
         The channel can't be used any more. Returns whether nobody uses the segment: False if what runs has not
         ended within `timeout_s`, or runs in this very thread, whose signal handler closes the world.
         """
+        if self._closed:
+            return True
         self.stop()
         self._library.ringtrain_shm_leave(ctypes.byref(self._channel))
         if self._user == threading.get_ident() or not self._in_use.acquire(timeout=timeout_s):
