@@ -13,20 +13,20 @@ from ring.worlds import world_of
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError
 from ringtrain.negotiation.agreement import Agreement
 from ringtrain.negotiation.queue import NamedQueue
-from ringtrain.negotiation.request import Kind, Request, Round
+from ringtrain.negotiation.request import CollectiveKind, Request, Round
 from ringtrain.process_groups.context import current
 
 ONES = np.ones(2, np.float32)
 
 
 def allreduce(name: str, shape: tuple[int, ...] = (2,), op: str = "Sum") -> Request:
-    return Request(Kind.ALLREDUCE, name, ("float32",), (shape,), op=op)
+    return Request(CollectiveKind.ALLREDUCE, name, ("float32",), (shape,), op=op)
 
 
 def hear(agreements: list[Agreement], said: list[Round]):
     """Let every rank hear the same round over the wire; they decide alike."""
     rounds = [Round.decode(one.encode()) for one in said]
-    decisions = [agreement.hear(rounds) for agreement in agreements]
+    decisions = [agreement.receive(rounds) for agreement in agreements]
     assert all(decision == decisions[0] for decision in decisions)
     return decisions[0]
 
@@ -37,17 +37,17 @@ def agreements(size: int) -> list[Agreement]:
 
 def test_a_collective_waits_until_every_rank_has_asked():
     ranks = agreements(2)
-    assert hear(ranks, [ranks[0].to_say([allreduce("a")]), ranks[1].to_say([])]).agreed == ()
-    (agreed,) = hear(ranks, [ranks[0].to_say([]), ranks[1].to_say([allreduce("a")])]).agreed
+    assert hear(ranks, [ranks[0].next_round([allreduce("a")]), ranks[1].next_round([])]).agreed == ()
+    (agreed,) = hear(ranks, [ranks[0].next_round([]), ranks[1].next_round([allreduce("a")])]).agreed
     assert (agreed.name, agreed.error) == ("a", "")
 
 
 def test_what_was_agreed_on_before_is_said_as_a_number():
     ranks = agreements(2)
-    hear(ranks, [rank.to_say([allreduce("a")]) for rank in ranks])
-    said = ranks[0].to_say([allreduce("a")])
+    hear(ranks, [rank.next_round([allreduce("a")]) for rank in ranks])
+    said = ranks[0].next_round([allreduce("a")])
     assert (said.requests, said.known) == ((), (0,))
-    (agreed,) = hear(ranks, [rank.to_say([allreduce("a")]) for rank in ranks]).agreed
+    (agreed,) = hear(ranks, [rank.next_round([allreduce("a")]) for rank in ranks]).agreed
     assert agreed.any_request == allreduce("a")
 
 
@@ -59,23 +59,25 @@ def test_what_was_agreed_on_before_is_said_as_a_number():
         ({"op": "Max"}, "op is Sum on rank 0 and Max on rank 1"),
         ({"device": "cuda"}, "device is cpu on rank 0 and cuda on rank 1"),
         ({"prescale": 2.0}, r"prescale factor is 1.0 on rank 0 and 2.0 on rank 1"),
-        ({"kind": Kind.ALLGATHER}, "collective is allreduce on rank 0 and allgather on rank 1"),
+        ({"kind": CollectiveKind.ALLGATHER}, "collective is allreduce on rank 0 and allgather on rank 1"),
         ({"error": "bad splits"}, "rank 1: .*bad splits"),
     ],
 )
 def test_a_difference_names_both_ranks_and_values(change, words):
     ranks = agreements(2)
     requests = [allreduce("a"), replace(allreduce("a"), **change)]
-    (agreed,) = hear(ranks, [rank.to_say([request]) for rank, request in zip(ranks, requests, strict=True)]).agreed
+    (agreed,) = hear(
+        ranks, [rank.next_round([request]) for rank, request in zip(ranks, requests, strict=True)]
+    ).agreed
     assert re.search(words, agreed.error)
 
 
 def test_an_expired_name_says_who_is_missing():
     ranks = agreements(3)
     said = [
-        ranks[0].to_say([allreduce("a")], expired=["a"]),
-        ranks[1].to_say([]),
-        ranks[2].to_say([allreduce("a")]),
+        ranks[0].next_round([allreduce("a")], expired=["a"]),
+        ranks[1].next_round([]),
+        ranks[2].next_round([allreduce("a")]),
     ]
     (agreed,) = hear(ranks, said).agreed
     assert "submitted by ranks [0, 2] and not by ranks [1]" in agreed.error
@@ -83,10 +85,10 @@ def test_an_expired_name_says_who_is_missing():
 
 def test_a_joined_rank_is_not_waited_for_and_the_last_one_is_known():
     ranks = agreements(3)
-    said = [ranks[0].to_say([], joined=True), *(rank.to_say([allreduce("a")]) for rank in ranks[1:])]
+    said = [ranks[0].next_round([], joined=True), *(rank.next_round([allreduce("a")]) for rank in ranks[1:])]
     decisions = hear(ranks, said)
     assert (set(decisions.agreed[0].requests), decisions.all_joined) == ({1, 2}, None)
-    assert hear(ranks, [rank.to_say([], joined=True) for rank in ranks]).all_joined == 2
+    assert hear(ranks, [rank.next_round([], joined=True) for rank in ranks]).all_joined == 2
 
 
 @settings(max_examples=50, deadline=None)
@@ -101,7 +103,7 @@ def test_any_orders_of_submission_end_in_one_order(seed):
         said = []
         for rank, rest in zip(ranks, left, strict=True):
             count = int(random.integers(0, len(rest) + 1))
-            said.append(rank.to_say([allreduce(str(name)) for name in rest[:count]]))
+            said.append(rank.next_round([allreduce(str(name)) for name in rest[:count]]))
             del rest[:count]
         agreed += [entry.name for entry in hear(ranks, said).agreed]
     assert sorted(agreed) == names

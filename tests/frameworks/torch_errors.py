@@ -31,10 +31,10 @@ def check_error_device():
     CPU.
     """
     from ringtrain.negotiation.queues import queue_of
-    from ringtrain.negotiation.request import Kind, Request
+    from ringtrain.negotiation.request import CollectiveKind, Request
 
     device = "cpu" if RANK == 0 else "cuda"
-    request = Request(Kind.ALLREDUCE, "d", ("float32",), ((2,),), op="Sum", device=device)
+    request = Request(CollectiveKind.ALLREDUCE, "d", ("float32",), ((2,),), op="Sum", device=device)
     future = queue_of(hvd.global_process_set).submit(request, lambda: [np.ones(2, np.float32)])
     assert_differs(error_of(future.result), "device is cpu on rank 0 and cuda on rank 1")
 

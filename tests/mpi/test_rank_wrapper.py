@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ringtrain.agent.main_thread import MainThread
-from ringtrain.agent.mpi.rank_registry import Arrival, Departure, RankDesk, Seat
+from ringtrain.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
 from ringtrain.mpi.frames import receive_frame, send_frame
 from ringtrain.mpi.shim import write_shim
 
@@ -28,17 +28,21 @@ class Desk:
         self._directory = directory
         self._stack = stack
         self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        self._listener.bind(str(directory / "desk"))
+        self._listener.bind(str(directory / "registry"))
         self._listener.listen()
         self.manager, self._rank_end = (stack.enter_context(end) for end in socket.socketpair())
         write_shim(directory / "rank", "ringtrain.mpi.rank_wrapper")
 
     def start(self, *program: str) -> socket.socket:
-        """The connection of a wrapper that has been given its seat."""
+        """The connection of a wrapper that has been given its assignment."""
         self._rank_end.set_inheritable(True)
         number = self._rank_end.fileno()
         place = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": str(number)}
-        environment = {"PATH": os.environ["PATH"], "RINGTRAIN_MPI_DESK": str(self._directory / "desk"), **place}
+        environment = {
+            "PATH": os.environ["PATH"],
+            "RINGTRAIN_MPI_REGISTRY": str(self._directory / "registry"),
+            **place,
+        }
         command = [str(self._directory / "rank"), *program]
         self.process = self._stack.enter_context(subprocess.Popen(command, env=environment, pass_fds=[number]))
         self._stack.callback(self.process.kill)
@@ -50,8 +54,8 @@ class Desk:
         hello = self.hear(connection)
         assert (hello["rank"], hello["size"], hello["starter"]) == (1, 2, "MPICH")
         with open(os.devnull, "wb") as nowhere:
-            seat = {"variables": {"SEAT": "taken"}, "check_in": str(self._directory / "check-in")}
-            send_frame(connection, seat, [nowhere.fileno(), nowhere.fileno()])
+            assignment = {"variables": {"SEAT": "taken"}, "check_in": str(self._directory / "check-in")}
+            send_frame(connection, assignment, [nowhere.fileno(), nowhere.fileno()])
         return connection
 
     def answer_init(self) -> None:
@@ -67,7 +71,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(short_path: Path) -> Iterator[Desk]:
+def registry(short_path: Path) -> Iterator[Desk]:
     with ExitStack() as stack:
         yield Desk(short_path, stack)
 
@@ -76,48 +80,48 @@ def desk(short_path: Path) -> Iterator[Desk]:
 INIT = "import os, signal; fd = int(os.environ['PMI_FD']); os.write(fd, b'init'); os.read(fd, 1); "
 
 
-def test_the_agent_hears_of_a_death_before_mpirun_does(desk: Desk) -> None:
+def test_the_agent_hears_of_a_death_before_mpirun_does(registry: Desk) -> None:
     """MPICH's manager takes a closed PMI_FD for a death and kills all ranks: it may see that only afterwards."""
-    connection = desk.start(sys.executable, "-c", INIT + "os.kill(os.getpid(), signal.SIGKILL)")
-    assert desk.hear(connection)["pid"] > 0
-    desk.answer_init()
-    ended = desk.hear(connection)
+    connection = registry.start(sys.executable, "-c", INIT + "os.kill(os.getpid(), signal.SIGKILL)")
+    assert registry.hear(connection)["pid"] > 0
+    registry.answer_init()
+    ended = registry.hear(connection)
     assert (ended["code"], ended["world"]) == (-signal.SIGKILL, 2)
-    desk.manager.setblocking(False)
+    registry.manager.setblocking(False)
     with pytest.raises(BlockingIOError):  # nothing yet, and not the end either
-        desk.manager.recv(100)
-    desk.manager.settimeout(DEADLINE_S)
+        registry.manager.recv(100)
+    registry.manager.settimeout(DEADLINE_S)
     send_frame(connection, {})
-    assert desk.manager.recv(100) == b""
-    assert desk.process.wait(DEADLINE_S) == -signal.SIGKILL
+    assert registry.manager.recv(100) == b""
+    assert registry.process.wait(DEADLINE_S) == -signal.SIGKILL
 
 
-def test_an_abort_is_told_by_the_exit(desk: Desk) -> None:
+def test_an_abort_is_told_by_the_exit(registry: Desk) -> None:
     """MPI_Abort's message makes the manager kill all ranks, this one's wrapper too: it is not passed on.
 
     The program waits for that; the wrapper ends it, and exits with its code.
     """
     abort = "os.write(fd, b'cmd=abort exitcode=5\\n'); os.read(fd, 1)"
-    connection = desk.start(sys.executable, "-c", INIT + abort)
-    assert desk.hear(connection)["pid"] > 0
-    desk.answer_init()
-    assert desk.hear(connection)["code"] == 5
+    connection = registry.start(sys.executable, "-c", INIT + abort)
+    assert registry.hear(connection)["pid"] > 0
+    registry.answer_init()
+    assert registry.hear(connection)["code"] == 5
     send_frame(connection, {})
-    assert desk.manager.recv(100) == b""
-    assert desk.process.wait(DEADLINE_S) == 5
+    assert registry.manager.recv(100) == b""
+    assert registry.process.wait(DEADLINE_S) == 5
 
 
-def test_a_program_may_go_on_without_the_manager(desk: Desk) -> None:
+def test_a_program_may_go_on_without_the_manager(registry: Desk) -> None:
     """Closing PMI_FD, as MPI_Finalize does, is not the end of the program."""
-    connection = desk.start(sys.executable, "-c", INIT + "os.close(fd); os._exit(7)")
-    assert desk.hear(connection)["pid"] > 0
-    desk.answer_init()
-    assert desk.hear(connection)["code"] == 7
+    connection = registry.start(sys.executable, "-c", INIT + "os.close(fd); os._exit(7)")
+    assert registry.hear(connection)["pid"] > 0
+    registry.answer_init()
+    assert registry.hear(connection)["code"] == 7
     send_frame(connection, {})
-    assert desk.process.wait(DEADLINE_S) == 7
+    assert registry.process.wait(DEADLINE_S) == 7
 
 
-class Office:
+class RankHost:
     """An agent that remembers the end of its only rank."""
 
     def __init__(self) -> None:
@@ -126,9 +130,9 @@ class Office:
     def await_begun(self) -> None:
         """It has begun."""
 
-    def seat(self, arrival: Arrival) -> Seat:
+    def assign(self, arrival: Arrival) -> RankAssignment:
         files = [os.open(os.devnull, os.O_WRONLY) for _ in range(2)]
-        return Seat(*files, {}, Path("/no/check-in"))
+        return RankAssignment(*files, {}, Path("/no/check-in"))
 
     def started(self, rank: int, pid: int) -> None:
         """Nothing to do."""
@@ -140,10 +144,10 @@ class Office:
 @pytest.mark.parametrize("told", [True, False], ids=["told", "killed"])
 def test_a_wrapper_that_says_nothing_more_was_killed(told: bool, short_path: Path) -> None:
     """mpirun kills the wrappers of all ranks when one has failed; a wrapper whose program died says so first."""
-    office = Office()
-    desk = RankDesk(short_path / "desk", MainThread(lambda work: work(), DEADLINE_S), office)
+    host = RankHost()
+    registry = RankRegistry(short_path / "registry", MainThread(lambda work: work(), DEADLINE_S), host)
     with socket.socket(socket.AF_UNIX) as wrapper:
-        wrapper.connect(str(short_path / "desk"))
+        wrapper.connect(str(short_path / "registry"))
         send_frame(wrapper, {"rank": 0, "size": 1, "starter": "MPICH"})
         frame = receive_frame(wrapper)
         assert frame is not None
@@ -152,5 +156,5 @@ def test_a_wrapper_that_says_nothing_more_was_killed(told: bool, short_path: Pat
         send_frame(wrapper, {"pid": 1})
         if told:
             send_frame(wrapper, {"code": -9, "world": None, "library": ""})
-    assert office.departed.get(timeout=DEADLINE_S) == Departure(-9, told=told)
-    desk.close()
+    assert host.departed.get(timeout=DEADLINE_S) == Departure(-9, told=told)
+    registry.close()

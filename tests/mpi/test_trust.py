@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from ringtrain.agent.mpi.children import Child, Streams
-from ringtrain.agent.mpi.daemons import DaemonService, Deadlines, Means
+from ringtrain.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
 from ringtrain.control.environment import Environment
 from ringtrain.control.model import JobIdentity
 from ringtrain.control.rpc import Peer, dial, serve
@@ -69,8 +69,8 @@ def load(directory: Path) -> Secrets:
 def agent(tmp_path: Path) -> Iterator[Agent]:
     places = write_secrets(tmp_path, "uid-1")
     secrets, spawned = load(places["worker"]), Spawned()
-    means = Means(spawned, lambda _: {"PATH": "/usr/bin:/bin"})
-    service = DaemonService(JOB, secrets.token, means, Deadlines(start_s=DEADLINE_S, grace_s=1.0))
+    context = DaemonContext(spawned, lambda _: {"PATH": "/usr/bin:/bin"})
+    service = DaemonService(JOB, secrets.token, context, Deadlines(start_s=DEADLINE_S, grace_s=1.0))
     server = serve(
         0,
         secrets,

@@ -29,10 +29,10 @@ from ring.worlds import world_of
 from ringtrain.transport.base import Broken, How, Unexpected
 from ringtrain.transport.http2 import frames
 from ringtrain.transport.http2.connection import Connection
-from ringtrain.transport.http2.frames import END_HEADERS, PREFACE, Kind
+from ringtrain.transport.http2.frames import END_HEADERS, PREFACE, FrameType
 from ringtrain.transport.http2.headers import request_block
 from ringtrain.transport.http2.path import DataPath
-from ringtrain.wire.failure import Refused
+from ringtrain.wire.failure import PullRefused
 
 KIB = 1 << 10
 # Nothing, one byte, around the smallest largest frame, around the first window, more than any buffer.
@@ -92,13 +92,13 @@ def test_a_long_request_fits_through_the_first_window() -> None:
 def test_reasons_arrive_in_our_client(serving: Callable[[Any], Any], sizes: tuple[int, ...]) -> None:
     """A refusal keeps its kind and text; a rank that leaves is a closed connection; a defect says what it was."""
     with serving(Sizes()) as port, our_client(port) as pull:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(PullRefused) as refused:
             read(pull(asking(*sizes, refuse=TEXT)), list(sizes))
         assert (refused.value.failure.kind, refused.value.failure.message) == ("mismatch", TEXT)
         with pytest.raises(Broken) as broken:
             read(pull(asking(*sizes, leave="rank 1 has shut down")), list(sizes))
         assert (broken.value.how, broken.value.detail) == (How.CLOSED, "rank 1 has shut down")
-        with pytest.raises(Refused, match=r"a peer failed to answer: .*out of luck") as defect:
+        with pytest.raises(PullRefused, match=r"a peer failed to answer: .*out of luck") as defect:
             read(pull(asking(*sizes, fail="out of luck")), list(sizes))
         assert defect.value.failure.kind == "internal"
 
@@ -197,36 +197,39 @@ def test_another_frame_than_expected_is_a_defect(
         read(pull(asking(7)), sizes)
 
 
-def _frame(kind: Kind, flags: int, stream: int, data: bytes = b"") -> bytes:
+def _frame(kind: FrameType, flags: int, stream: int, data: bytes = b"") -> bytes:
     return frames.frame(kind, flags, stream, data)
 
 
 GREETING = PREFACE + frames.settings({})
-CALL = GREETING + _frame(Kind.HEADERS, END_HEADERS, 1, request_block("x:1", 60.0))
+CALL = GREETING + _frame(FrameType.HEADERS, END_HEADERS, 1, request_block("x:1", 60.0))
 STRANGERS = {
     "no-preface": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, "does not begin like HTTP/2"),
     "wrong-magic": (PREFACE.replace(b"SM", b"MS") + b"x" * 64, "does not begin like HTTP/2"),
-    "oversized-frame": (GREETING + frames.frame_head(Kind.PING, 0, 0, 1 << 23), "type 6 with 8388608 bytes"),
+    "oversized-frame": (GREETING + frames.frame_head(FrameType.PING, 0, 0, 1 << 23), "type 6 with 8388608 bytes"),
     "oversized-unknown-frame": (GREETING + frames.frame_head(200, 0, 0, 1 << 23), "type 200 with"),
-    "data-before-headers": (GREETING + _frame(Kind.DATA, 0, 1, b"x"), "data on stream 1 while stream 0"),
+    "data-before-headers": (GREETING + _frame(FrameType.DATA, 0, 1, b"x"), "data on stream 1 while stream 0"),
     "endless-headers": (
-        GREETING + _frame(Kind.HEADERS, 0, 1, b"") + 40 * _frame(Kind.CONTINUATION, 0, 1, b"\0" * 1000),
+        GREETING + _frame(FrameType.HEADERS, 0, 1, b"") + 40 * _frame(FrameType.CONTINUATION, 0, 1, b"\0" * 1000),
         "headers of more than 16384 bytes",
     ),
-    "not-continued": (GREETING + _frame(Kind.HEADERS, 0, 1) + _frame(Kind.PING, 0, 0, b"x" * 8), "not continued"),
-    "bad-compression": (GREETING + _frame(Kind.HEADERS, END_HEADERS, 1, b"\xff" * 20), "can't be read"),
-    "pushed": (GREETING + _frame(Kind.PUSH_PROMISE, END_HEADERS, 1, b"xxxx"), "type 5 on stream 1"),
-    "short-ping": (GREETING + _frame(Kind.PING, 0, 0, b"x"), "type 6 with 1 bytes"),
-    "no-window": (GREETING + _frame(Kind.WINDOW_UPDATE, 0, 0, b"\0" * 4), "a window update by 0"),
+    "not-continued": (
+        GREETING + _frame(FrameType.HEADERS, 0, 1) + _frame(FrameType.PING, 0, 0, b"x" * 8),
+        "not continued",
+    ),
+    "bad-compression": (GREETING + _frame(FrameType.HEADERS, END_HEADERS, 1, b"\xff" * 20), "can't be read"),
+    "pushed": (GREETING + _frame(FrameType.PUSH_PROMISE, END_HEADERS, 1, b"xxxx"), "type 5 on stream 1"),
+    "short-ping": (GREETING + _frame(FrameType.PING, 0, 0, b"x"), "type 6 with 1 bytes"),
+    "no-window": (GREETING + _frame(FrameType.WINDOW_UPDATE, 0, 0, b"\0" * 4), "a window update by 0"),
     "endless-window": (
-        GREETING + _frame(Kind.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), "window update by 2147483647"
+        GREETING + _frame(FrameType.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), "window update by 2147483647"
     ),
     "bad-frame-size": (PREFACE + frames.settings({frames.Setting.MAX_FRAME_SIZE: 1}), "a frame size of 1"),
-    "no-session": (CALL + _frame(Kind.DATA, 1, 1, b"\0\0\0\0\4junk"), "no session"),
-    "compressed": (CALL + _frame(Kind.DATA, 1, 1, b"\1\0\0\0\4junk"), "can't be compressed"),
-    "huge-request": (CALL + _frame(Kind.DATA, 0, 1, b"\0\x7f\0\0\0"), "expected at most"),
-    "long-padding": (CALL + _frame(Kind.DATA, frames.PADDED, 1, b"\xff123"), "padding longer"),
-    "no-message": (CALL + _frame(Kind.DATA, 1, 1), "without a message"),
+    "no-session": (CALL + _frame(FrameType.DATA, 1, 1, b"\0\0\0\0\4junk"), "no session"),
+    "compressed": (CALL + _frame(FrameType.DATA, 1, 1, b"\1\0\0\0\4junk"), "can't be compressed"),
+    "huge-request": (CALL + _frame(FrameType.DATA, 0, 1, b"\0\x7f\0\0\0"), "expected at most"),
+    "long-padding": (CALL + _frame(FrameType.DATA, frames.PADDED, 1, b"\xff123"), "padding longer"),
+    "no-message": (CALL + _frame(FrameType.DATA, 1, 1), "without a message"),
 }  # fmt: skip
 
 

@@ -24,9 +24,9 @@ from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import ABORT, HELLO, PROTOCOL_VERSION, PROVE, STATUS, WATCH, Hello, dump, load
 from ringtrain.world import authentication
 from ringtrain.world.config import WorkerConfig
-from ringtrain.world.failure_state import Verdict
+from ringtrain.world.failure_state import FailureState
 from ringtrain.world.handshake import Handshake
-from ringtrain.world.ring_config import Place
+from ringtrain.world.ring_config import RingConfig
 
 BOTH = pytest.mark.parametrize("transport", ["memory", "grpc"])
 
@@ -112,8 +112,8 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
 
 def test_a_second_process_waits_while_ranks_meet() -> None:
     """Of two that know the token and say they are rank 1, the second is put off, and rank 0 is not touched."""
-    place = Place(rank=0, size=2, addresses=("a:1", "b:1"), token=b"secret")
-    verdict = Verdict()
+    place = RingConfig(rank=0, size=2, addresses=("a:1", "b:1"), token=b"secret")
+    verdict = FailureState()
     handshake = Handshake(place, verdict, lambda peer: False)
 
     def prove(instance: str) -> None:
@@ -133,9 +133,10 @@ def test_a_second_process_waits_while_ranks_meet() -> None:
 def test_two_proven_processes_with_one_rank_fail_the_world() -> None:
     """Both know the token, and the one that came is not at rank 1's address: either may be meant."""
     addresses = ("a:1", "b:1")
-    verdict = Verdict()
+    verdict = FailureState()
     first, there, elsewhere = (
-        Handshake(Place(rank, 2, addresses, token=b"secret"), verdict, lambda peer: False) for rank in (0, 1, 1)
+        Handshake(RingConfig(rank, 2, addresses, token=b"secret"), verdict, lambda peer: False)
+        for rank in (0, 1, 1)
     )
     network = MemoryNetwork()
     for rank, handshake in ((0, first), (1, there)):

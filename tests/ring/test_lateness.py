@@ -12,10 +12,10 @@ from support.ranks import run_ranks, started_ranks, tell
 import ringtrain as rt
 from ringtrain.process_groups.context import current
 from ringtrain.wire.signature import Signature, Tensor
-from ringtrain.world.failure_state import Verdict
+from ringtrain.world.failure_state import FailureState
 from ringtrain.world.lateness import Lateness
-from ringtrain.world.offers import Board
-from ringtrain.world.ring_config import Place
+from ringtrain.world.offers import OfferTable
+from ringtrain.world.ring_config import RingConfig
 
 OVER = pytest.mark.parametrize("transport", ["grpc", "auto"])
 TIMEOUT_S = 3.0
@@ -64,9 +64,9 @@ def test_a_stopped_rank_is_lost_within_the_timeout(transport: str) -> None:
     assert seconds <= 20.0
 
 
-def _warning(board: Board, answers: dict[int, object], caplog: pytest.LogCaptureFixture) -> str:
+def _warning(board: OfferTable, answers: dict[int, object], caplog: pytest.LogCaptureFixture) -> str:
     """What rank 1 of 4 says while it waits; empty if it has looked and says nothing."""
-    place = Place(1, 4, ("a:1",) * 4)
+    place = RingConfig(1, 4, ("a:1",) * 4)
     looks = []
 
     def statuses(peers: tuple[int, ...]) -> dict[int, object]:
@@ -83,16 +83,16 @@ def _warning(board: Board, answers: dict[int, object], caplog: pytest.LogCapture
     return caplog.messages[0] if caplog.messages else ""
 
 
-def waiting_board() -> Board:
-    board = Board(1, Verdict())
+def waiting_board() -> OfferTable:
+    board = OfferTable(1, FailureState())
     board.begin((0, 6), Signature("barrier"), (0, 2, 3))
     board.end((0, 6))
     board.begin((0, 7), Signature("allreduce", (Tensor("conv1.weight", "float32", (3,)),)), (0, 2, 3))
     return board
 
 
-def status(reached: int, doing: str = "") -> dict[str, object]:
-    return {"reached": {"0": reached}, "doing": doing, "failure": None}
+def status(reached: int, activity: str = "") -> dict[str, object]:
+    return {"reached": {"0": reached}, "activity": activity, "failure": None}
 
 
 def test_who_waits_names_the_late_ranks_the_tensor_and_what_they_last_did(
@@ -113,16 +113,16 @@ def test_one_of_those_who_wait_says_it(caplog: pytest.LogCaptureFixture) -> None
 
 def test_a_rank_says_what_it_does() -> None:
     """In words that follow its name: in a collective, after one, and before the first."""
-    assert Board(0, Verdict()).doing() == "has begun no collective"
+    assert OfferTable(0, FailureState()).activity() == "has begun no collective"
     board = waiting_board()
-    assert board.doing() == 'is in allreduce #7 "conv1.weight" for 0 s'
+    assert board.activity() == 'is in allreduce #7 "conv1.weight" for 0 s'
     board.end((0, 7))
-    assert board.doing() == 'last did allreduce #7 "conv1.weight", which it ended 0 s ago'
+    assert board.activity() == 'last did allreduce #7 "conv1.weight", which it ended 0 s ago'
 
 
 def test_collectives_that_name_no_tensors_say_what_they_are_about() -> None:
     """The queue of the framework adapters agrees on many tensors in one collective."""
-    board = Board(0, Verdict())
+    board = OfferTable(0, FailureState())
     board.describe(5, lambda: "'allreduce.conv1' and 3 more")
     assert board.label((5, 2), Signature("agreement")) == "agreement #2 on 'allreduce.conv1' and 3 more"
 
@@ -141,7 +141,7 @@ def _never_come() -> str:
     rt.init()
     rt.barrier()
     if rt.rank() == 1:
-        while current()._member.verdict.failure is None:
+        while current()._member.failure_state.failure is None:
             time.sleep(0.01)
     with pytest.raises(rt.errors.PeerLost) as caught:
         rt.allreduce(np.ones(2), name="loss")

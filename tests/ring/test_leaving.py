@@ -139,7 +139,7 @@ def test_shutdown_ends_what_is_under_way(transport: str) -> None:
             if rank == 1:
                 return []
             handles = [rt.allreduce_async(np.ones(3), name="loss"), rt.allreduce_async(np.ones(3))]
-            board = world.sessions[0].group().communicator._member.board
+            board = world.sessions[0].group().communicator._member.offers
             with board._changed:
                 assert board._changed.wait_for(lambda: board._offers, 60)  # the first one is under way
             world.sessions[0].close()

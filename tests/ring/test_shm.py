@@ -176,7 +176,7 @@ def test_a_rank_that_left_is_not_waited_for() -> None:
 def interrupted_while_waiting() -> str:
     rt.init()
     rt.barrier()
-    board = current()._member.board
+    board = current()._member.offers
 
     def interrupt(number: int, frame: Any) -> None:
         if any(sequence > 1 for sequence in board.reached().values()):
@@ -188,7 +188,7 @@ def interrupted_while_waiting() -> str:
             signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
             rt.barrier()
         else:
-            current()._member.verdict.wait(60)
+            current()._member.failure_state.wait(60)
             rt.barrier()
     except (KeyboardInterrupt, PeerLost) as error:
         signal.setitimer(signal.ITIMER_REAL, 0)

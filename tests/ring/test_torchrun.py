@@ -17,7 +17,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.context import warn_of_strangers
 from ringtrain.world.config import WorkerConfig
 from ringtrain.world.gathering import gather_addresses
-from ringtrain.world.ring_config import Place
+from ringtrain.world.ring_config import RingConfig
 
 DEADLINE_S = 120.0
 SUM = """
@@ -196,5 +196,5 @@ def test_a_rank_without_a_token_warns(
 ) -> None:
     """Where others than this host's processes reach it."""
     with caplog.at_level(logging.WARNING, "ringtrain"):
-        warn_of_strangers(Place(0, 2, (address, "b:1"), token=token))
+        warn_of_strangers(RingConfig(0, 2, (address, "b:1"), token=token))
     assert ("whoever reaches 10.9.8.7:1 can take part in this world" in caplog.text) is warned

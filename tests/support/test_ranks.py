@@ -6,7 +6,7 @@ import signal
 from support.ranks import ranks_ended, run_ranks, started_ranks, tell
 
 
-def _place(offset: int) -> int:
+def _ring(offset: int) -> int:
     return int(os.environ["RINGTRAIN_RANK"]) + offset
 
 
@@ -23,7 +23,7 @@ def _wait_for_signal() -> None:
 
 def test_every_rank_returns_its_value() -> None:
     """Values come back by rank."""
-    assert run_ranks(_place, 3, 10) == [10, 11, 12]
+    assert run_ranks(_ring, 3, 10) == [10, 11, 12]
 
 
 def test_a_failing_rank_is_told_with_its_error() -> None:

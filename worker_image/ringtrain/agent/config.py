@@ -113,7 +113,7 @@ class AgentConfig:
             mpi=backend == "mpi",
             mpi_needs_init=read_flag(read, contract.ENV_MPI_REQUIRE_INIT, "1"),
             mpi_launcher_first=read_flag(read, contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
-            mpi_directory=read.optional(contract.ENV_MPI_DESK_DIRECTORY) or "",
+            mpi_directory=read.optional(contract.ENV_MPI_REGISTRY_DIRECTORY) or "",
         )
 
 

@@ -11,8 +11,16 @@ from typing import Protocol
 
 from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
+from ringtrain.agent.coordinator import (
+    CoordinatorClient,
+    LeaveNoted,
+    Message,
+    RegistrationRefused,
+    Released,
+    StartRanks,
+    StopRanks,
+)
 from ringtrain.agent.ranks import Ranks
-from ringtrain.agent.session import LeaveNoted, Message, Refused, Released, Session, StartRanks, StopRanks
 from ringtrain.control.model import Failure, Outcome, Reason, Verdict, World
 
 log = logging.getLogger(__name__)
@@ -47,11 +55,11 @@ class Ending:
     verdict: Verdict
 
 
-class Pod(Protocol):
+class PodControl(Protocol):
     """What the main loop works on."""
 
     ranks: Ranks
-    session: Session
+    coordinator: CoordinatorClient
     leaving: str
     stopping: bool
 
@@ -68,7 +76,7 @@ class Pod(Protocol):
 class Lifecycle:
     """Runs in the main thread, which is the one that started the ranks and that gets signals."""
 
-    def __init__(self, config: AgentConfig, pod: Pod, events: "queue.SimpleQueue[Event]") -> None:
+    def __init__(self, config: AgentConfig, pod: PodControl, events: "queue.SimpleQueue[Event]") -> None:
         self._config = config
         self._pod = pod
         self._events = events
@@ -106,11 +114,11 @@ class Lifecycle:
                 self._verdict = verdict
                 self._stop_ranks(signal.SIGTERM)
                 self._pod.stopping = True
-                self._pod.session.changed()
+                self._pod.coordinator.changed()
             case Released(verdict):
                 self._stop_ranks(signal.SIGTERM)
                 self._ending = Ending(agent_exit_code(verdict, self._own_ranks()), verdict)
-            case Refused(reason, misconfigured):
+            case RegistrationRefused(reason, misconfigured):
                 self._on_refused(reason, misconfigured)
             case LeaveNoted():
                 self._end_by_signal()
@@ -127,7 +135,7 @@ class Lifecycle:
         log.info("asked to stop by %s", signal.Signals(number).name)
         self._pod.leaving = signal.Signals(number).name
         self._stop_ranks(number)
-        self._pod.session.changed()
+        self._pod.coordinator.changed()
 
     def _on_refused(self, reason: str, misconfigured: bool) -> None:
         log.error("the launcher refused this worker: %s", reason)
@@ -155,10 +163,10 @@ class Lifecycle:
             return
         if self._pod.leaving:
             self._check_leaving(now)
-        elif not self._pod.session.registered:
+        elif not self._pod.coordinator.registered:
             if now - self._began >= self._config.start_timeout_s:
                 self._not_reached(self._config.start_timeout_s)
-        elif self._pod.session.silent_s() >= self._config.launcher_lost_s:
+        elif self._pod.coordinator.silent_s() >= self._config.launcher_lost_s:
             self._launcher_lost()
 
     def _check_leaving(self, now: float) -> None:
@@ -166,7 +174,7 @@ class Lifecycle:
             return
         if self._leave_at is None:
             self._leave_at = now + _LEAVE_S
-        if now >= self._leave_at or not self._pod.session.registered:
+        if now >= self._leave_at or not self._pod.coordinator.registered:
             self._end_by_signal()
 
     def _end_by_signal(self) -> None:
@@ -174,7 +182,7 @@ class Lifecycle:
         self._ending = Ending(128 + number, Verdict(Outcome.STOPPED, 128 + number))
 
     def _not_reached(self, seconds: float) -> None:
-        problem = self._pod.session.last_problem or "it does not answer"
+        problem = self._pod.coordinator.last_problem or "it does not answer"
         where = self._config.launcher_address
         message = f"the launcher at {where} was not reached within {seconds:g} s ({problem})"
         self._fail(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, message)

@@ -13,13 +13,13 @@ from typing import Any
 from ringtrain import contract
 from ringtrain.agent.collector import Collector
 from ringtrain.agent.config import AgentConfig
+from ringtrain.agent.coordinator import AgentState, CoordinatorClient
 from ringtrain.agent.lifecycle import Asked, Event, Lifecycle, SignalReceived
 from ringtrain.agent.main_thread import MainThread
 from ringtrain.agent.mpi.worker import MPI_DAEMONS, MpiWorker
 from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
 from ringtrain.agent.service import AgentService
-from ringtrain.agent.session import AgentState, Session
 from ringtrain.agent.shipper import Shipper, ShipperEvents
 from ringtrain.agent.spool import Spool
 from ringtrain.control.address import own_address
@@ -46,7 +46,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with ExitStack() as stack:
         stack.enter_context(_signals_as_events(events))
-        pod = _Pod(config, Program(command, inherited), events, stack)
+        pod = _Pod(config, RankProgram(command, inherited), events, stack)
         ending = Lifecycle(config, pod, events).run()
         if not pod.all_shipped():
             log.warning("the launcher did not take the last lines of this worker; they are lost")
@@ -56,7 +56,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
 
 
 @dataclass(frozen=True)
-class Program:
+class RankProgram:
     """What the ranks run, and the environment they inherit."""
 
     command: Sequence[str]
@@ -67,7 +67,7 @@ class _Pod:
     """Everything that an agent holds open: ranks, spool, threads, channel, its own service."""
 
     def __init__(
-        self, config: AgentConfig, program: Program, events: "queue.SimpleQueue[Event]", stack: ExitStack
+        self, config: AgentConfig, program: RankProgram, events: "queue.SimpleQueue[Event]", stack: ExitStack
     ) -> None:
         self._config = config
         self._program = program
@@ -87,17 +87,19 @@ class _Pod:
         self._agent_port = self._serve(stack)
         channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.job.uid))
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
-        self.session = Session(stub, config, self._instance, self._registration, self.state, events.put)
+        self.coordinator = CoordinatorClient(
+            stub, config, self._instance, self._registration, self.state, events.put
+        )
         header = {"attempt": config.job.attempt, "worker_index": config.index}
-        heard = ShipperEvents(on_contact=self.session.heard, on_empty=self.session.changed)
+        heard = ShipperEvents(on_contact=self.coordinator.heard, on_empty=self.coordinator.changed)
         self._shipper = Shipper(stub, self._spool, header, config.call_s, heard)
-        for last_to_first in (self.session.join, self._shipper.join, channel.close):
+        for last_to_first in (self.coordinator.join, self._shipper.join, channel.close):
             stack.callback(last_to_first)
         stack.callback(self._shipper.close)
-        stack.callback(self.session.close)
+        stack.callback(self.coordinator.close)
         log.info("worker %d dials the launcher at %s", config.index, config.launcher_address)
         self._shipper.start()
-        self.session.start()
+        self.coordinator.start()
 
     def start_ranks(self, world: World) -> None:
         """Start all ranks in `world`."""
@@ -114,7 +116,7 @@ class _Pod:
         self._collect(processes)
         for rank, line in self.ranks.not_started():
             self._spool.put(Stream.LOG, rank, f"{line}\n".encode(errors="replace"))
-        self.session.changed()
+        self.coordinator.changed()
 
     def collect(self, process: RankProcess) -> None:
         """Read what a rank writes that mpirun has started."""
@@ -123,13 +125,13 @@ class _Pod:
     def rank_started(self, process: RankProcess) -> None:
         """A rank runs that mpirun has started."""
         self.ranks.adopt(process)
-        self.session.changed()
+        self.coordinator.changed()
 
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
         """A rank has ended that mpirun had started."""
         self.ranks.note_exit(rank, code, problem)
         self._output_ends(rank)
-        self.session.changed()
+        self.coordinator.changed()
 
     def reap(self) -> None:
         """Take note of ended processes; when no rank is left, leave nothing else behind either."""
@@ -137,10 +139,10 @@ class _Pod:
             self._output_ends(rank)
         if self.ranks.all_ended and not (self._mpi and self._mpi.children.running):
             self.ranks.sweep()
-        self.session.changed()
+        self.coordinator.changed()
 
     def _collect(self, processes: Sequence[RankProcess]) -> None:
-        collector = Collector(self._spool, processes, lambda _: self.session.changed())
+        collector = Collector(self._spool, processes, lambda _: self.coordinator.changed())
         self._collectors.update((process.rank, collector) for process in processes)
         collector.start()
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringtrain.agent.config import AgentConfig
-from ringtrain.agent.session import AgentState
+from ringtrain.agent.coordinator import AgentState
 from ringtrain.control.wire import rank_to_wire
 from ringtrain.gen import agent_pb2
 

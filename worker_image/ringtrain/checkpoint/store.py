@@ -28,7 +28,7 @@ from ringtrain.checkpoint.format import (
     split,
     write_state,
 )
-from ringtrain.checkpoint.places import Place, place_of
+from ringtrain.checkpoint.locations import CheckpointLocation, location_of
 from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.process_groups.group import Group
 from ringtrain.process_groups.process_sets import group_of
@@ -93,7 +93,7 @@ class Checkpoints:
             return
         if step < 0:
             raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
-        place = place_of(self.directory)
+        place = location_of(self.directory)
         if not background:
             self._write(place, step, state)
             return
@@ -112,14 +112,14 @@ class Checkpoints:
         if failure is not None:
             raise failure
 
-    def _write_apart(self, place: Place, step: int, state: Mapping[str, Any]) -> None:
+    def _write_apart(self, place: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
         try:
             self._write(place, step, state)
         except Exception as error:
             log.error("%s", error)  # here too, because training may end before anyone asks
             self._failure = error
 
-    def _write(self, place: Place, step: int, state: Mapping[str, Any]) -> None:
+    def _write(self, place: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
         path = checkpoint_path(place.own, step)
         try:
             write_atomically(path, lambda file: write_state(file, step, state), self._on_stage)
@@ -157,7 +157,7 @@ class Checkpoints:
         return self._receive(told, found)
 
     def _read_latest(self) -> Saved | None:
-        place = place_of(self.directory)
+        place = location_of(self.directory)
         found = self._newest_in((place.own, *place.earlier), own=True)
         if found is None and place.restore_from:
             found = self._newest_in(place.sources(), own=False)

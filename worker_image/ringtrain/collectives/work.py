@@ -20,7 +20,7 @@ from ringtrain.collectives.tensors import (
     tensor_of,
     to_bytes,
 )
-from ringtrain.communicators.base import Communicator, PieceReducer
+from ringtrain.communicators.base import Communicator, GroupedReducer
 from ringtrain.errors import ConfigurationError
 from ringtrain.reduction.arithmetic import adasum, adasum_error
 from ringtrain.reduction.cuts import even_bounds, offsets
@@ -77,7 +77,7 @@ def grouped_allreduce(
         if op is Adasum:
             return [_adasum(communicator, _part(what, [i]), source) for i, source in enumerate(sources)]
         results: list[Array] = [np.empty(0)] * len(sources)
-        anywhere = communicator if isinstance(communicator, PieceReducer) else None
+        anywhere = communicator if isinstance(communicator, GroupedReducer) else None
         for indices in _by_dtype(sources):
             runs = [indices] if anywhere else _fused(indices, sources, communicator.fusion_bytes)
             for fused in runs:
@@ -85,12 +85,12 @@ def grouped_allreduce(
                 bounds = offsets([len(member) for member in members])
                 buffer = np.empty(bounds[-1], members[0].dtype)
                 if anywhere:
-                    anywhere.all_reduce_pieces(_part(what, fused), members, buffer, op)
+                    anywhere.all_reduce_grouped(_part(what, fused), members, buffer, op)
                 else:
                     source = members[0] if len(members) == 1 else np.concatenate(members, out=buffer)
                     communicator.all_reduce(_part(what, fused), source, buffer, op)
-                for place, i in enumerate(fused):
-                    results[i] = buffer[bounds[place] : bounds[place + 1]].reshape(sources[i].shape)
+                for slot, i in enumerate(fused):
+                    results[i] = buffer[bounds[slot] : bounds[slot + 1]].reshape(sources[i].shape)
         return results
 
     return work
@@ -116,8 +116,8 @@ def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | Non
             chunk = np.empty(bounds[position + 1] - bounds[position], buffer.dtype)
             communicator.reduce_scatter(_part(what, indices), buffer, bounds, chunk, op)
             own = offsets([piece.size for piece in pieces[position]])
-            for place, i in enumerate(indices):
-                results[i] = chunk[own[place] : own[place + 1]].reshape(pieces[position][place].shape)
+            for slot, i in enumerate(indices):
+                results[i] = chunk[own[slot] : own[slot + 1]].reshape(pieces[position][slot].shape)
         return results
 
     return work

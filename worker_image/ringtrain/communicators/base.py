@@ -69,10 +69,10 @@ class Communicator(Protocol):
 
 
 @runtime_checkable
-class PieceReducer(Protocol):
+class GroupedReducer(Protocol):
     """A `Communicator` to which it is all the same whether a buffer lies in one place."""
 
-    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
+    def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Fold what `sources` are one after the other into `target`, which is other memory."""
 
 

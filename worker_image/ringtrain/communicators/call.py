@@ -12,11 +12,11 @@ from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.reduction.fold import Flat
 from ringtrain.transport.base import Broken, Caller, FrameStream, How, Unexpected
 from ringtrain.wire.dtypes import dtype_name
-from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.failure import PullRefused, WorldFailure
 from ringtrain.wire.frame import Frame, FrameHeader, Step, octets
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
-from ringtrain.world.monitor import Closed, Doing, Stalled
+from ringtrain.world.monitor import Activity, Closed, Stalled
 from ringtrain.world.offers import Offer
 
 # A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.
@@ -55,30 +55,30 @@ class Call:
         self._key = key
         self._what = what
         self._offer = Offer(what, frames_for, set(key.peers))
-        self._timeout_s = member.place.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
+        self._timeout_s = member.ring.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
         self._started = 0.0
         self._streams: dict[int, FrameStream] = {}
         span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=key.sequence)
         self._span = span if key.is_span else timeline.NO_SPAN
 
     @property
-    def _doing(self) -> Doing:
+    def _activity(self) -> Activity:
         key = self._key
-        label = self._member.board.label((key.process_set, key.sequence), self._what)
-        return Doing(label, key.process_set, key.sequence)
+        label = self._member.offers.label((key.process_set, key.sequence), self._what)
+        return Activity(label, key.process_set, key.sequence)
 
     def __enter__(self) -> "Call":
-        self._member.verdict.check()
+        self._member.failure_state.check()
         self._started = time.monotonic()
         self._span.__enter__()
         key = (self._key.process_set, self._key.sequence)
-        self._member.board.publish(key, self._offer, self._key.others)
+        self._member.offers.publish(key, self._offer, self._key.others)
         try:
             for peer in self._key.peers:
                 request = self._member.pull_request(peer, key, self._what)
                 self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)
             # Also for a verdict that was reached in the meantime: it calls back at once.
-            self._member.verdict.on_reached(self._cancel)
+            self._member.failure_state.on_reached(self._cancel)
         except BaseException as error:
             with self._released(error):
                 if isinstance(error, Broken):
@@ -92,7 +92,7 @@ class Call:
         with timeline.span(f"{step.name.lower()} {segment} from {peer}", "ring step", bytes=into.nbytes):
             try:
                 self._streams[peer].read_into(head, octets(into))
-            except (Unexpected, Broken, Refused) as error:
+            except (Unexpected, Broken, PullRefused) as error:
                 self._went_wrong(peer, error)
 
     def frame(self, step: Step, segment: int, payload: Flat) -> Frame:
@@ -101,12 +101,12 @@ class Call:
 
     def offer_changed(self) -> None:
         """Wake up the streams that wait for a frame of this rank."""
-        self._member.board.changed()
+        self._member.offers.changed()
 
     def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
         if not ready():
             caller.flush()
-        self._member.board.wait_until(ready, caller)
+        self._member.offers.wait_until(ready, caller)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -114,7 +114,7 @@ class Call:
         with self._released(error):
             if error is None:
                 self._finish()
-            elif self._member.verdict.failure is None and not self._member.left:
+            elif self._member.failure_state.failure is None and not self._member.left:
                 self._give_up(error)
 
     @contextlib.contextmanager
@@ -123,8 +123,8 @@ class Call:
         try:
             yield
         finally:
-            self._member.verdict.forget(self._cancel)
-            self._member.board.withdraw((self._key.process_set, self._key.sequence))
+            self._member.failure_state.forget(self._cancel)
+            self._member.offers.withdraw((self._key.process_set, self._key.sequence))
             # It refers to this call: as a cycle the buffers would live on until the garbage collector comes by.
             self._offer.frames_for = _no_frames
             for stream in self._streams.values():
@@ -133,58 +133,58 @@ class Call:
 
     def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
         key, name = self._key, dtype_name(payload.dtype)
-        header = FrameHeader(self._member.place.generation, key.sequence, step, segment, name, payload.nbytes)
+        header = FrameHeader(self._member.ring.generation, key.sequence, step, segment, name, payload.nbytes)
         return header.encode()
 
     def _finish(self) -> None:
         for peer, stream in self._streams.items():
             try:
                 stream.end()
-            except (Unexpected, Broken, Refused) as error:
+            except (Unexpected, Broken, PullRefused) as error:
                 self._went_wrong(peer, error)
         left = self._timeout_s - (time.monotonic() - self._started)
-        if not self._member.board.all_taken(self._offer, left):
+        if not self._member.offers.all_taken(self._offer, left):
             self._stalled(tuple(sorted(self._offer.waiting_for)))
 
-    def _went_wrong(self, peer: int, error: Unexpected | Broken | Refused) -> NoReturn:
+    def _went_wrong(self, peer: int, error: Unexpected | Broken | PullRefused) -> NoReturn:
         if isinstance(error, Unexpected):
-            defect = RingtrainError(f"stream from rank {peer} in {self._doing.label}: {error}")
+            defect = RingtrainError(f"stream from rank {peer} in {self._activity.label}: {error}")
             self._give_up(defect)
             raise defect from error
         self._fail(peer, error)
 
-    def _fail(self, peer: int, error: Broken | Refused) -> NoReturn:
+    def _fail(self, peer: int, error: Broken | PullRefused) -> NoReturn:
         """Report what happened to the stream from `peer`, and raise what the world decides."""
-        if isinstance(error, Refused):
+        if isinstance(error, PullRefused):
             self._member.monitor.report(error.failure)
         elif error.how is How.TIMEOUT:
             self._stalled((peer,))
         elif error.how is How.CLOSED:
-            self._member.monitor.report(Closed(peer, error.detail, self._doing))
+            self._member.monitor.report(Closed(peer, error.detail, self._activity))
         self._raise_verdict()
 
     def _stalled(self, first: tuple[int, ...]) -> NoReturn:
         peers = (*first, *(rank for rank in self._key.others if rank not in first))
-        self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._doing))
+        self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._activity))
         self._raise_verdict()
 
     def _give_up(self, error: BaseException) -> None:
         """This rank leaves in the middle, because of a signal or a defect: nobody may wait for it."""
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        rank = self._member.place.rank
+        rank = self._member.ring.rank
         self._member.monitor.report(
-            Failure("lost", f"rank {rank} left {self._doing.label} because of {reason}", rank)
+            WorldFailure("lost", f"rank {rank} left {self._activity.label} because of {reason}", rank)
         )
         self._member.await_verdict()
 
     def _raise_verdict(self) -> NoReturn:
         if self._member.left:
-            raise NotInitializedError(f"ringtrain was shut down during {self._doing.label}")
+            raise NotInitializedError(f"ringtrain was shut down during {self._activity.label}")
         self._member.await_verdict()
-        self._member.verdict.check()
+        self._member.failure_state.check()
         if self._member.left:
-            raise NotInitializedError(f"ringtrain was shut down during {self._doing.label}")
-        raise RingtrainError(f"{self._doing.label} failed, and no reason was found in time")
+            raise NotInitializedError(f"ringtrain was shut down during {self._activity.label}")
+        raise RingtrainError(f"{self._activity.label} failed, and no reason was found in time")
 
     def _cancel(self) -> None:
         for stream in list(self._streams.values()):

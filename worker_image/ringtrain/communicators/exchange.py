@@ -20,7 +20,7 @@ from ringtrain.communicators.fused_update import FusedUpdates
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import Bounds, even_bounds, offsets, passing_bytes, segments, segments_at
 from ringtrain.reduction.fold import Flat, Folder
-from ringtrain.reduction.grouped import cut_pieces, without_short_ones
+from ringtrain.reduction.grouped import cut_tensors, without_short_ones
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
@@ -66,7 +66,7 @@ class ExchangeCommunicator:
         else:
             self._reduce_all(what, [source], target, op)
 
-    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
+    def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Long pieces are sent from where they lie; short neighbours are copied to where their result will be."""
         self._reduce_all(what, without_short_ones(sources, target, _FUSION_BYTES), target, op)
 
@@ -75,7 +75,7 @@ class ExchangeCommunicator:
         length, dtype = sum(len(source) for source in sources), sources[0].dtype
         longest = -(-length // len(self.ranks)) * dtype.itemsize
         step = max(1, passing_bytes(longest, self.segment_bytes) // dtype.itemsize)
-        cuts = cut_pieces(sources, len(self.ranks), step)
+        cuts = cut_tensors(sources, len(self.ranks), step)
         own = cuts[self.position]
         results: list[Frame] = []
 

@@ -24,7 +24,7 @@ class ExchangeSteps:
         self._scratch = ScratchBuffers()
         self.segment_bytes = segment_bytes
         self.ranks = ranks
-        self.position = ranks.index(member.place.rank)
+        self.position = ranks.index(member.ring.rank)
         # The next position first: if all began with the same one, all would wait for its link.
         self.others = tuple((self.position + shift) % len(ranks) for shift in range(1, len(ranks)))
 

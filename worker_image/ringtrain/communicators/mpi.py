@@ -24,7 +24,7 @@ from ringtrain.reduction.fold import Flat, Folder
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
-from ringtrain.world.monitor import Doing, Stalled
+from ringtrain.world.monitor import Activity, Stalled
 from ringtrain.world.mpi_library import give_up, load_mpi, load_world
 
 # Contributions are folded so much at a time: what is scratch memory, and not more in flight than the caches like.
@@ -50,7 +50,7 @@ class MpiCommunicator:
 
     def __init__(self, member: Membership, process_set: int, network: Network) -> None:
         """Collective over the ranks of `network`. Raises ConfigurationError: no MPI, or another world."""
-        world = load_world(member.place.rank, member.place.size)
+        world = load_world(member.ring.rank, member.ring.size)
         group = world.group.Incl(list(network.ranks))
         self._comm = world.Create_group(group, process_set % 32768)
         group.Free()
@@ -129,26 +129,26 @@ class MpiCommunicator:
         return np.zeros(nbytes, np.uint8)
 
     def close(self) -> None:
-        if self._member.verdict.failure is None:
+        if self._member.failure_state.failure is None:
             self._comm.Free()
         self._network.close()
 
     def _begin(self, what: Signature) -> "_Run":
         """Make sure that all ranks mean `what`: one collective of 16 bytes."""
-        self._member.verdict.check()
+        self._member.failure_state.check()
         self._sequence += 1
         key = (self._set, self._sequence)
-        doing = Doing(self._member.board.label(key, what), *key)
-        run = _Run(self._member, self.ranks, doing)
-        self._member.board.begin(key, what, run.others)
+        activity = Activity(self._member.offers.label(key, what), *key)
+        run = _Run(self._member, self.ranks, activity)
+        self._member.offers.begin(key, what, run.others)
         mine = np.array([_digest(what), -_digest(what)], np.int64)
         all_of_us = np.empty_like(mine)
         run.wait(self._comm.Iallreduce(mine, all_of_us, load_mpi().MAX), mine, all_of_us)
-        self._member.board.end(key)  # all have come
+        self._member.offers.end(key)  # all have come
         if (all_of_us != mine).any():
             # The network compares in words, and has every rank raise the same ones.
             self._network.compare(what, self._sequence)
-            raise RingtrainError(f"{doing.label}: ranks mean different things, which the network does not see")
+            raise RingtrainError(f"{activity.label}: ranks mean different things, which the network does not see")
         return run
 
     def _pieces(self, bounds: Bounds, itemsize: int) -> Iterator[list[tuple[int, int]]]:
@@ -180,35 +180,35 @@ class MpiCommunicator:
 class _Run:
     """One collective while it is under way: waits for MPI, and for news that a rank is lost."""
 
-    def __init__(self, member: Membership, ranks: tuple[int, ...], doing: Doing) -> None:
+    def __init__(self, member: Membership, ranks: tuple[int, ...], activity: Activity) -> None:
         self._member = member
-        self.others = tuple(rank for rank in ranks if rank != member.place.rank)
-        self._doing = doing
+        self.others = tuple(rank for rank in ranks if rank != member.ring.rank)
+        self._activity = activity
 
     def wait(self, request: Any, *buffers: Flat) -> None:
         """Return when `request` is done. Raises the world's failure, on all ranks, when a peer is lost."""
         started = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - started
-            if self._member.verdict.failure is not None or waited >= self._member.place.stall_timeout_s:
+            if self._member.failure_state.failure is not None or waited >= self._member.ring.stall_timeout_s:
                 _ABANDONED.append((request, *buffers))
                 self._fail(waited)
             if waited > _EAGER_S:
                 time.sleep(_PAUSE_S)
 
     def _fail(self, waited_s: float) -> NoReturn:
-        place, monitor = self._member.place, self._member.monitor
-        if self._member.verdict.failure is None:
-            monitor.report(Stalled(self.others, waited_s, self._doing))
-            self._member.verdict.wait(place.timeout_s / 5)
+        place, monitor = self._member.ring, self._member.monitor
+        if self._member.failure_state.failure is None:
+            monitor.report(Stalled(self.others, waited_s, self._activity))
+            self._member.failure_state.wait(place.timeout_s / 5)
         monitor.await_announced(place.timeout_s / 10)
-        failure = self._member.verdict.failure
+        failure = self._member.failure_state.failure
         if (
             failure is None or failure.kind == "lost"
         ):  # after a mismatch all are there, to take leave of each other
             give_up()
-        self._member.verdict.check()
-        raise RingtrainError(f"{self._doing.label} failed, and no reason was found in time")
+        self._member.failure_state.check()
+        raise RingtrainError(f"{self._activity.label} failed, and no reason was found in time")
 
 
 @lru_cache(maxsize=4096)  # a training step repeats the same signatures

@@ -12,7 +12,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
 from ringtrain.negotiation.queues import name_for
-from ringtrain.negotiation.request import Kind
+from ringtrain.negotiation.request import CollectiveKind
 from ringtrain.optim import HostOptimizer, Rule
 from ringtrain.optim.host import BUCKET_BYTES
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
@@ -116,7 +116,7 @@ def insert_host_allreduce(
     begun: dict[str, Future[Any]] = {}
 
     def out(name: str, gradient: Array) -> None:
-        request = how.request(name_for("device", name, process_set), Kind.ALLREDUCE)
+        request = how.request(name_for("device", name, process_set), CollectiveKind.ALLREDUCE)
         begun[name] = arrays.begin(request, [np.array(gradient)], process_set)
 
     def back(name: str) -> Array:

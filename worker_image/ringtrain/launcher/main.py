@@ -1,4 +1,4 @@
-"""`ringtrain launcher`: barrier, watch, verdict, farewell."""
+"""`ringtrain launcher`: barrier, watch, verdict, drain."""
 
 import errno
 import logging
@@ -61,7 +61,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         stop = stack.enter_context(_stop_signals())
         _open_ports(config, gang, snapshot, launcher, stack)
         verdict = launcher.supervise(stop)
-        launcher.farewell(verdict, stop)
+        launcher.drain(verdict, stop)
         say_total(snapshot, console)
         message = termination_message(
             verdict, config.job.attempt, config.world_size, snapshot.progress(), store.merged_lines
@@ -118,7 +118,7 @@ class _Launcher:
             return verdict
         return replace(verdict, failure=replace(failure, log_tail=self._snapshot.store.tail(failure.rank)))
 
-    def farewell(self, verdict: Verdict, stop: "StopFlag") -> None:
+    def drain(self, verdict: Verdict, stop: "StopFlag") -> None:
         """Have every agent stop its ranks and hand over its last lines, for at most `drain_s`."""
         if self._mpi is not None:
             self._mpi.stop()

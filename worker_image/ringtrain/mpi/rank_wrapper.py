@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ringtrain.mpi.frames import receive_frame, send_frame
 
-DESK = "RINGTRAIN_MPI_DESK"
+REGISTRY = "RINGTRAIN_MPI_REGISTRY"
 CHECK_IN = "RINGTRAIN_MPI_CHECK_IN"
 REPORT_FD = "RINGTRAIN_REPORT_FD"
 NODE_NAME, OWN_PRELOAD = "RINGTRAIN_MPI_NODE_NAME", "RINGTRAIN_MPI_OWN_PRELOAD"  # node_name.py sets them
@@ -39,7 +39,7 @@ _EXEC_FAILED = 127
 
 
 @dataclass(frozen=True)
-class Seat:
+class AssignedRank:
     """What the agent gives a rank: where its output goes, variables of its environment, and the check-in file."""
 
     log_fd: int
@@ -51,17 +51,17 @@ class Seat:
 def main(program: list[str]) -> int:
     """Run `program` as the rank that the environment names; returns its exit code."""
     rank, size = _first(_RANK), _first(_SIZE)
-    desk = os.environ.get(DESK)
-    if rank is None or size is None or not desk or not program:
+    registry = os.environ.get(REGISTRY)
+    if rank is None or size is None or not registry or not program:
         print("ringtrain mpi-rank: mpirun starts this, in a worker of an mpi job", file=sys.stderr)
         return _EXEC_FAILED
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(desk)
+        connection.connect(registry)
         send_frame(connection, {"rank": rank, "size": size, "starter": _starter()})
-        seat = _take_seat(connection)
-        if seat is None:
+        assigned = _take_seat(connection)
+        if assigned is None:
             return _EXEC_FAILED
-        child = _Child(program, rank, seat)
+        child = _Child(program, rank, assigned)
         send_frame(connection, {"pid": child.pid})
         code = child.wait()
         ended = {
@@ -89,7 +89,7 @@ def _starter() -> str:
     return "OpenMPI" if "OMPI_COMM_WORLD_RANK" in os.environ else "MPICH"
 
 
-def _take_seat(connection: socket.socket) -> Seat | None:
+def _take_seat(connection: socket.socket) -> AssignedRank | None:
     answer = receive_frame(connection)
     if answer is None:
         print("ringtrain mpi-rank: the worker's agent hung up", file=sys.stderr)
@@ -101,30 +101,30 @@ def _take_seat(connection: socket.socket) -> Seat | None:
     log_fd, report_fd = files
     os.set_inheritable(report_fd, True)
     variables = {**message["variables"], REPORT_FD: str(report_fd)}
-    return Seat(log_fd, report_fd, variables, message["check_in"])
+    return AssignedRank(log_fd, report_fd, variables, message["check_in"])
 
 
 class _Child:
     """The program, and what is seen of it while it runs."""
 
-    def __init__(self, program: list[str], rank: int, seat: Seat) -> None:
+    def __init__(self, program: list[str], rank: int, assigned: AssignedRank) -> None:
         self._program = program
         self._rank = rank
-        self._check_in = seat.check_in
+        self._check_in = assigned.check_in
         self._relay = _Relay.between_rank_and_manager()
         self._library = ""
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        environment = {**os.environ, **seat.variables, **_watching(seat.check_in)}
-        environment.pop(DESK, None)
+        environment = {**os.environ, **assigned.variables, **_watching(assigned.check_in)}
+        environment.pop(REGISTRY, None)
         _forget_node_name(environment)
         if self._relay:
             environment["PMI_FD"] = str(self._relay.rank_end.fileno())
         self.pid = os.fork()
         if self.pid == 0:
-            _become(program, environment, seat)
-        for file in (seat.log_fd, seat.report_fd):
+            _become(program, environment, assigned)
+        for file in (assigned.log_fd, assigned.report_fd):
             os.close(file)
         if self._relay:
             self._relay.rank_end.close()
@@ -249,15 +249,15 @@ def _forget_node_name(environment: dict[str, str]) -> None:
         environment["LD_PRELOAD"] = environment.pop(OWN_PRELOAD)  # empty is as good as none
 
 
-def _become(program: list[str], environment: dict[str, str], seat: Seat) -> None:
+def _become(program: list[str], environment: dict[str, str], assigned: AssignedRank) -> None:
     """In the child: turn into the program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; the program must not inherit that
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    os.dup2(seat.log_fd, 1)
-    os.dup2(seat.log_fd, 2)
+    os.dup2(assigned.log_fd, 1)
+    os.dup2(assigned.log_fd, 2)
     try:
         os.execvpe(program[0], program, environment)
     except OSError as exc:

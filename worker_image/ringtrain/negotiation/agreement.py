@@ -46,13 +46,13 @@ class Agreement:
     _numbers: dict[Request, int] = field(default_factory=dict)
     _joined: list[int] = field(default_factory=list)
 
-    def to_say(self, requests: Sequence[Request], joined: bool = False, expired: Sequence[str] = ()) -> Round:
+    def next_round(self, requests: Sequence[Request], joined: bool = False, expired: Sequence[str] = ()) -> Round:
         """Put this rank's new requests into the fewest bytes that the others understand."""
         new = tuple(request for request in requests if request not in self._numbers)
         known = tuple(self._numbers[request] for request in requests if request in self._numbers)
         return Round(new, known, joined, tuple(expired))
 
-    def hear(self, rounds: Sequence[Round]) -> Decisions:
+    def receive(self, rounds: Sequence[Round]) -> Decisions:
         """Take in one round (one entry a rank, in the set's order) and return what every rank does now."""
         for rank, said in zip(self.ranks, rounds, strict=True):
             for request in (*(self._known[number] for number in said.known), *said.requests):

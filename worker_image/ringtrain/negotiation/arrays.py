@@ -8,7 +8,7 @@ import numpy as np
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.negotiation.queues import name_for, queue_of
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import scalar_error, splits_error
 from ringtrain.process_groups.process_sets import ProcessSet, members
 
@@ -22,7 +22,7 @@ class Reduction:
     prescale: float = 1.0
     postscale: float = 1.0
 
-    def request(self, name: str, kind: Kind = Kind.ALLREDUCE) -> Request:
+    def request(self, name: str, kind: CollectiveKind = CollectiveKind.ALLREDUCE) -> Request:
         return Request(kind, name, op=self.op, prescale=float(self.prescale), postscale=float(self.postscale))
 
 
@@ -84,7 +84,7 @@ def allreduce_gradient(
 
 def allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None = None) -> list[Array]:
     """Return every rank's rows of each array."""
-    request = Request(Kind.ALLGATHER, name_for("allgather", name, process_set))
+    request = Request(CollectiveKind.ALLGATHER, name_for("allgather", name, process_set))
     return run(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
 
 
@@ -100,20 +100,22 @@ def allgather_gradient(
 
 def broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None = None) -> list[Array]:
     """Return the arrays of world rank `root`."""
-    request = Request(Kind.BROADCAST, name_for("broadcast", name, process_set), root=int(root))
+    request = Request(CollectiveKind.BROADCAST, name_for("broadcast", name, process_set), root=int(root))
     return run(request, arrays, process_set)
 
 
 def begin_allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str) -> Any:
     """Begin to gather; return the future of every rank's rows of each array."""
-    request = Request(Kind.ALLGATHER, name_for("allgather", name, process_set))
+    request = Request(CollectiveKind.ALLGATHER, name_for("allgather", name, process_set))
     return begin(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
 
 
 def begin_broadcast(array: Array, root: int, process_set: ProcessSet, name: str) -> Any:
     """Begin to broadcast; return the future of a list with the one result."""
     return begin(
-        Request(Kind.BROADCAST, name_for("broadcast", name, process_set), root=int(root)), [array], process_set
+        Request(CollectiveKind.BROADCAST, name_for("broadcast", name, process_set), root=int(root)),
+        [array],
+        process_set,
     )
 
 
@@ -129,14 +131,14 @@ def alltoall(
     """Send `splits[i]` rows to rank i of the set; return the rows received and how many came from each rank."""
     cut = None if splits is None else tuple(int(rows) for rows in splits)
     error = splits_error(np.shape(array), cut, members(process_set))
-    request = Request(Kind.ALLTOALL, name_for("alltoall", name, process_set), splits=cut)
+    request = Request(CollectiveKind.ALLTOALL, name_for("alltoall", name, process_set), splits=cut)
     received, counts = run(request, [array], process_set, error)
     return received, counts
 
 
 def reducescatter(arrays: Sequence[Array], how: Reduction, name: str | None) -> list[Array]:
     """Return this rank's rows of each reduced array."""
-    request = how.request(name_for("reducescatter", name, how.process_set), Kind.REDUCESCATTER)
+    request = how.request(name_for("reducescatter", name, how.process_set), CollectiveKind.REDUCESCATTER)
     return run(request, arrays, how.process_set, scalar_error([np.shape(array) for array in arrays]))
 
 

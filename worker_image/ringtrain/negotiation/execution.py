@@ -13,7 +13,7 @@ from ringtrain.collectives.tensors import Array
 from ringtrain.communicators.base import Communicator
 from ringtrain.negotiation.agreement import Agreed
 from ringtrain.negotiation.carried import carried, narrowed
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.reduction.arithmetic import scaled
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import dtype_of
@@ -49,7 +49,7 @@ def run_batch(
 ) -> list[Result]:
     """Return the results of each entry of a batch. `arrays`: this rank's tensors, None where it has joined."""
     request = batch[0].any_request
-    if request.kind is not Kind.ALLREDUCE:
+    if request.kind is not CollectiveKind.ALLREDUCE:
         return [_run_single(communicator, batch[0], arrays[0] or ())]
     given = [_given(entry.any_request, own) for entry, own in zip(batch, arrays, strict=True)]
     inputs = [scaled(array, request.prescale) for own in given for array in own]
@@ -71,16 +71,16 @@ def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Arr
     own_rank = communicator.ranks[communicator.position]
     request = agreed.requests.get(own_rank, agreed.any_request)
     match request.kind:
-        case Kind.ALLGATHER:
+        case CollectiveKind.ALLGATHER:
             totals = [sum(agreed.requests[r].shapes[i][0] for r in communicator.ranks) for i in range(len(arrays))]
             return [_allgather(communicator, array, rows) for array, rows in zip(arrays, totals, strict=True)]
-        case Kind.BROADCAST:
+        case CollectiveKind.BROADCAST:
             return [_broadcast(communicator, array, request.root) for array in arrays]
-        case Kind.ALLTOALL:
+        case CollectiveKind.ALLTOALL:
             splits = request.splits or (len(arrays[0]) // len(communicator.ranks),) * len(communicator.ranks)
             received, rows = _alltoall(communicator, arrays[0], splits)
             return [received, np.asarray(rows, np.int32)]
-        case Kind.REDUCESCATTER:
+        case CollectiveKind.REDUCESCATTER:
             op = ReduceOp(request.op)
             reduced = (_reducescatter(communicator, scaled(a, request.prescale), op) for a in arrays)
             return [scaled(array, request.postscale) for array in reduced]
@@ -127,7 +127,7 @@ def _given(request: Request, arrays: Sequence[Array] | None) -> Sequence[Array]:
 
 def _fusion_key(entry: Agreed) -> tuple[Any, ...] | None:
     request = entry.any_request
-    if request.kind is not Kind.ALLREDUCE or len(set(request.dtypes)) != 1:
+    if request.kind is not CollectiveKind.ALLREDUCE or len(set(request.dtypes)) != 1:
         return None
     return (request.dtypes[0], request.op, request.prescale, request.postscale, request.device)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 
 # What every kind demands to be equal, in the order in which a difference is reported.
 _FIELDS = (
@@ -40,8 +40,8 @@ def mismatch(requests: Mapping[int, Request], ranks: tuple[int, ...]) -> str:
 
 def joined_reason(request: Request, joined: list[int]) -> str:
     """Return why `request` cannot run while `joined` ranks have no data; empty if it can."""
-    reduces = request.kind is Kind.ALLREDUCE and request.op in ("Sum", "Average", "Adasum")
-    if reduces or request.kind is Kind.BARRIER:
+    reduces = request.kind is CollectiveKind.ALLREDUCE and request.op in ("Sum", "Average", "Adasum")
+    if reduces or request.kind is CollectiveKind.BARRIER:
         return ""
     what = f"{request.kind} with op {request.op}" if request.op else str(request.kind)
     return (
@@ -53,7 +53,7 @@ def joined_reason(request: Request, joined: list[int]) -> str:
 
 def _shapes_differ(requests: Mapping[int, Request], first: int, rank: int) -> str:
     ours, theirs = requests[first], requests[rank]
-    rows_may_differ = ours.kind in (Kind.ALLGATHER, Kind.ALLTOALL)
+    rows_may_differ = ours.kind in (CollectiveKind.ALLGATHER, CollectiveKind.ALLTOALL)
     here = [shape[1:] if rows_may_differ else shape for shape in ours.shapes]
     there = [shape[1:] if rows_may_differ else shape for shape in theirs.shapes]
     if here == there and [len(s) for s in ours.shapes] == [len(s) for s in theirs.shapes]:
@@ -63,7 +63,7 @@ def _shapes_differ(requests: Mapping[int, Request], first: int, rank: int) -> st
 
 
 def _alone(request: Request, ranks: tuple[int, ...]) -> str:
-    if request.kind is Kind.BROADCAST and request.root not in ranks:
+    if request.kind is CollectiveKind.BROADCAST and request.root not in ranks:
         return (
             f"broadcast {request.name!r}: root rank is {request.root}; expected one of the process set's ranks "
             f"{list(ranks)}"

@@ -127,7 +127,7 @@ class NamedQueue:
                     self._changed.wait(pause_s)
                 if self._closed:
                     return
-                said = self._to_say()
+                said = self._next_round()
             try:
                 moved = self._round(said)
             except Exception as error:  # whoever waits for a future must get it, whatever it is
@@ -160,18 +160,18 @@ class NamedQueue:
                     name[:_NAME_CHARACTERS], waited_s, asked, late, self._timeout_s,
                 )  # fmt: skip
 
-    def _to_say(self) -> Round:
+    def _next_round(self) -> Round:
         requests, self._new = self._new, []
         overdue = time.perf_counter_ns() - int(self._timeout_s * 1e9)
         expired = [name for name, submitted in self._in_flight.items() if submitted.since_ns < overdue]
-        return self._agreement.to_say(requests, self._joining is not None, expired)
+        return self._agreement.next_round(requests, self._joining is not None, expired)
 
     def _round(self, said: Round) -> bool:
         """Run one round and what it agreed on. Return whether anything was agreed."""
         if self._communicator is None:
             self._communicator = self._open_communicator()
-        heard = [Round.decode(message) for message in exchange(self._communicator, said.encode())]
-        decisions = self._agreement.hear(heard)
+        received = [Round.decode(message) for message in exchange(self._communicator, said.encode())]
+        decisions = self._agreement.receive(received)
         self._warn_of_late()
         good = [agreed for agreed in decisions.agreed if not agreed.error]
         for agreed in decisions.agreed:

@@ -11,7 +11,7 @@ from typing import Any
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation.queue import NamedQueue
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups import context, process_sets
 from ringtrain.process_groups.context import RankContext
 from ringtrain.process_groups.process_sets import ProcessSet, add_process_set, global_process_set, number_of
@@ -88,7 +88,7 @@ def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Return when every rank of `process_set` has called it."""
-    request = Request(Kind.BARRIER, name_for("barrier", name, process_set))
+    request = Request(CollectiveKind.BARRIER, name_for("barrier", name, process_set))
     queue_of(process_set).submit(request).result()
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Kind(StrEnum):
+class CollectiveKind(StrEnum):
     """The collectives that can be submitted by name."""
 
     ALLREDUCE = "allreduce"
@@ -27,7 +27,7 @@ class Request:
     live on. `error`: why this rank cannot take part; the collective then fails on every rank with this message.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     name: str
     dtypes: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -42,7 +42,7 @@ class Request:
     @property
     def same_everywhere(self) -> bool:
         """True if every rank's request of this kind is equal, so that it can be named by a number later on."""
-        return self.kind not in (Kind.ALLGATHER, Kind.ALLTOALL) and not self.error
+        return self.kind not in (CollectiveKind.ALLGATHER, CollectiveKind.ALLTOALL) and not self.error
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Round:
 
 
 def _request_from(fields: dict[str, Any]) -> Request:
-    fields["kind"] = Kind(fields["kind"])
+    fields["kind"] = CollectiveKind(fields["kind"])
     fields["dtypes"] = tuple(fields["dtypes"])
     fields["shapes"] = tuple(_ints(shape) for shape in fields["shapes"])
     fields["splits"] = None if fields["splits"] is None else _ints(fields["splits"])

@@ -14,22 +14,22 @@ from ringtrain.optim.arenas import MASTER
 from ringtrain.optim.compiled import native_rule
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Bucket
-from ringtrain.optim.pipeline import Abandoned, Arrivals, Machine, UpdateOrder, mean_scale
+from ringtrain.optim.pipeline import Abandoned, Arrivals, UpdateContext, UpdateOrder, mean_scale
 from ringtrain.optim.rules import FusableRule, StepValues
 from ringtrain.reduction.ops import Average, Sum
 
 
-def can_fuse(machine: Machine, clip_norm: float | None) -> bool:
+def can_fuse(context: UpdateContext, clip_norm: float | None) -> bool:
     """Whether `FusedUpdate` does what `Update` does. The same on all ranks.
 
     A norm must be known before the first weight changes, a compressed bucket is not reduced where it lies, and
     unsharded state is updated whole by every rank.
     """
-    if clip_norm is not None or machine.wire is not None or not machine.sharded or machine.group.size == 1:
+    if clip_norm is not None or context.wire is not None or not context.sharded or context.group.size == 1:
         return False
-    arenas = [(machine.arenas.gradients(bucket), machine.arenas.weights(bucket)) for bucket in _shared(machine)]
-    updates = all(machine.group.can_update(*arena) for arena in arenas)
-    return updates and bool(arenas) and isinstance(machine.rule, FusableRule)
+    arenas = [(context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in _shared(context)]
+    updates = all(context.group.can_update(*arena) for arena in arenas)
+    return updates and bool(arenas) and isinstance(context.rule, FusableRule)
 
 
 class FusedUpdate:
@@ -37,14 +37,14 @@ class FusedUpdate:
 
     norm: float | None = None
 
-    def __init__(self, machine: Machine, inbox: Inbox, order: UpdateOrder) -> None:
-        assert isinstance(machine.rule, FusableRule), "ask can_fuse first"
-        self._rule = machine.rule
-        self._m = machine
+    def __init__(self, context: UpdateContext, inbox: Inbox, order: UpdateOrder) -> None:
+        assert isinstance(context.rule, FusableRule), "ask can_fuse first"
+        self._rule = context.rule
+        self._m = context
         self._inbox = inbox
         self._order = order
-        self._last = _shared(machine)[-1]
-        self.arrivals = Arrivals(machine.layout.buckets)
+        self._last = _shared(context)[-1]
+        self.arrivals = Arrivals(context.layout.buckets)
 
     def run(self) -> None:
         """Return when every weight is new on this rank. Raises what the meeting raised."""
@@ -96,5 +96,5 @@ class FusedUpdate:
         return StepValues(self._order.number, self._order.rate, scale)
 
 
-def _shared(machine: Machine) -> list[Bucket]:
-    return [bucket for bucket in machine.layout.buckets if bucket.size and not bucket.local]
+def _shared(context: UpdateContext) -> list[Bucket]:
+    return [bucket for bucket in context.layout.buckets if bucket.size and not bucket.local]

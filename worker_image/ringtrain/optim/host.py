@@ -22,7 +22,7 @@ from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import FusedUpdate, can_fuse
 from ringtrain.optim.inbox import Inbox, InboxRules
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
-from ringtrain.optim.pipeline import Abandoned, Machine, Update, UpdateOrder
+from ringtrain.optim.pipeline import Abandoned, Update, UpdateContext, UpdateOrder
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import check_same_model, gather_state, restore_state
@@ -101,9 +101,9 @@ class HostOptimizer:
             )
         lane = group.beside() if group.size > 1 else None
         wire = None if compression is None else _wire((group, lane or group), layout, arenas, compression)
-        self._machine = Machine(group, layout, arenas, rule, best_kernels(), sharded, wire, lane)
+        self._context = UpdateContext(group, layout, arenas, rule, best_kernels(), sharded, wire, lane)
         self._settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
-        self._fused = can_fuse(self._machine, clip_norm)
+        self._fused = can_fuse(self._context, clip_norm)
         self._inbox = Inbox(layout, arenas, InboxRules(group.rank, accumulate, check_finite))
         self._updates = 0
         self._norm: float | None = None
@@ -120,7 +120,7 @@ class HostOptimizer:
             "compression": compression,
         }
         settings |= {"clip_norm": clip_norm, "schedule": self._settings.schedule}
-        check_same_model(self._machine, {name: described(value) for name, value in settings.items()})
+        check_same_model(self._context, {name: described(value) for name, value in settings.items()})
         self._backward_began_ns = time.perf_counter_ns()
         self._views = self._make_views()
         for name, array in arrays.items():
@@ -143,7 +143,7 @@ class HostOptimizer:
     @property
     def rate(self) -> float:
         """The learning rate of the next update."""
-        return self._machine.rule.lr * self._settings.schedule(self._updates)
+        return self._context.rule.lr * self._settings.schedule(self._updates)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -154,7 +154,7 @@ class HostOptimizer:
     @property
     def state_bytes(self) -> int:
         """Bytes of optimizer state that this rank holds."""
-        return sum(values.nbytes for state in self._machine.arenas.state for values in state.values())
+        return sum(values.nbytes for state in self._context.arenas.state for values in state.values())
 
     def submit(self, name: str, gradient: ArrayLike, weight: float = 1.0) -> None:
         """Hand over the gradient of `name` for this step; it is copied. From any thread, in any order.
@@ -200,7 +200,7 @@ class HostOptimizer:
         if name is None:
             self._end_update()
         elif self._ending and self._update is not None:
-            self._update.arrivals.wait(self._machine.layout.places[name][0])
+            self._update.arrivals.wait(self._context.layout.locations[name][0])
             self._raise_if_broken()
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class HostOptimizer:
         self._raise_if_broken()
         self._end_update()
         self._require_idle("state_dict")
-        return gather_state(self._machine, self._updates, root, error_feedback)
+        return gather_state(self._context, self._updates, root, error_feedback)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set weights, state and count of updates from a `state_dict`, of any world size. Not collective.
@@ -231,14 +231,14 @@ class HostOptimizer:
         self._raise_if_broken()
         self._end_update()
         self._require_idle("load_state_dict")
-        self._updates = restore_state(self._machine, state)
+        self._updates = restore_state(self._context, state)
 
     def _start_update(self) -> None:
         settings = self._settings
         order = UpdateOrder(
             self._updates + 1, self.rate, settings.accumulate, settings.clip_norm, settings.check_finite
         )
-        self._update = (FusedUpdate if self._fused else Update)(self._machine, self._inbox, order)
+        self._update = (FusedUpdate if self._fused else Update)(self._context, self._inbox, order)
         # A thread per update: it costs 0.1 ms and leaves nothing to close. Daemon, because a backward pass that
         # raises would leave it waiting for gradients for ever.
         # In the caller's context, where a process that holds several ranks keeps which one this is.
@@ -281,9 +281,11 @@ class HostOptimizer:
 
     def _make_views(self) -> dict[str, Flat]:
         views = {}
-        for spec in self._machine.layout.specs:
-            bucket, place = self._machine.layout.places[spec.name]
-            views[spec.name] = self._machine.arenas.weights(bucket)[place.start : place.stop].reshape(spec.shape)
+        for spec in self._context.layout.specs:
+            bucket, location = self._context.layout.locations[spec.name]
+            views[spec.name] = self._context.arenas.weights(bucket)[location.start : location.stop].reshape(
+                spec.shape
+            )
         return views
 
 

@@ -36,7 +36,7 @@ class Inbox:
         self._rules = rules
         self._wide: dict[str, NDArray[np.float32]] = {}
         if rules.accumulate > 1:
-            halves = (s for b in layout.buckets if b.half for s in (place.spec for place in b.places))
+            halves = (s for b in layout.buckets if b.half for s in (location.spec for location in b.locations))
             self._wide = {spec.name: np.zeros(spec.size, np.float32) for spec in halves}
         self._changed = threading.Condition()
         self._micro_step = 0
@@ -50,7 +50,7 @@ class Inbox:
         with self._changed:
             self._micro_step = 0
             self._arrived.clear()
-            self._outstanding = [len(bucket.places) for bucket in self._layout.buckets]
+            self._outstanding = [len(bucket.locations) for bucket in self._layout.buckets]
 
     @property
     def empty(self) -> bool:
@@ -63,13 +63,13 @@ class Inbox:
         Raises ConfigurationError for a gradient that is unknown, here already, or not like its parameter, and for
         a weight that is negative or not finite.
         """
-        bucket, place = self._find(name)
+        bucket, location = self._find(name)
         if not 0 <= weight < float("inf"):
             raise ConfigurationError(
                 f'{self._me}: the weight of gradient "{name}" is {weight}; expected a number of at least 0, '
                 "such as Batch.weight"
             )
-        values = _weighted(self._checked(place.spec, np.asarray(gradient)), weight)
+        values = _weighted(self._checked(location.spec, np.asarray(gradient)), weight)
         with self._changed:
             if name in self._arrived:
                 raise ConfigurationError(
@@ -78,7 +78,7 @@ class Inbox:
                 )
             first_of_last = self._last_micro_step and not self._arrived
             self._arrived.add(name)
-        self._store(name, self._arenas.gradients(bucket)[place.start : place.stop], values)
+        self._store(name, self._arenas.gradients(bucket)[location.start : location.stop], values)
         with self._changed:
             if self._last_micro_step:
                 self._outstanding[bucket.index] -= 1
@@ -126,7 +126,7 @@ class Inbox:
         return f"rank {self._rules.rank}"
 
     def _find(self, name: str) -> Any:
-        found = self._layout.places.get(name)
+        found = self._layout.locations.get(name)
         if found is None:
             known = _listed([spec.name for spec in self._layout.specs])
             raise ConfigurationError(

@@ -47,7 +47,7 @@ class ParamSpec:
 
 
 @dataclass(frozen=True)
-class Place:
+class ParamLocation:
     """A parameter's elements `start:stop` within its bucket."""
 
     spec: ParamSpec
@@ -65,17 +65,17 @@ class Bucket:
 
     index: int
     offset: int
-    places: tuple[Place, ...]
+    locations: tuple[ParamLocation, ...]
     bounds: tuple[int, ...]
     segment_bounds: tuple[int, ...]
 
     @property
     def dtype(self) -> np.dtype:
-        return self.places[0].spec.dtype
+        return self.locations[0].spec.dtype
 
     @property
     def local(self) -> bool:
-        return self.places[0].spec.local
+        return self.locations[0].spec.local
 
     @cached_property
     def half(self) -> bool:
@@ -83,16 +83,16 @@ class Bucket:
 
     @property
     def arena(self) -> tuple[str, bool]:
-        return self.places[0].spec.arena
+        return self.locations[0].spec.arena
 
     @property
     def size(self) -> int:
-        return self.places[-1].stop
+        return self.locations[-1].stop
 
     @cached_property
     def segments(self) -> NDArray[np.intp]:
         """First element of every segment."""
-        return segment_starts(self.places)
+        return segment_starts(self.locations)
 
     def shard(self, rank: int) -> slice:
         """Rank's own elements, within the bucket."""
@@ -107,8 +107,8 @@ class Layout:
     buckets: tuple[Bucket, ...]
 
     @cached_property
-    def places(self) -> dict[str, tuple[Bucket, Place]]:
-        return {place.spec.name: (bucket, place) for bucket in self.buckets for place in bucket.places}
+    def locations(self) -> dict[str, tuple[Bucket, ParamLocation]]:
+        return {location.spec.name: (bucket, location) for bucket in self.buckets for location in bucket.locations}
 
     @cached_property
     def arena_sizes(self) -> dict[tuple[str, bool], int]:
@@ -175,16 +175,16 @@ def plan_layout(specs: Sequence[ParamSpec], bucket_bytes: int, world_size: int) 
 
 def _bucket(index: int, offset: int, members: Sequence[ParamSpec], world_size: int) -> Bucket:
     edges = np.cumsum([0, *(spec.size for spec in members)]).tolist()
-    places = tuple(Place(spec, *edge) for spec, edge in zip(members, pairwise(edges), strict=True))
-    cuts = np.append(segment_starts(places), edges[-1])
+    locations = tuple(ParamLocation(spec, *edge) for spec, edge in zip(members, pairwise(edges), strict=True))
+    cuts = np.append(segment_starts(locations), edges[-1])
     ideal = np.arange(world_size + 1) * edges[-1] / world_size
     above = np.searchsorted(cuts, ideal)
     below = np.maximum(above - 1, 0)
     nearest = np.where(ideal - cuts[below] < cuts[above] - ideal, below, above)
-    return Bucket(index, offset, places, tuple(cuts[nearest].tolist()), tuple(nearest.tolist()))
+    return Bucket(index, offset, locations, tuple(cuts[nearest].tolist()), tuple(nearest.tolist()))
 
 
-def segment_starts(places: Sequence[Place]) -> NDArray[np.intp]:
-    """First elements of the segments of `places`: every SEGMENT elements, begun anew at each parameter."""
-    starts = [np.arange(place.start, place.stop, SEGMENT, dtype=np.intp) for place in places]
+def segment_starts(locations: Sequence[ParamLocation]) -> NDArray[np.intp]:
+    """First elements of the segments of `locations`: every SEGMENT elements, begun anew at each parameter."""
+    starts = [np.arange(location.start, location.stop, SEGMENT, dtype=np.intp) for location in locations]
     return np.concatenate(starts) if starts else np.empty(0, np.intp)

@@ -38,5 +38,5 @@ def exchange(group: Group, own: Sequence[Sums], buckets: Sequence[Bucket]) -> li
 
 def squares_by_place(bucket: Bucket, sums: Sums) -> list[float]:
     """Return the sum of squares of every parameter of `bucket`, from the sums of its segments."""
-    edges = [0, *accumulate(-(-place.spec.size // SEGMENT) for place in bucket.places)]
+    edges = [0, *accumulate(-(-location.spec.size // SEGMENT) for location in bucket.locations)]
     return [math.fsum(sums[first:stop]) for first, stop in pairwise(edges)]

@@ -29,7 +29,7 @@ from ringtrain.reduction.ops import Average, Sum
 
 
 @dataclass(frozen=True)
-class Machine:
+class UpdateContext:
     """What stays the same from update to update. `sharded`: each rank updates its own shard only.
 
     `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
@@ -89,12 +89,12 @@ class Arrivals:
 class Update:
     """The run of one update. `norm` is the global gradient norm when clipping asks for it."""
 
-    def __init__(self, machine: Machine, inbox: Inbox, order: UpdateOrder) -> None:
-        self._m = machine
+    def __init__(self, context: UpdateContext, inbox: Inbox, order: UpdateOrder) -> None:
+        self._m = context
         self._inbox = inbox
         self._order = order
         self._reductions: list[list[Pending]] = []
-        self.arrivals = Arrivals(machine.layout.buckets)
+        self.arrivals = Arrivals(context.layout.buckets)
         self.norm: float | None = None
 
     def run(self) -> None:
@@ -209,8 +209,8 @@ class Update:
         weight_squares = squares_by_place(bucket, weight_sums)
         direction_squares = squares_by_place(bucket, direction_sums)
         owned = self._m.arenas.owned(bucket)
-        for place, weight, direction in zip(bucket.places, weight_squares, direction_squares, strict=True):
-            start, stop = max(place.start, owned.start), min(place.stop, owned.stop)
+        for location, weight, direction in zip(bucket.locations, weight_squares, direction_squares, strict=True):
+            start, stop = max(location.start, owned.start), min(location.stop, owned.stop)
             if start < stop:
                 cut = slice(start - owned.start, stop - owned.start)
                 rate = self._order.rate * rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))

@@ -8,13 +8,13 @@ import numpy as np
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim import feedback
 from ringtrain.optim.layout import Bucket, ParamSpec
-from ringtrain.optim.pipeline import Machine
+from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.process_groups.group import Flat
 
 WEIGHTS = "weights"
 
 
-def gather_state(machine: Machine, updates: int, root: int | None, error_feedback: bool) -> dict[str, Any]:
+def gather_state(context: UpdateContext, updates: int, root: int | None, error_feedback: bool) -> dict[str, Any]:
     """Gather the state of all ranks on rank `root` (None: on all). The others only take part and get {}.
 
     Returns `{"updates", "rule", "size", "arrays": {"weights": {name: array}, slot: {name: array}, …}}`, and with
@@ -22,41 +22,41 @@ def gather_state(machine: Machine, updates: int, root: int | None, error_feedbac
     stacked by rank, because each rank has its own. Raises MismatchError where ranks pass different arguments or
     are at different updates.
     """
-    _agree(machine, {"updates": updates, "root": root, "error_feedback": error_feedback})
-    keep = root in (None, machine.group.rank)
+    _agree(context, {"updates": updates, "root": root, "error_feedback": error_feedback})
+    keep = root in (None, context.group.rank)
     arrays: dict[str, dict[str, Flat]] = {}
-    for bucket in machine.layout.buckets:
-        for slot, values in _slots(machine, bucket).items():
-            whole = _gathered(machine, bucket, values, complete=slot == WEIGHTS)
+    for bucket in context.layout.buckets:
+        for slot, values in _slots(context, bucket).items():
+            whole = _gathered(context, bucket, values, complete=slot == WEIGHTS)
             if keep:
                 arrays.setdefault(slot, {}).update(_by_name(bucket, whole))
-    owed = feedback.gather_feedback(machine, keep) if error_feedback else {}
+    owed = feedback.gather_feedback(context, keep) if error_feedback else {}
     if not keep:
         return {}
-    rule = type(machine.rule).__name__
-    state = {"updates": updates, "rule": rule, "size": machine.group.size, "arrays": arrays}
+    rule = type(context.rule).__name__
+    state = {"updates": updates, "rule": rule, "size": context.group.size, "arrays": arrays}
     return {**state, feedback.KEY: owed} if owed else state
 
 
-def restore_state(machine: Machine, state: Mapping[str, Any]) -> int:
+def restore_state(context: UpdateContext, state: Mapping[str, Any]) -> int:
     """Set weights and this rank's part of the state from what `gather_state` gave; return its count of updates.
 
     Raises ConfigurationError, before anything is changed, when the state is of another rule or another model.
     """
-    _check(machine, state)
-    for bucket in machine.layout.buckets:
-        for slot, values in _slots(machine, bucket).items():
-            whole = _flat(machine, bucket, state["arrays"][slot])
-            values[:] = whole if values.size == bucket.size else whole[machine.arenas.owned(bucket)]
-    feedback.restore_feedback(machine, state)
+    _check(context, state)
+    for bucket in context.layout.buckets:
+        for slot, values in _slots(context, bucket).items():
+            whole = _flat(context, bucket, state["arrays"][slot])
+            values[:] = whole if values.size == bucket.size else whole[context.arenas.owned(bucket)]
+    feedback.restore_feedback(context, state)
     return int(state["updates"])
 
 
-def _agree(machine: Machine, asked: Mapping[str, Any]) -> None:
+def _agree(context: UpdateContext, asked: Mapping[str, Any]) -> None:
     """Meet, also where no array will travel: a call that one rank makes alone must not pass."""
-    if machine.group.size == 1:
+    if context.group.size == 1:
         return
-    told = machine.group.allgather_object({"state_dict": True, **asked})
+    told = context.group.allgather_object({"state_dict": True, **asked})
     for rank, other in enumerate(told[1:], start=1):
         for what, expected in told[0].items():
             if other.get(what) != expected:
@@ -66,13 +66,13 @@ def _agree(machine: Machine, asked: Mapping[str, Any]) -> None:
                 )
 
 
-def _slots(machine: Machine, bucket: Bucket) -> dict[str, Flat]:
-    return {WEIGHTS: machine.arenas.weights(bucket), **machine.arenas.state[bucket.index]}
+def _slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
+    return {WEIGHTS: context.arenas.weights(bucket), **context.arenas.state[bucket.index]}
 
 
-def _gathered(machine: Machine, bucket: Bucket, values: Flat, *, complete: bool) -> Flat:
+def _gathered(context: UpdateContext, bucket: Bucket, values: Flat, *, complete: bool) -> Flat:
     """All ranks' `values` of one slot of `bucket`. `complete`: every rank has them all, unless local."""
-    group, size = machine.group, bucket.size
+    group, size = context.group, bucket.size
     if bucket.local:
         rows = np.empty(group.size * size, values.dtype)
         rows[group.rank * size : (group.rank + 1) * size] = values
@@ -80,10 +80,10 @@ def _gathered(machine: Machine, bucket: Bucket, values: Flat, *, complete: bool)
             group.all_gather(rows, [rank * size for rank in range(group.size + 1)]).wait()
         return rows.reshape(group.size, size)
     whole = np.empty(size, values.dtype)
-    if complete or not machine.sharded:
+    if complete or not context.sharded:
         whole[:] = values
         return whole
-    whole[machine.arenas.owned(bucket)] = values
+    whole[context.arenas.owned(bucket)] = values
     if group.size > 1 and size:
         group.all_gather(whole, bucket.bounds).wait()
     return whole
@@ -91,46 +91,48 @@ def _gathered(machine: Machine, bucket: Bucket, values: Flat, *, complete: bool)
 
 def _by_name(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
     return {
-        place.spec.name: whole[..., place.start : place.stop].reshape((*whole.shape[:-1], *place.spec.shape))
-        for place in bucket.places
+        location.spec.name: whole[..., location.start : location.stop].reshape(
+            (*whole.shape[:-1], *location.spec.shape)
+        )
+        for location in bucket.locations
     }
 
 
-def _flat(machine: Machine, bucket: Bucket, by_name: Mapping[str, Flat]) -> Flat:
-    rank = machine.group.rank
-    values = [by_name[place.spec.name] for place in bucket.places]
+def _flat(context: UpdateContext, bucket: Bucket, by_name: Mapping[str, Flat]) -> Flat:
+    rank = context.group.rank
+    values = [by_name[location.spec.name] for location in bucket.locations]
     return np.concatenate([(v[rank] if bucket.local else v).reshape(-1) for v in values])
 
 
-def _check(machine: Machine, state: Mapping[str, Any]) -> None:
-    rule = type(machine.rule).__name__
+def _check(context: UpdateContext, state: Mapping[str, Any]) -> None:
+    rule = type(context.rule).__name__
     if state["rule"] != rule:
         raise ConfigurationError(
             f"the saved optimizer state is of {state['rule']} and this optimizer is {rule}; use the same rule, or "
             f"load the weights alone"
         )
     saved = state["arrays"][WEIGHTS]
-    here = {spec.name for spec in machine.layout.specs}
+    here = {spec.name for spec in context.layout.specs}
     if set(saved) != here:
         raise ConfigurationError(
             f"the saved state has other parameters: only saved {sorted(set(saved) - here)}, only here "
             f"{sorted(here - set(saved))}; build the model that was saved"
         )
-    for bucket in machine.layout.buckets:
-        for slot in _slots(machine, bucket):
-            for place in bucket.places:
-                _check_array(machine, place.spec, slot, state)
-    feedback.check_feedback(machine, state)
+    for bucket in context.layout.buckets:
+        for slot in _slots(context, bucket):
+            for location in bucket.locations:
+                _check_array(context, location.spec, slot, state)
+    feedback.check_feedback(context, state)
 
 
-def _check_array(machine: Machine, spec: ParamSpec, slot: str, state: Mapping[str, Any]) -> None:
+def _check_array(context: UpdateContext, spec: ParamSpec, slot: str, state: Mapping[str, Any]) -> None:
     array = state["arrays"].get(slot, {}).get(spec.name)
     if array is None:
         raise ConfigurationError(
             f'the saved state has no "{slot}" for parameter "{spec.name}"; it was saved with other settings of '
             f"{state['rule']}"
         )
-    size = machine.group.size
+    size = context.group.size
     expected = (size, *spec.shape) if spec.local else spec.shape
     if spec.local and array.shape[:1] != (size,):
         raise ConfigurationError(
@@ -144,14 +146,14 @@ def _check_array(machine: Machine, spec: ParamSpec, slot: str, state: Mapping[st
         )
 
 
-def check_same_model(machine: Machine, settings: Mapping[str, Any]) -> None:
+def check_same_model(context: UpdateContext, settings: Mapping[str, Any]) -> None:
     """Raise MismatchError on every rank unless all registered the same parameters with the same settings.
 
     The message names the first rank that differs from rank 0, and both values.
     """
-    described = [f"{spec.shape} {spec.dtype}{' local' if spec.local else ''}" for spec in machine.layout.specs]
-    names = [spec.name for spec in machine.layout.specs]
-    told = machine.group.allgather_object({"names": names, "described": described, "settings": dict(settings)})
+    described = [f"{spec.shape} {spec.dtype}{' local' if spec.local else ''}" for spec in context.layout.specs]
+    names = [spec.name for spec in context.layout.specs]
+    told = context.group.allgather_object({"names": names, "described": described, "settings": dict(settings)})
     root = told[0]
     for rank, other in enumerate(told[1:], start=1):
         for name, there in other["settings"].items():

@@ -26,7 +26,7 @@ from ringtrain.transport.address import is_loopback
 from ringtrain.transport.base import Transport
 from ringtrain.world.config import LONGEST_TIMEOUT_S, WorkerConfig
 from ringtrain.world.membership import Membership
-from ringtrain.world.ring_config import Place
+from ringtrain.world.ring_config import RingConfig
 
 if TYPE_CHECKING:
     from ringtrain.transport.tls import Tls
@@ -56,12 +56,12 @@ class RankContext:
     ) -> None:
         self.config = config
         self._segment_bytes = segment_bytes
-        place = Place(
+        ring = RingConfig(
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
             config.stall_timeout_s,
         )  # fmt: skip
-        warn_of_strangers(place)
-        self._member = Membership.join(place, transport or _transport(place, config))
+        warn_of_strangers(ring)
+        self._member = Membership.join(ring, transport or _transport(ring, config))
         self._executor = Executor()  # of all groups of the public collectives: they keep one order
         self._runners: list[tuple[int, Runner]] = [(WORLD, self._executor)]  # with the set they belong to
         self._lock = threading.Lock()
@@ -140,7 +140,7 @@ class RankContext:
 
     def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
         """Have `details` name what the queue of a set has in flight, for messages of ranks that wait."""
-        self._member.board.describe(further_number(process_set, QUEUE), details)
+        self._member.offers.describe(further_number(process_set, QUEUE), details)
 
     def run_with_set(self, process_set: int, runner: Runner) -> None:
         """Stop `runner` when the set is removed or the world is left."""
@@ -314,29 +314,29 @@ def cross_size() -> int:
     return current().config.cross_size
 
 
-def warn_of_strangers(place: Place) -> None:
+def warn_of_strangers(ring: RingConfig) -> None:
     """Say in the log that anyone can take part, where that is so."""
-    address = place.addresses[place.rank]
-    if place.size > 1 and place.token is None and not is_loopback(address):
+    address = ring.addresses[ring.rank]
+    if ring.size > 1 and ring.token is None and not is_loopback(address):
         log.warning(
             "rank %d has no token: whoever reaches %s can take part in this world and change its weights. Give "
             "all ranks the same RINGTRAIN_TOKEN_FILE (or RINGTRAIN_TOKEN)",
-            place.rank, address,
+            ring.rank, address,
         )  # fmt: skip
 
 
-def _transport(place: Place, config: WorkerConfig) -> Transport:
-    if place.size == 1:
+def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
+    if ring.size == 1:
         from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 
-        return MemoryTransport(MemoryNetwork(), place.rank)
+        return MemoryTransport(MemoryNetwork(), ring.rank)
     # Data loaders fork. gRPC's handlers for that wait for its threads, which are ours, and hang the child or abort
     # it. It looks here when it is loaded.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
     from ringtrain.transport.rpc import RpcTransport
 
-    return RpcTransport(place.rank, place.addresses, place.timeout_s, config.data_path == "auto", _tls(config))
+    return RpcTransport(ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _tls(config))
 
 
 def _tls(config: WorkerConfig) -> Tls | None:

@@ -7,7 +7,7 @@ from ringtrain.reduction.cuts import even_bounds, offsets, segments
 from ringtrain.reduction.fold import Flat
 
 
-def cut_pieces(pieces: Sequence[Flat], parts: int, step: int) -> list[list[tuple[Flat, slice]]]:
+def cut_tensors(pieces: Sequence[Flat], parts: int, step: int) -> list[list[tuple[Flat, slice]]]:
     """Cut all pieces into `parts` chunks, and each chunk into segments of at most `step` elements.
 
     Returns for each chunk the segments, and where they are in all pieces behind each other. No segment is part of

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ringtrain.negotiation.queues import name_for
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import scalar_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.bridge import to_tensor
@@ -56,7 +56,7 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        request = Request(Kind.ALLREDUCE, f"{ctx.name}.grad", op="Average")
+        request = Request(CollectiveKind.ALLREDUCE, f"{ctx.name}.grad", op="Average")
         means = reduced(grads, request, ctx.process_set)
         before = _rows_before(ctx.rows, ctx.name, ctx.process_set)
         own = [g[start : start + rows] for g, start, rows in zip(means, before, ctx.rows, strict=True)]
@@ -77,4 +77,4 @@ def _submit(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet,
         return gathered[0] if single else gathered
 
     error = scalar_error([tensor.shape for tensor in tensors])
-    return submit(Request(Kind.ALLGATHER, name), tensors, process_set, finish, error)
+    return submit(Request(CollectiveKind.ALLGATHER, name), tensors, process_set, finish, error)

@@ -8,7 +8,7 @@ import torch
 from ringtrain.collectives.tensors import Array
 from ringtrain.negotiation.queue import Finish
 from ringtrain.negotiation.queues import name_for
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.ops import ReduceOp, chosen_op
 from ringtrain.torch.bridge import to_tensor
@@ -182,7 +182,7 @@ def _request(
 ) -> Request:
     chosen: ReduceOp = chosen_op(op, average)
     return Request(
-        Kind.ALLREDUCE,
+        CollectiveKind.ALLREDUCE,
         name_for(series, name, process_set),
         op=chosen.value,
         prescale=factors[0],

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ringtrain.negotiation.queues import name_for
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import splits_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.torch.bridge import to_tensor
@@ -60,7 +60,7 @@ def _submit(tensor: torch.Tensor, splits: tuple[int, ...] | None, name: str, pro
         return to_tensor(result[0], tensor.device), to_tensor(result[1])
 
     error = splits_error(tuple(tensor.shape), splits, members(process_set))
-    request = Request(Kind.ALLTOALL, name, splits=splits)
+    request = Request(CollectiveKind.ALLTOALL, name, splits=splits)
     return submit(request, [tensor], process_set, finish, error)
 
 

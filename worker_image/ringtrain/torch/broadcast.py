@@ -6,7 +6,7 @@ import torch
 
 from ringtrain.negotiation.queue import Finish
 from ringtrain.negotiation.queues import name_for, queue_of
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.gradients import reduced
@@ -62,11 +62,11 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        request = Request(Kind.ALLREDUCE, f"{ctx.name}.grad", op="Average")
+        request = Request(CollectiveKind.ALLREDUCE, f"{ctx.name}.grad", op="Average")
         (mean,) = reduced(grads, request, ctx.process_set)
         own = queue_of(ctx.process_set).rank
         return (mean if own == ctx.root_rank else torch.zeros_like(mean), None, None, None)
 
 
 def _submit(tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet, finish: Finish) -> Handle:
-    return submit(Request(Kind.BROADCAST, name, root=int(root_rank)), [tensor], process_set, finish)
+    return submit(Request(CollectiveKind.BROADCAST, name, root=int(root_rank)), [tensor], process_set, finish)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.process_sets import ProcessSet, members
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.handles import submit, synchronize
@@ -48,7 +48,7 @@ def reduced(tensors: Sequence[torch.Tensor], request: Request, process_set: Proc
 
 
 def _product_of_others(x: torch.Tensor, request: Request, process_set: ProcessSet, index: int) -> torch.Tensor:
-    gather = Request(Kind.ALLGATHER, f"{request.name}.others.{index}")
+    gather = Request(CollectiveKind.ALLGATHER, f"{request.name}.others.{index}")
     stacked: torch.Tensor = synchronize(
         submit(gather, [x.reshape(1, -1)], process_set, lambda result: to_tensor(result[0], x.device))
     )

@@ -31,10 +31,10 @@ from ringtrain.torch.allreduce import (
     grouped_allreduce_async_,
 )
 from ringtrain.torch.alltoall import alltoall, alltoall_async
+from ringtrain.torch.barrier import barrier, join
 from ringtrain.torch.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
 from ringtrain.torch.compression import Compression
 from ringtrain.torch.handles import poll, synchronize
-from ringtrain.torch.meeting import barrier, join
 from ringtrain.torch.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ringtrain.negotiation.queues import name_for
-from ringtrain.negotiation.request import Kind, Request
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import scalar_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.ops import Average, chosen_op, only_sums
@@ -85,7 +85,7 @@ class _Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        request = Request(Kind.ALLGATHER, f"{ctx.request.name}.grad")
+        request = Request(CollectiveKind.ALLGATHER, f"{ctx.request.name}.grad")
         gathered = synchronize(
             submit(request, grads, ctx.process_set, lambda result: [to_tensor(a, grads[0].device) for a in result])
         )
@@ -99,7 +99,7 @@ def _request(
 ) -> Request:
     chosen = only_sums(chosen_op(op), series)
     full = name_for(series, name, process_set)
-    return Request(Kind.REDUCESCATTER, full, op=chosen.value, prescale=factors[0], postscale=factors[1])
+    return Request(CollectiveKind.REDUCESCATTER, full, op=chosen.value, prescale=factors[0], postscale=factors[1])
 
 
 def _submit(

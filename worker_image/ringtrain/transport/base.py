@@ -17,7 +17,7 @@ class How(Enum):
 
 
 class Broken(Exception):
-    """A peer did not answer. A peer that answers with a reason raises `Refused` instead."""
+    """A peer did not answer. A peer that answers with a reason raises `PullRefused` instead."""
 
     def __init__(self, how: How, detail: str) -> None:
         super().__init__(detail)
@@ -30,7 +30,7 @@ class Unexpected(Exception):
 
 
 class FrameStream(Protocol):
-    """Frames from one peer, in order. Both ways to read raise Broken, Refused or Unexpected."""
+    """Frames from one peer, in order. Both ways to read raise Broken, PullRefused or Unexpected."""
 
     def read_into(self, head: bytes, target: memoryview) -> None:
         """Wait for the next frame, which must be `head` and as much as `target` holds, and store it there.
@@ -66,7 +66,7 @@ class Caller(Protocol):
 class Service(Protocol):
     """What a rank answers.
 
-    `answer` and `pull` may block, and raise Refused, or Broken (CLOSED) if the rank is leaving.
+    `answer` and `pull` may block, and raise PullRefused, or Broken (CLOSED) if the rank is leaving.
     """
 
     def is_peer(self, rank: int, session: bytes) -> bool:
@@ -97,7 +97,7 @@ class Transport(Protocol):
     def ask(
         self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
     ) -> "Future[bytes]":
-        """Send one request. The future raises Broken or Refused. `patient`: wait for a peer that is not up yet."""
+        """Send one request. The future raises Broken or PullRefused. `patient`: wait for a peer that is not up."""
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream: ...
 

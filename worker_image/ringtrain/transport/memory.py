@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
 from ringtrain.transport.base import Broken, How, Service, Unexpected
-from ringtrain.wire.failure import Refused
+from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.frame import Frame
 
 
@@ -158,7 +158,7 @@ class MemoryTransport:
                 reply = self._network.find(peer, caller, patient).answer(method, request, caller)
                 if not caller.is_active():
                     raise Broken(How.CLOSED, "the peer left")
-            except (Broken, Refused) as error:
+            except (Broken, PullRefused) as error:
                 answer.set_exception(error)
             else:
                 answer.set_result(reply)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from ringtrain.transport.base import Broken, How
-from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.failure import PullRefused, WorldFailure
 
 UNKNOWN: Final = 2
 DEADLINE_EXCEEDED: Final = 4
@@ -11,19 +11,19 @@ FAILED_PRECONDITION: Final = 9
 UNAVAILABLE: Final = 14
 
 
-def status_of(error: Refused | Broken) -> tuple[int, str]:
+def status_of(error: PullRefused | Broken) -> tuple[int, str]:
     """The code and message by which a service's answer travels."""
-    if isinstance(error, Refused):
+    if isinstance(error, PullRefused):
         return FAILED_PRECONDITION, error.failure.encode()
     return UNAVAILABLE, str(error)
 
 
-def error_of(code: int, message: str) -> Refused | Broken:
+def error_of(code: int, message: str) -> PullRefused | Broken:
     """What a status other than OK means."""
     if code == FAILED_PRECONDITION:
-        return Refused(Failure.decode(message))
+        return PullRefused(WorldFailure.decode(message))
     if code == UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it
-        return Refused(Failure("internal", f"a peer failed to answer: {message}"))
+        return PullRefused(WorldFailure("internal", f"a peer failed to answer: {message}"))
     if code == DEADLINE_EXCEEDED:
         return Broken(How.TIMEOUT, "nothing within the deadline")
     return Broken(How.CLOSED, message)

@@ -19,7 +19,7 @@ from ringtrain.transport.outcome import error_of, status_of
 from ringtrain.transport.strangers import Strangers
 from ringtrain.transport.threads import DaemonPool
 from ringtrain.transport.tls import Tls
-from ringtrain.wire.failure import Failure, Refused, Stranger
+from ringtrain.wire.failure import PullRefused, Stranger, WorldFailure
 from ringtrain.wire.frame import split_frame
 from ringtrain.wire.messages import METHODS
 
@@ -242,7 +242,7 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             for frame in self._service.pull(request, RpcCaller(context)):
                 yield frame.joined()
-        except (Refused, Broken) as error:
+        except (PullRefused, Broken) as error:
             _abort(context, error)
 
     def _check_certificate(self, context: Any) -> None:
@@ -253,17 +253,17 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not self._tls.accepts(names):
             shown = ", ".join(names) or "no name"
             reason = f"the certificate is for {shown}, expected {self._tls.name}"
-            _abort(context, Stranger(Failure("configuration", reason)))
+            _abort(context, Stranger(WorldFailure("configuration", reason)))
 
     def _refuse_pull(self, request: bytes, context: Any) -> bytes:
-        return _abort(context, Stranger(Failure("configuration", "a pull without a session")))
+        return _abort(context, Stranger(WorldFailure("configuration", "a pull without a session")))
 
     def _answering(self, method: str) -> Callable[[bytes, Any], bytes]:
         def answer(request: bytes, context: Any) -> bytes:
             self._check_certificate(context)
             try:
                 return self._service.answer(method, request, RpcCaller(context))
-            except (Refused, Broken) as error:
+            except (PullRefused, Broken) as error:
                 return _abort(context, error)
 
         return answer
@@ -302,7 +302,7 @@ class _Count:
             self._count -= 1
 
 
-def _abort(context: Any, error: Refused | Broken) -> NoReturn:
+def _abort(context: Any, error: PullRefused | Broken) -> NoReturn:
     code, message = status_of(error)
     context.abort(_CODES[code], message)
     raise AssertionError("abort() raises")

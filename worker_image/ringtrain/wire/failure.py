@@ -13,7 +13,7 @@ _MESSAGE_LIMIT: Final = 3000
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorldFailure:
     """Why a world can't go on. `rank` is the culprit of a `lost`."""
 
     kind: Kind
@@ -34,21 +34,21 @@ class Failure:
         return json.dumps(asdict(self) | {"message": self.message[:_MESSAGE_LIMIT]})
 
     @staticmethod
-    def decode(text: str) -> "Failure":
+    def decode(text: str) -> "WorldFailure":
         try:
             value = json.loads(text)
-            return Failure(value["kind"], str(value["message"]), int(value["rank"]))
+            return WorldFailure(value["kind"], str(value["message"]), int(value["rank"]))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return Failure("internal", text)
+            return WorldFailure("internal", text)
 
 
-class Refused(Exception):
+class PullRefused(Exception):
     """A service does not answer, and says why. Crosses the transport as it is."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: WorldFailure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
 
-class Stranger(Refused):
+class Stranger(PullRefused):
     """The request does not come from a peer: it has no session."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from ringtrain import contract
 from ringtrain.errors import ConfigurationError, shown
 from ringtrain.transport.address import split_address
-from ringtrain.world.mpi_environment import mpi_place
+from ringtrain.world.mpi_environment import mpi_rank
 from ringtrain.world.tf_config import OUTSIDE_TYPES, parse_tf_config
 from ringtrain.world.topology import Topology, same_address, topology_of
-from ringtrain.world.torchrun import meet_beside_master, torchrun_place
+from ringtrain.world.torchrun import meet_beside_master, torchrun_rank
 
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
@@ -24,7 +24,7 @@ _HIGHEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class _World:
+class _DiscoveredWorld:
     """Where a source of discovery puts this process."""
 
     source: str
@@ -145,11 +145,11 @@ def _token(file: Path | None, text: str | None) -> bytes | None:
     return token
 
 
-def _alone(source: str, role: str) -> _World:
-    return _World(source, role, 0, _ALONE, Topology(0, 1, 0, 1))
+def _alone(source: str, role: str) -> _DiscoveredWorld:
+    return _DiscoveredWorld(source, role, 0, _ALONE, Topology(0, 1, 0, 1))
 
 
-def _from_ringtrain(env: Mapping[str, str]) -> _World | None:
+def _from_ringtrain(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     if contract.ENV_RANK not in env and contract.ENV_SIZE not in env:
         return None
     for name in (contract.ENV_RANK, contract.ENV_SIZE):
@@ -164,10 +164,10 @@ def _from_ringtrain(env: Mapping[str, str]) -> _World | None:
                 f"{contract.ENV_RING_ADDRESSES} is not set; expected host:port of each of {size} ranks, by rank"
             )
         addresses = _ALONE
-    return _World("ringtrain", "worker", rank, addresses, _topology(env, addresses, rank))
+    return _DiscoveredWorld("ringtrain", "worker", rank, addresses, _topology(env, addresses, rank))
 
 
-def _from_tf_config(env: Mapping[str, str]) -> _World | None:
+def _from_tf_config(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     text = env.get("TF_CONFIG", "")
     task = parse_tf_config(text) if text.strip() else None
     if task is None:
@@ -175,34 +175,34 @@ def _from_tf_config(env: Mapping[str, str]) -> _World | None:
     if not task.addresses:
         return _alone("tf_config", task.type)
     topology = topology_of(task.addresses, task.rank)
-    return _World("tf_config", task.type, task.rank, task.addresses, topology)
+    return _DiscoveredWorld("tf_config", task.type, task.rank, task.addresses, topology)
 
 
-def _from_mpi(env: Mapping[str, str]) -> _World | None:
-    place = mpi_place(env)
-    if place is None:
+def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
+    found = mpi_rank(env)
+    if found is None:
         return None
-    if place.size == 1:
+    if found.size == 1:
         return _alone("mpi", "worker")
-    addresses = _ring_addresses(env, place.size)
+    addresses = _ring_addresses(env, found.size)
     if addresses is None:
         from ringtrain.world.mpi_rendezvous import meet  # rarely needed, and import time counts
 
-        addresses = meet(place, env, _seconds(env, contract.ENV_TIMEOUT, 60.0))
-    return _World("mpi", "worker", place.rank, addresses, topology_of(addresses, place.rank))
+        addresses = meet(found, env, _seconds(env, contract.ENV_TIMEOUT, 60.0))
+    return _DiscoveredWorld("mpi", "worker", found.rank, addresses, topology_of(addresses, found.rank))
 
 
-def _from_torchrun(env: Mapping[str, str]) -> _World | None:
-    place = torchrun_place(env)
-    if place is None:
+def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
+    found = torchrun_rank(env)
+    if found is None:
         return None
-    if place.size == 1:
+    if found.size == 1:
         return _alone("torchrun", "worker")
-    addresses = _ring_addresses(env, place.size)
+    addresses = _ring_addresses(env, found.size)
     if addresses is None:
         token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
-        addresses = meet_beside_master(place, env, token, _seconds(env, contract.ENV_TIMEOUT, 60.0))
-    return _World("torchrun", "worker", place.rank, addresses, place.topology(addresses))
+        addresses = meet_beside_master(found, env, token, _seconds(env, contract.ENV_TIMEOUT, 60.0))
+    return _DiscoveredWorld("torchrun", "worker", found.rank, addresses, found.topology(addresses))
 
 
 def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None:

@@ -3,25 +3,25 @@
 import threading
 from collections.abc import Callable
 
-from ringtrain.wire.failure import Failure
+from ringtrain.wire.failure import WorldFailure
 
 
-class Verdict:
+class FailureState:
     """The first failure of a world, once there is one. The first one stays."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._failure: Failure | None = None
+        self._failure: WorldFailure | None = None
         self._interrupted = False
         self._callbacks: list[Callable[[], None]] = []
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> WorldFailure | None:
         return self._failure
 
-    def reach(self, failure: Failure) -> bool:
+    def reach(self, failure: WorldFailure) -> bool:
         """Record `failure` unless there is one already; tell everyone who waits.
 
         Returns whether it was the first.

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from ringtrain.transport.base import Broken, How, Transport
-from ringtrain.wire.failure import Failure, Refused, Stranger
+from ringtrain.wire.failure import PullRefused, Stranger, WorldFailure
 from ringtrain.wire.messages import (
     HELLO,
     PROTOCOL_VERSION,
@@ -32,8 +32,8 @@ from ringtrain.wire.messages import (
     load_fields,
 )
 from ringtrain.world import authentication
-from ringtrain.world.failure_state import Verdict
-from ringtrain.world.ring_config import Place
+from ringtrain.world.failure_state import FailureState
+from ringtrain.world.ring_config import RingConfig
 
 _ASK_AGAIN_S: Final = 0.1
 
@@ -41,9 +41,9 @@ _ASK_AGAIN_S: Final = 0.1
 class Handshake:
     """Sessions of one rank: those it gave to peers, and those that peers gave to it."""
 
-    def __init__(self, place: Place, verdict: Verdict, is_over: Callable[[int], bool]) -> None:
-        self._place = place
-        self._verdict = verdict
+    def __init__(self, ring: RingConfig, failure_state: FailureState, is_over: Callable[[int], bool]) -> None:
+        self._ring = ring
+        self._failure_state = failure_state
         self._is_over = is_over  # whether this rank's world has ended for that peer
         self._instance = secrets.token_hex(8) + f"-{os.getpid()}"
         self._secret = secrets.token_bytes(32)  # nonces and sessions are made of it, so that none need be kept
@@ -54,32 +54,32 @@ class Handshake:
         self._met: dict[int, str] = {}  # the process that answers at each peer's address
         self._watched_by: set[int] = set()  # peers that have met this rank, and will hear when it leaves
         self._all_met = False
-        verdict.on_reached(self._wake)
+        failure_state.on_reached(self._wake)
 
     # What this rank answers
 
     def answer_hello(self, request: bytes) -> bytes:
-        """Say who this rank is, with a proof. No Hello changes this rank. Raises Refused, Broken."""
+        """Say who this rank is, with a proof. No Hello changes this rank. Raises PullRefused, Broken."""
         theirs = Hello.parse(load(request))
         with self._changed:
-            if theirs.rank in self._place.peers:
+            if theirs.rank in self._ring.peers:
                 self._heard.add(theirs.rank)
                 self._changed.notify_all()
         self._admit(theirs)
         mine = self._mine(self._nonce_for(theirs))
-        proof = authentication.proof(self._place.token, authentication.SERVER, dump(theirs), dump(mine))
+        proof = authentication.proof(self._ring.token, authentication.SERVER, dump(theirs), dump(mine))
         return dump({"hello": mine.__dict__, "proof": proof})
 
     def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
-        """Give the peer its session, and tell it where this rank's data port is. Raises Refused, Broken."""
+        """Give the peer its session, and tell it where this rank's data port is. Raises PullRefused, Broken."""
         message = load_fields(request, hello=dict, proof=str)
         theirs = Hello.parse(message["hello"])
         self._admit(theirs)
         nonce = self._nonce_for(theirs).encode()
-        expected = authentication.proof(self._place.token, authentication.CLIENT, dump(theirs), nonce)
+        expected = authentication.proof(self._ring.token, authentication.CLIENT, dump(theirs), nonce)
         if not authentication.same(expected, message["proof"]):
-            raise _refusal(_token_message(self._place.rank, theirs.rank))
-        if self._place.token is None:
+            raise _refusal(_token_message(self._ring.rank, theirs.rank))
+        if self._ring.token is None:
             self._await_met(theirs)
         with self._changed:
             self._given.setdefault(theirs.rank, theirs.instance)
@@ -96,7 +96,7 @@ class Handshake:
     def check_session(self, rank: int, session: bytes) -> None:
         """Raises Stranger unless `session` is what the peer `rank` was given."""
         if not self.is_peer(rank, session):
-            raise Stranger(Failure("stranger", f"no session for a request in the name of rank {rank}"))
+            raise Stranger(WorldFailure("stranger", f"no session for a request in the name of rank {rank}"))
 
     def watched_by(self, rank: int) -> None:
         """Note that a peer, which has shown its session, will hear when this rank leaves."""
@@ -122,8 +122,8 @@ class Handshake:
         On return each has met this rank as well, and watches it: so this rank may leave at once, and begin its
         next world while others still meet in this one. Reaches a verdict and raises otherwise.
         """
-        end = time.monotonic() + self._place.timeout_s
-        hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._place.peers}
+        end = time.monotonic() + self._ring.timeout_s
+        hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._ring.peers}
         answers = {peer: self._ask_hello(transport, peer, hello, end) for peer, hello in hellos.items()}
         # All are greeted before any is proved to: a peer hears a proof when it has greeted back, and ranks that
         # wait for that in a circle, each with a greeting to repeat, would wait for ever.
@@ -141,34 +141,34 @@ class Handshake:
             except Broken as broken:
                 self._pause(peer, broken, end)
             except Malformed as malformed:
-                name = self._place.name(peer)
-                self._fail(Failure("configuration", f"{name} is another program: it answers {malformed}"))
+                name = self._ring.name(peer)
+                self._fail(WorldFailure("configuration", f"{name} is another program: it answers {malformed}"))
             answer = self._ask_hello(transport, peer, mine, end)
 
     def _prove_to(self, transport: Transport, peer: int, mine: Hello, theirs: Hello, end: float) -> None:
         """Get a session from the peer; from its Hello again if it is in another world by now."""
         while True:
             proof = authentication.proof(
-                self._place.token, authentication.CLIENT, dump(mine), theirs.nonce.encode()
+                self._ring.token, authentication.CLIENT, dump(mine), theirs.nonce.encode()
             )
             request = dump({"hello": mine.__dict__, "proof": proof})
-            left = max(end - time.monotonic(), self._place.probe_timeout_s)
+            left = max(end - time.monotonic(), self._ring.probe_timeout_s)
             try:
                 self._take(transport, peer, self._answer(peer, transport.ask(peer, PROVE, request, left), end))
                 return
             except Broken as broken:
                 self._pause(peer, broken, end)
             except Malformed as malformed:
-                name = self._place.name(peer)
-                self._fail(Failure("configuration", f"{name} is another program: it answers {malformed}"))
+                name = self._ring.name(peer)
+                self._fail(WorldFailure("configuration", f"{name} is another program: it answers {malformed}"))
             theirs = self._greet(transport, peer, mine, self._ask_hello(transport, peer, mine, end), end)
 
     def _pause(self, peer: int, broken: Broken, end: float) -> None:
         """Wait a moment before the peer is asked again; fail where that makes no sense."""
         left = end - time.monotonic()
         if broken.how is not How.CLOSED or left <= 0:
-            self._fail(Failure("lost", self._absent(peer), peer))
-        self._verdict.wait(min(left, _ASK_AGAIN_S))
+            self._fail(WorldFailure("lost", self._absent(peer), peer))
+        self._failure_state.wait(min(left, _ASK_AGAIN_S))
 
     def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
         """Keep what the peer's answer to Prove holds."""
@@ -177,7 +177,7 @@ class Handshake:
         data_port = load(reply).get("data_port")
         if isinstance(data_port, int):
             # No collective has the number 0: the answer is that it has ended.
-            request = PullRequest(self._held[peer], self._place.rank, 0, 0, b"").encode()
+            request = PullRequest(self._held[peer], self._ring.rank, 0, 0, b"").encode()
             transport.use_data_port(peer, data_port, request)
 
     def _ask_hello(self, transport: Transport, peer: int, mine: Hello, end: float) -> "Future[bytes]":
@@ -199,7 +199,7 @@ class Handshake:
                 self._changed.notify_all()
 
     def _mine(self, nonce: str) -> Hello:
-        p = self._place
+        p = self._ring
         return Hello(PROTOCOL_VERSION, p.rank, p.size, p.generation, p.addresses[p.rank], self._instance, nonce)
 
     def _nonce_for(self, theirs: Hello) -> str:
@@ -212,11 +212,13 @@ class Handshake:
         """Return who answers at the peer's address. Fails this rank if it is not the peer. Raises Malformed."""
         theirs, is_proven = self._read_answer(mine, reply)
         if not is_proven:
-            self._fail_told(peer, Failure("configuration", _token_message(self._place.rank, peer)))
+            self._fail_told(peer, WorldFailure("configuration", _token_message(self._ring.rank, peer)))
         if theirs.rank != peer:
-            address = self._place.addresses[peer]
+            address = self._ring.addresses[peer]
             self._fail(
-                Failure("configuration", f"{address} should be rank {peer}, but rank {theirs.rank} answers there")
+                WorldFailure(
+                    "configuration", f"{address} should be rank {peer}, but rank {theirs.rank} answers there"
+                )
             )
         return theirs
 
@@ -224,29 +226,29 @@ class Handshake:
         """Who answers, and whether they know the token."""
         message = load_fields(reply, hello=dict, proof=str)
         theirs = Hello.parse(message["hello"])
-        expected = authentication.proof(self._place.token, authentication.SERVER, dump(mine), dump(theirs))
+        expected = authentication.proof(self._ring.token, authentication.SERVER, dump(mine), dump(theirs))
         return theirs, authentication.same(expected, message["proof"])
 
     def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
         """Wait for the peer's answer, or for the world's failure if that comes first. Raises Broken."""
         done = threading.Event()
         answer.add_done_callback(lambda _: done.set())
-        self._verdict.on_reached(done.set)
-        in_time = done.wait(max(end - time.monotonic(), 0) + self._place.probe_timeout_s)
-        self._verdict.forget(done.set)
-        self._verdict.check()
+        self._failure_state.on_reached(done.set)
+        in_time = done.wait(max(end - time.monotonic(), 0) + self._ring.probe_timeout_s)
+        self._failure_state.forget(done.set)
+        self._failure_state.check()
         if not in_time:
             raise Broken(How.TIMEOUT, "no answer")
         try:
             return answer.result()
-        except Refused as refused:
+        except PullRefused as refused:
             self._fail_told(peer, refused.failure)
             raise
 
     def _absent(self, peer: int) -> str:
         return (
-            f"{self._place.name(peer)} has not joined within {self._place.timeout_s:g} s "
-            f"(waited for by rank {self._place.rank}); is it started, and is its address right?"
+            f"{self._ring.name(peer)} has not joined within {self._ring.timeout_s:g} s "
+            f"(waited for by rank {self._ring.rank}); is it started, and is its address right?"
         )
 
     def _await_all(self, end: float) -> None:
@@ -254,73 +256,73 @@ class Handshake:
             return [peer for peer, instance in self._given.items() if instance != self._met.get(peer)]
 
         def is_decided() -> bool:
-            all_here = len(self._watched_by) == len(self._place.peers)
-            return self._verdict.failure is not None or all_here or bool(two_of_one())
+            all_here = len(self._watched_by) == len(self._ring.peers)
+            return self._failure_state.failure is not None or all_here or bool(two_of_one())
 
         with self._changed:
-            self._changed.wait_for(is_decided, max(end - time.monotonic(), self._place.probe_timeout_s))
-            missing = [peer for peer in self._place.peers if peer not in self._watched_by]
+            self._changed.wait_for(is_decided, max(end - time.monotonic(), self._ring.probe_timeout_s))
+            missing = [peer for peer in self._ring.peers if peer not in self._watched_by]
             two = two_of_one()
             self._all_met = not missing and not two
-        self._verdict.check()
+        self._failure_state.check()
         if two:
-            self._fail(Failure("configuration", _twice(two[0])))
+            self._fail(WorldFailure("configuration", _twice(two[0])))
         if missing:
-            names = ", ".join(self._place.name(peer) for peer in missing)
+            names = ", ".join(self._ring.name(peer) for peer in missing)
             self._fail(
-                Failure(
+                WorldFailure(
                     "lost",
-                    f"{names} can be reached from rank {self._place.rank}, but does not reach it",
+                    f"{names} can be reached from rank {self._ring.rank}, but does not reach it",
                     missing[0],
                 )
             )
 
     def _admit(self, theirs: Hello) -> None:
         """Refuse whoever does not fit into this world. Broken (CLOSED): they may ask again in a moment."""
-        if (message := disagreement(self._place, theirs)) is not None:
+        if (message := disagreement(self._ring, theirs)) is not None:
             raise _refusal(message)
         known = {self._met.get(theirs.rank), self._given.get(theirs.rank)} - {None}
-        failure = self._verdict.failure
+        failure = self._failure_state.failure
         if failure is not None and not self._all_met and theirs.instance in known:
-            raise Refused(failure)  # a peer in this very world, which can't be met any more
+            raise PullRefused(failure)  # a peer in this very world, which can't be met any more
         if not known or theirs.instance in known:
             return
         # While ranks meet it is open who is right, and a rank may have left and begun its next world already.
         if not self._all_met or self._is_over(theirs.rank):
-            raise Broken(How.CLOSED, f"rank {self._place.rank} is still leaving an earlier world")
+            raise Broken(How.CLOSED, f"rank {self._ring.rank} is still leaving an earlier world")
         raise _refusal(_twice(theirs.rank))
 
     def _await_met(self, theirs: Hello) -> None:
         """Wait until it is known who answers at the address: without a token, nobody else is the peer."""
 
         def is_known() -> bool:
-            return theirs.rank in self._met or self._verdict.failure is not None
+            return theirs.rank in self._met or self._failure_state.failure is not None
 
         with self._changed:
-            if not self._changed.wait_for(is_known, self._place.settle_s) or theirs.rank not in self._met:
-                raise Broken(How.CLOSED, f"rank {self._place.rank} has not reached rank {theirs.rank} yet")
+            if not self._changed.wait_for(is_known, self._ring.settle_s) or theirs.rank not in self._met:
+                raise Broken(How.CLOSED, f"rank {self._ring.rank} has not reached rank {theirs.rank} yet")
         self._admit(theirs)
 
-    def _fail_told(self, peer: int, failure: Failure) -> None:
+    def _fail_told(self, peer: int, failure: WorldFailure) -> None:
         """Fail, but let the peer ask first: only this rank's answer tells it what is wrong."""
 
         def is_told() -> bool:
-            return self._verdict.failure is not None or peer in self._heard
+            return self._failure_state.failure is not None or peer in self._heard
 
         with self._changed:
-            self._changed.wait_for(is_told, 3 * self._place.settle_s)
+            self._changed.wait_for(is_told, 3 * self._ring.settle_s)
         self._fail(failure)
 
-    def _fail(self, failure: Failure) -> None:
-        self._verdict.reach(failure)
-        self._verdict.check()
+    def _fail(self, failure: WorldFailure) -> None:
+        self._failure_state.reach(failure)
+        self._failure_state.check()
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
 
-def disagreement(mine: Place, theirs: Hello) -> str | None:
+def disagreement(mine: RingConfig, theirs: Hello) -> str | None:
     """Say what two ranks that meet see differently, alike on both sides. None if nothing."""
     me = (f"rank {mine.rank} ({mine.addresses[mine.rank]})", PROTOCOL_VERSION, mine.generation, mine.size)
     peer = (f"rank {theirs.rank} ({theirs.address})", theirs.version, theirs.generation, theirs.size)
@@ -338,8 +340,8 @@ def disagreement(mine: Place, theirs: Hello) -> str | None:
     return None
 
 
-def _refusal(message: str) -> Refused:
-    return Refused(Failure("configuration", message))
+def _refusal(message: str) -> PullRefused:
+    return PullRefused(WorldFailure("configuration", message))
 
 
 def _twice(rank: int) -> str:

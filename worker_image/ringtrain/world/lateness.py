@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ringtrain.world.offers import Begun, Board, Key
-from ringtrain.world.ring_config import Place
+from ringtrain.world.offers import Begun, Key, OfferTable
+from ringtrain.world.ring_config import RingConfig
 
 log = logging.getLogger("ringtrain")
 
@@ -26,9 +26,11 @@ Statuses = Callable[[tuple[int, ...]], Mapping[int, Any]]
 class Lateness:
     """One thread that looks now and then at what this rank waits in. `statuses`: asks ranks what they do."""
 
-    def __init__(self, place: Place, board: Board, statuses: Statuses, first_s: float = FIRST_WARNING_S) -> None:
-        self._place = place
-        self._board = board
+    def __init__(
+        self, ring: RingConfig, offers: OfferTable, statuses: Statuses, first_s: float = FIRST_WARNING_S
+    ) -> None:
+        self._ring = ring
+        self._offers = offers
         self._statuses = statuses
         self._first_s = first_s
         self._due: dict[Key, float] = {}
@@ -47,7 +49,7 @@ class Lateness:
     def _look(self) -> None:
         while not self._stopped.wait(self._first_s / _LOOKS):
             now = time.monotonic()
-            waiting = {key: begun for key, begun in self._board.under_way() if now - begun.since >= self._first_s}
+            waiting = {key: begun for key, begun in self._offers.under_way() if now - begun.since >= self._first_s}
             self._due = {key: due for key, due in self._due.items() if key in waiting}
             for key, begun in _outermost(waiting).items():
                 waited_s = now - begun.since
@@ -60,19 +62,19 @@ class Lateness:
         reached = {rank: int(answer["reached"].get(str(key[0]), 0)) for rank, answer in answers.items()}
         late = [rank for rank in begun.others if reached.get(rank, 0) < key[1]]
         waiting = [rank for rank in begun.others if rank not in late]
-        if not late or min([self._place.rank, *waiting]) != self._place.rank:
+        if not late or min([self._ring.rank, *waiting]) != self._ring.rank:
             return  # one of those who wait says it
         told = "; ".join(self._told(rank, begun, answers.get(rank)) for rank in late)
         log.warning(
             "rank %d has waited %.0f s in %s for rank(s) %s, connected but not there: %s. After %g s "
             "(RINGTRAIN_STALL_TIMEOUT) the world ends",
-            self._place.rank, waited_s, self._board.label(key, begun.what), ", ".join(map(str, late)), told,
-            self._place.stall_timeout_s,
+            self._ring.rank, waited_s, self._offers.label(key, begun.what), ", ".join(map(str, late)), told,
+            self._ring.stall_timeout_s,
         )  # fmt: skip
 
     def _told(self, rank: int, begun: Begun, answer: Any) -> str:
         if answer is not None:
-            return f"rank {rank} {answer['doing']}"
+            return f"rank {rank} {answer['activity']}"
         last = f"; it has been in {begun.before.label}" if begun.before is not None else ""
         return f"rank {rank} is too busy to answer{last}"
 

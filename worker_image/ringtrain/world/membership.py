@@ -5,46 +5,46 @@ import threading
 from collections.abc import Iterator
 
 from ringtrain.transport.base import Broken, Caller, Transport
-from ringtrain.wire.failure import Failure, Refused, Stranger
+from ringtrain.wire.failure import PullRefused, Stranger, WorldFailure
 from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import ABORT, HELLO, MEANING, PROVE, STATUS, Malformed, PullRequest, dump, load_fields
 from ringtrain.wire.signature import Signature, decode_signature, describe_mismatch, is_text
-from ringtrain.world.failure_state import Verdict
+from ringtrain.world.failure_state import FailureState
 from ringtrain.world.handshake import Handshake
 from ringtrain.world.lateness import Lateness
 from ringtrain.world.monitor import ALIVE, LEFT, Monitor
-from ringtrain.world.offers import Board, CallerGone, Key
-from ringtrain.world.ring_config import Place
+from ringtrain.world.offers import CallerGone, Key, OfferTable
+from ringtrain.world.ring_config import RingConfig
 
 
 class Membership:
     """What a rank shares with its peers. Answers them (`Service`), and holds what collectives need to ask them."""
 
-    def __init__(self, place: Place, transport: Transport) -> None:
-        self.place = place
+    def __init__(self, ring: RingConfig, transport: Transport) -> None:
+        self.ring = ring
         self.transport = transport
-        self.verdict = Verdict()
-        self.board = Board(place.rank, self.verdict)
-        self._handshake = Handshake(place, self.verdict, self._is_over)
-        self.monitor = Monitor(place, transport, self.verdict, self._identity)
-        self._lateness = Lateness(place, self.board, self.monitor.statuses)
+        self.failure_state = FailureState()
+        self.offers = OfferTable(ring.rank, self.failure_state)
+        self._handshake = Handshake(ring, self.failure_state, self._is_over)
+        self.monitor = Monitor(ring, transport, self.failure_state, self._identity)
+        self._lateness = Lateness(ring, self.offers, self.monitor.statuses)
         self.left = False
         self._closed = threading.Lock()
 
     @staticmethod
-    def join(place: Place, transport: Transport) -> "Membership":
+    def join(ring: RingConfig, transport: Transport) -> "Membership":
         """Meet all peers within the timeout.
 
         Raises ConfigurationError or PeerLost, on every rank that can be told.
         """
-        member = Membership(place, transport)
+        member = Membership(ring, transport)
         try:
             transport.serve(member)
             member.monitor.start()
             member._handshake.meet_all(transport, member.monitor.watch)
             member._lateness.start()
         except BaseException:
-            failure = member.verdict.failure
+            failure = member.failure_state.failure
             if failure is not None:
                 member.monitor.announce(failure)
             member.leave()
@@ -52,18 +52,18 @@ class Membership:
         return member
 
     def pull_request(self, peer: int, key: Key, what: Signature) -> bytes:
-        return PullRequest(self._handshake.session(peer), self.place.rank, *key, what.compared()).encode()
+        return PullRequest(self._handshake.session(peer), self.ring.rank, *key, what.compared()).encode()
 
-    def mismatch(self, key: Key, mine: Signature, peer: int, compared: bytes) -> Failure:
+    def mismatch(self, key: Key, mine: Signature, peer: int, compared: bytes) -> WorldFailure:
         """What `peer` means otherwise than this rank in collective `key`, of which it has shown `compared`.
 
         Where that is a digest, the peer is asked for the text.
         """
         theirs = decode_signature(compared) if is_text(compared) else self._ask_meaning(peer, key)
         if theirs is not None and theirs != mine:
-            return Failure("mismatch", describe_mismatch(key[1], (self.place.rank, mine), (peer, theirs)))
-        one, other = sorted((self.place.rank, peer))
-        return Failure(
+            return WorldFailure("mismatch", describe_mismatch(key[1], (self.ring.rank, mine), (peer, theirs)))
+        one, other = sorted((self.ring.rank, peer))
+        return WorldFailure(
             "mismatch",
             f"{mine.label} #{key[1]}: ranks {one} and {other} mean different things; every rank must make the "
             f"same calls",
@@ -71,19 +71,19 @@ class Membership:
 
     def await_verdict(self) -> None:
         """After a report: wait until what follows from it is known to all, or this rank leaves."""
-        self.verdict.wait_over(self.place.timeout_s / 5)
-        self.monitor.await_announced(self.place.timeout_s / 10)
+        self.failure_state.wait_over(self.ring.timeout_s / 5)
+        self.monitor.await_announced(self.ring.timeout_s / 10)
 
     def leave(self) -> None:
         """Tell the peers, let what they still take flow out, and close. Calling it again does nothing."""
         if not self._closed.acquire(blocking=False):
             return
         self.left = True
-        self.board.close()
-        self.verdict.interrupt()
+        self.offers.close()
+        self.failure_state.interrupt()
         self.monitor.stop()
         self._lateness.stop()
-        self.transport.close(self.place.probe_timeout_s)
+        self.transport.close(self.ring.probe_timeout_s)
 
     # Service
 
@@ -91,11 +91,11 @@ class Membership:
         return self._handshake.is_peer(rank, session)
 
     def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
-        """Answer a control request. Raises Refused: also for bytes that are no request, as a stranger may send."""
+        """Answer a control request. Raises PullRefused, also for bytes that are no request."""
         try:
             return self._answer(method, request, caller)
         except Malformed as error:
-            raise Stranger(Failure("configuration", str(error))) from error
+            raise Stranger(WorldFailure("configuration", str(error))) from error
 
     def _answer(self, method: str, request: bytes, caller: Caller) -> bytes:
         if method == HELLO:
@@ -104,18 +104,18 @@ class Membership:
             return self._handshake.answer_prove(request, self.transport.data_port)
         # While ranks meet, whoever knows the token may announce why they do not. Without a token only peers may.
         asking = -1
-        if method != ABORT or self._handshake.all_met or self.place.token is None:
+        if method != ABORT or self._handshake.all_met or self.ring.token is None:
             asking = self._check_identity(request)
         if method == ABORT:
             self.monitor.heed(request)
             return b""
         if method == STATUS:
-            failure = self.verdict.failure
-            said = {"reached": self.board.reached(), "doing": self.board.doing()}
+            failure = self.failure_state.failure
+            said = {"reached": self.offers.reached(), "activity": self.offers.activity()}
             return dump({**said, "failure": failure and failure.encode()})
         if method == MEANING:
             asked = load_fields(request, process_set=int, sequence=int)
-            what = self.board.meaning((asked["process_set"], asked["sequence"]))
+            what = self.offers.meaning((asked["process_set"], asked["sequence"]))
             return b"" if what is None else what.encode()
         self._handshake.watched_by(asking)
         return self._answer_watch(caller)
@@ -125,44 +125,44 @@ class Membership:
         try:
             pull = PullRequest.decode(request)
         except struct.error as error:
-            raise Stranger(Failure("configuration", f"not a request of this protocol: {error}")) from error
+            raise Stranger(WorldFailure("configuration", f"not a request of this protocol: {error}")) from error
         self._handshake.check_session(pull.rank, pull.session)
-        caller.on_end(self.board.changed)
+        caller.on_end(self.offers.changed)
         try:
-            offer = self.board.offer((pull.process_set, pull.sequence), caller)
+            offer = self.offers.offer((pull.process_set, pull.sequence), caller)
             if offer.signature.compared() != pull.compared:
                 key = (pull.process_set, pull.sequence)
                 failure = self.mismatch(key, offer.signature, pull.rank, pull.compared)
                 self.monitor.report(failure)
-                raise Refused(failure)
+                raise PullRefused(failure)
             yield from offer.frames_for(pull.rank, caller)
         except CallerGone:
             return  # the monitor learns from its watch why
-        self.board.taken(offer, pull.rank)
+        self.offers.taken(offer, pull.rank)
 
     def _answer_watch(self, caller: Caller) -> bytes:
         """Hold the question for a timeout's time: its end tells the peer that this rank is gone."""
-        caller.on_end(self.board.watcher_gone)
-        ended = self.board.await_end(min(self.place.timeout_s, caller.remaining_s()), caller)
+        caller.on_end(self.offers.watcher_gone)
+        ended = self.offers.await_end(min(self.ring.timeout_s, caller.remaining_s()), caller)
         return LEFT if ended else ALIVE
 
     def _ask_meaning(self, peer: int, key: Key) -> Signature | None:
         """The whole signature of a peer's collective; None if it does not answer, or has ended that one."""
         request = dump({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
-        timeout_s = self.place.probe_timeout_s
+        timeout_s = self.ring.probe_timeout_s
         try:
             answer = self.transport.ask(peer, MEANING, request, timeout_s).result(2 * timeout_s)
-        except (Broken, Refused, TimeoutError):
+        except (Broken, PullRefused, TimeoutError):
             return None
         return decode_signature(answer) if answer else None
 
     def _is_over(self, peer: int) -> bool:
         """Whether this world has ended for `peer`: it has left, or all failed, or this rank leaves itself."""
-        ended = self.left or self.verdict.failure is not None or self.monitor.has_left(peer)
+        ended = self.left or self.failure_state.failure is not None or self.monitor.has_left(peer)
         return ended or not self.monitor.answers(peer)
 
     def _identity(self, peer: int) -> dict[str, object]:
-        return {"rank": self.place.rank, "session": self._handshake.session(peer).hex()}
+        return {"rank": self.ring.rank, "session": self._handshake.session(peer).hex()}
 
     def _check_identity(self, request: bytes) -> int:
         """Return the peer that asks. Raises Stranger."""

@@ -1,7 +1,7 @@
 """The one place that decides which rank is to blame, and tells all others.
 
 Whoever notices that something is wrong (a stream that broke, a watch that ended, a deadline) reports it here and
-waits for the verdict. One judge a process: however many connections break at once, one reason comes out.
+waits for the failure_state. One judge a process: however many connections break at once, one reason comes out.
 """
 
 import queue
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtrain.transport.base import Broken, How, Transport
-from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.failure import PullRefused, WorldFailure
 from ringtrain.wire.messages import ABORT, STATUS, WATCH, dump, load, load_fields
 from ringtrain.world import authentication
-from ringtrain.world.failure_state import Verdict
-from ringtrain.world.ring_config import Place
+from ringtrain.world.failure_state import FailureState
+from ringtrain.world.ring_config import RingConfig
 
 ALIVE = b"alive"
 LEFT = b"left"
 
 
 @dataclass(frozen=True)
-class Doing:
+class Activity:
     """The collective that a rank is in, for messages and for probing: `allreduce #7 "conv1.weight"`."""
 
     label: str
@@ -37,7 +37,7 @@ class Closed:
 
     peer: int
     detail: str
-    doing: Doing | None
+    activity: Activity | None
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,25 @@ class Stalled:
 
     peers: tuple[int, ...]
     waited_s: float
-    doing: Doing
+    activity: Activity
 
 
-Report = Closed | Stalled | Failure
+Report = Closed | Stalled | WorldFailure
 
 
 class Monitor:
     """Watches all peers, judges reports, and announces the verdict to every peer before it is raised here."""
 
     def __init__(
-        self, place: Place, transport: Transport, verdict: Verdict, identity: Callable[[int], dict[str, object]]
+        self,
+        ring: RingConfig,
+        transport: Transport,
+        failure_state: FailureState,
+        identity: Callable[[int], dict[str, object]],
     ) -> None:
-        self._place = place
+        self._ring = ring
         self._transport = transport
-        self._verdict = verdict
+        self._failure_state = failure_state
         self._identity = identity  # what proves to a peer who asks
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._left: set[int] = set()
@@ -90,121 +94,125 @@ class Monitor:
     def answers(self, peer: int) -> bool:
         """Whether the process that this rank has met as `peer` is there: at its address, and in this world."""
         answer = self._ask_status(peer)
-        wait([answer], timeout=self._place.probe_timeout_s)
+        wait([answer], timeout=self._ring.probe_timeout_s)
         return _answered(answer)
 
     def statuses(self, peers: tuple[int, ...]) -> dict[int, Any]:
-        """What those of `peers` that answer are doing."""
+        """What those of `peers` that answer are activity."""
         asked = {peer: self._ask_status(peer) for peer in peers}
-        wait(asked.values(), timeout=self._place.probe_timeout_s)
+        wait(asked.values(), timeout=self._ring.probe_timeout_s)
         return {peer: load(answer.result()) for peer, answer in asked.items() if _answered(answer)}
 
     def _ask_status(self, peer: int) -> "Future[bytes]":
-        return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._place.probe_timeout_s)
+        return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._ring.probe_timeout_s)
 
-    def adopt(self, failure: Failure) -> None:
+    def adopt(self, failure: WorldFailure) -> None:
         """Take over the verdict that a peer announces."""
-        if self._verdict.reach(failure):
+        if self._failure_state.reach(failure):
             self._announced.set()
 
     def await_announced(self, timeout_s: float) -> None:
-        """Wait until the peers know the verdict, so that this process may end."""
+        """Wait until the peers know the failure_state, so that this process may end."""
         self._announced.wait(timeout_s)
 
-    def announce(self, failure: Failure) -> None:
+    def announce(self, failure: WorldFailure) -> None:
         """Tell every peer, at most for the time of a probe."""
         answers = [
-            self._transport.ask(peer, ABORT, self._abort(peer, failure), self._place.probe_timeout_s)
-            for peer in self._place.peers
+            self._transport.ask(peer, ABORT, self._abort(peer, failure), self._ring.probe_timeout_s)
+            for peer in self._ring.peers
             if peer not in self._left
         ]
-        wait(answers, timeout=self._place.probe_timeout_s)
+        wait(answers, timeout=self._ring.probe_timeout_s)
         self._announced.set()
 
     def heed(self, request: bytes) -> None:
         """Adopt a peer's announcement if it proves the token."""
         message = load_fields(request, failure=str, proof=str)
-        if not authentication.same(self._abort_proof(self._place.rank, message["failure"]), message["proof"]):
-            raise Refused(Failure("configuration", "an announcement without proof of the job's token"))
-        self.adopt(Failure.decode(message["failure"]))
+        if not authentication.same(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
+            raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
+        self.adopt(WorldFailure.decode(message["failure"]))
 
-    def _abort(self, peer: int, failure: Failure) -> bytes:
+    def _abort(self, peer: int, failure: WorldFailure) -> bytes:
         text = failure.encode()
         return dump({"failure": text, "proof": self._abort_proof(peer, text), **self._identity(peer)})
 
     def _abort_proof(self, peer: int, text: str) -> str:
         """For one attempt only: a recording must not end the next one, whose token is the same."""
-        generation = str(self._place.generation).encode()
-        return authentication.proof(self._place.token, b"abort", text.encode(), str(peer).encode(), generation)
+        generation = str(self._ring.generation).encode()
+        return authentication.proof(self._ring.token, b"abort", text.encode(), str(peer).encode(), generation)
 
     def watch(self, peer: int) -> None:
         """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world."""
-        answer = self._transport.ask(peer, WATCH, dump(self._identity(peer)), 2 * self._place.timeout_s)
+        answer = self._transport.ask(peer, WATCH, dump(self._identity(peer)), 2 * self._ring.timeout_s)
         answer.add_done_callback(lambda done: self._watch_ended(peer, done))
 
     def _watch_ended(self, peer: int, answer: "Future[bytes]") -> None:
-        if self._stopped or self._verdict.failure is not None:
+        if self._stopped or self._failure_state.failure is not None:
             return
         error = answer.exception()
         if error is None and answer.result() == LEFT:
             self._left.add(peer)
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
             self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
-        elif isinstance(error, Refused) and error.failure.kind == "stranger":
+        elif isinstance(error, PullRefused) and error.failure.kind == "stranger":
             # Between two questions it has left, and the next world of its process answers.
             self._left.add(peer)
             self._reports.put(Closed(peer, "it has left this world", None))
-        elif isinstance(error, Refused):
+        elif isinstance(error, PullRefused):
             self._reports.put(error.failure)
         else:
             self._reports.put(Closed(peer, str(error), None))
 
     def _judge_reports(self) -> None:
         while (report := self._reports.get()) is not None:
-            if self._verdict.failure is not None:
+            if self._failure_state.failure is not None:
                 continue
             failure = self._judge(report)
-            if self._verdict.reach(failure):
+            if self._failure_state.reach(failure):
                 self.announce(failure)
 
-    def _judge(self, report: Report) -> Failure:
-        if isinstance(report, Failure):
+    def _judge(self, report: Report) -> WorldFailure:
+        if isinstance(report, WorldFailure):
             return report
         if isinstance(report, Stalled):
             return self._judge_stall(report)
         # A peer that raises an error announces it before it goes: wait for that, it says more.
-        if self._verdict.wait(self._place.settle_s) and self._verdict.failure is not None:
-            return self._verdict.failure
-        during = f" during {report.doing.label}" if report.doing else ""
+        if self._failure_state.wait(self._ring.settle_s) and self._failure_state.failure is not None:
+            return self._failure_state.failure
+        during = f" during {report.activity.label}" if report.activity else ""
         if report.peer in self._left:
-            waiting = f", and rank {self._place.rank} needs it for {report.doing.label}" if report.doing else ""
-            return Failure("lost", f"rank {report.peer} has shut down{waiting}", report.peer)
-        return Failure(
+            waiting = (
+                f", and rank {self._ring.rank} needs it for {report.activity.label}" if report.activity else ""
+            )
+            return WorldFailure("lost", f"rank {report.peer} has shut down{waiting}", report.peer)
+        return WorldFailure(
             "lost",
-            f"{self._place.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}",
+            f"{self._ring.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}",
             report.peer,
         )
 
-    def _judge_stall(self, stall: Stalled) -> Failure:
+    def _judge_stall(self, stall: Stalled) -> WorldFailure:
         """Ask those who kept this rank waiting: not there, behind, or waiting themselves?"""
-        label, waited = stall.doing.label, f"after {stall.waited_s:.3g} s"
+        label, waited = stall.activity.label, f"after {stall.waited_s:.3g} s"
         answers = self.statuses(stall.peers)
         for answer in answers.values():
             if answer["failure"] is not None:
-                return Failure.decode(answer["failure"])
+                return WorldFailure.decode(answer["failure"])
         for peer in stall.peers:
             if peer not in answers:
-                return Failure("lost", f"{self._place.name(peer)} does not answer {waited} in {label}", peer)
+                return WorldFailure("lost", f"{self._ring.name(peer)} does not answer {waited} in {label}", peer)
         for peer, answer in answers.items():
-            if answer["reached"].get(str(stall.doing.process_set), 0) < stall.doing.sequence:
-                return Failure(
+            if answer["reached"].get(str(stall.activity.process_set), 0) < stall.activity.sequence:
+                return WorldFailure(
                     "lost",
-                    f"rank {peer} has not reached {label} {waited} that rank {self._place.rank} waited; rank "
-                    f"{peer} {answer['doing']}. RINGTRAIN_STALL_TIMEOUT says how long ranks wait for each other",
+                    f"rank {peer} has not reached {label} {waited} that rank {self._ring.rank} waited; rank "
+                    f"{peer} {answer['activity']}. RINGTRAIN_STALL_TIMEOUT says how long ranks wait",
                     peer,
                 )
         first = stall.peers[0]
-        return Failure("lost", f"{self._place.name(first)} answers, but has not finished {label} {waited}", first)
+        return WorldFailure(
+            "lost", f"{self._ring.name(first)} answers, but has not finished {label} {waited}", first
+        )
 
 
 def _answered(answer: "Future[bytes]") -> bool:

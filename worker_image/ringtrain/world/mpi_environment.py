@@ -8,7 +8,7 @@ from ringtrain.errors import ConfigurationError, shown
 
 
 @dataclass(frozen=True)
-class MpiPlace:
+class MpiRank:
     """Place of a process that an MPI launcher started. `launcher`: whose variables said so."""
 
     launcher: str
@@ -34,7 +34,7 @@ _LAUNCHERS: Final = (
 )
 
 
-def mpi_place(env: Mapping[str, str]) -> MpiPlace | None:
+def mpi_rank(env: Mapping[str, str]) -> MpiRank | None:
     """Return what an MPI launcher says, or None if none has started this process. Raises ConfigurationError."""
     for launcher, rank, size, local_rank, local_size in _LAUNCHERS:
         if rank not in env:
@@ -44,18 +44,18 @@ def mpi_place(env: Mapping[str, str]) -> MpiPlace | None:
                 f"{launcher} set {rank}={shown(env[rank])} but not {size}, so the size of the world is not known; "
                 f"start through mpirun, or set RINGTRAIN_RANK, RINGTRAIN_SIZE and RINGTRAIN_RING_ADDRESSES"
             )
-        place = MpiPlace(
+        found = MpiRank(
             launcher,
             _number(env, rank),
             _number(env, size),
             _optional(env, local_rank),
             _optional(env, local_size),
         )
-        if not 0 <= place.rank < place.size:
+        if not 0 <= found.rank < found.size:
             raise ConfigurationError(
-                f"{rank} is {place.rank}; expected 0 to {place.size - 1}, as {size}={place.size}"
+                f"{rank} is {found.rank}; expected 0 to {found.size - 1}, as {size}={found.size}"
             )
-        return place
+        return found
     return None
 
 

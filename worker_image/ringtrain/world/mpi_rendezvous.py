@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ringtrain.control.ports import HeldPorts
 from ringtrain.errors import ConfigurationError
-from ringtrain.world.mpi_environment import MpiPlace
+from ringtrain.world.mpi_environment import MpiRank
 
 _LOOK_S = 0.01
 _SIOCGIFADDR = 0x8915
@@ -22,7 +22,7 @@ _SIOCGIFADDR = 0x8915
 _INNER = ("lo", "docker", "virbr", "br-", "cni", "flannel", "podman")
 
 
-def meet(place: MpiPlace, env: Mapping[str, str], timeout_s: float) -> tuple[str, ...]:
+def meet(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> tuple[str, ...]:
     """The addresses of all ranks, by rank; this rank's port is free for it to listen on.
 
     Raises ConfigurationError: no way to meet, or not all ranks came within `timeout_s`.
@@ -30,49 +30,49 @@ def meet(place: MpiPlace, env: Mapping[str, str], timeout_s: float) -> tuple[str
     held = HeldPorts()
     (port,) = held.take(0, 1)
     try:
-        directory = _shared_directory(place, env)
+        directory = _shared_directory(found, env)
         if directory is not None:
-            return _meet_in_files(place, directory, f"127.0.0.1:{port}", timeout_s)
-        host = "127.0.0.1" if place.local_size == place.size else _own_address(env)
-        return _meet_through_mpi(place, f"{host}:{port}")
+            return _meet_in_files(found, directory, f"127.0.0.1:{port}", timeout_s)
+        host = "127.0.0.1" if found.local_size == found.size else _own_address(env)
+        return _meet_through_mpi(found, f"{host}:{port}")
     finally:
         held.release()
 
 
-def _shared_directory(place: MpiPlace, env: Mapping[str, str]) -> Path | None:
+def _shared_directory(found: MpiRank, env: Mapping[str, str]) -> Path | None:
     """A directory of this job's own that all ranks see; None when they are on several hosts, or there is none."""
     session, namespace = env.get("PMIX_SERVER_TMPDIR"), env.get("PMIX_NAMESPACE")
-    if place.local_size != place.size or not session or not namespace or not os.access(session, os.W_OK):
+    if found.local_size != found.size or not session or not namespace or not os.access(session, os.W_OK):
         return None
     return Path(session) / f"ringtrain-{namespace.replace('/', '_')}"
 
 
-def _meet_in_files(place: MpiPlace, directory: Path, own: str, timeout_s: float) -> tuple[str, ...]:
+def _meet_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) -> tuple[str, ...]:
     directory.mkdir(mode=0o700, exist_ok=True)
-    draft = directory / f"draft-{place.rank}"
+    draft = directory / f"draft-{found.rank}"
     draft.write_text(own)
-    draft.rename(directory / str(place.rank))
+    draft.rename(directory / str(found.rank))
     deadline = time.monotonic() + timeout_s
     addresses: dict[int, str] = {}
     while True:
-        for rank in range(place.size):
+        for rank in range(found.size):
             with suppress(FileNotFoundError):
                 addresses[rank] = (directory / str(rank)).read_text()
-        missing = [rank for rank in range(place.size) if rank not in addresses]
+        missing = [rank for rank in range(found.size) if rank not in addresses]
         if not missing:
-            return tuple(addresses[rank] for rank in range(place.size))
+            return tuple(addresses[rank] for rank in range(found.size))
         if time.monotonic() >= deadline:
             raise ConfigurationError(
-                f"rank(s) {', '.join(map(str, missing))} of {place.size} have not called ringtrain.init() within "
-                f"{timeout_s:g} s (waited for by rank {place.rank}); every rank that mpirun starts must"
+                f"rank(s) {', '.join(map(str, missing))} of {found.size} have not called ringtrain.init() within "
+                f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that mpirun starts must"
             )
         time.sleep(_LOOK_S)
 
 
-def _meet_through_mpi(place: MpiPlace, own: str) -> tuple[str, ...]:
+def _meet_through_mpi(found: MpiRank, own: str) -> tuple[str, ...]:
     from ringtrain.world.mpi_library import load_world
 
-    return tuple(load_world(place.rank, place.size).allgather(own))
+    return tuple(load_world(found.rank, found.size).allgather(own))
 
 
 def _own_address(env: Mapping[str, str]) -> str:

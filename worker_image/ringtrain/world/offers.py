@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ringtrain.transport.base import Broken, Caller, How
-from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.failure import PullRefused, WorldFailure
 from ringtrain.wire.frame import Frame
 from ringtrain.wire.signature import Signature
-from ringtrain.world.failure_state import Verdict
+from ringtrain.world.failure_state import FailureState
 
 _ASK_CALLER_S: Final = 0.25
 # Shared memory and MPI count their collectives in the other half of the process sets' numbers.
@@ -45,12 +45,12 @@ class Offer:
     waiting_for: set[int] = field(default_factory=set)  # peers that have not taken everything yet
 
 
-class Board:
+class OfferTable:
     """Offers by collective; peers' requests wait here until there is what they ask for."""
 
-    def __init__(self, rank: int, verdict: Verdict) -> None:
+    def __init__(self, rank: int, failure_state: FailureState) -> None:
         self._rank = rank
-        self._verdict = verdict
+        self._failure_state = failure_state
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._all_taken = threading.Condition(lock)
@@ -60,7 +60,7 @@ class Board:
         self._ended: dict[int, tuple[int, float]] = {}  # which was the last that ended in a process set, and when
         self._details: dict[int, Callable[[], str]] = {}
         self._closing = False
-        verdict.on_reached(self._wake_all)
+        failure_state.on_reached(self._wake_all)
 
     def reached(self) -> dict[int, int]:
         """The newest sequence number of each process set that this rank has begun."""
@@ -112,7 +112,7 @@ class Board:
             if self._ended.get(process_set, (0, 0.0))[0] < newest.sequence
         ]
 
-    def doing(self) -> str:
+    def activity(self) -> str:
         """What this rank does, or last did, in words that follow its name."""
         with self._changed:
             begun = list(self._begun.items())
@@ -145,11 +145,11 @@ class Board:
         """Wait until this rank has begun collective `key`."""
         self.wait_until(lambda: key in self._offers or self._has_begun(key), caller)
         offer = self._offers.get(key)
-        if offer is None and self._closing and self._verdict.failure is None:
+        if offer is None and self._closing and self._failure_state.failure is None:
             raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
         if offer is None:
-            ended = Failure("internal", f"rank {self._rank} has ended collective #{key[1]} already")
-            raise Refused(self._verdict.failure or ended)
+            ended = WorldFailure("internal", f"rank {self._rank} has ended collective #{key[1]} already")
+            raise PullRefused(self._failure_state.failure or ended)
         return offer
 
     def _has_begun(self, key: Key) -> bool:
@@ -163,23 +163,24 @@ class Board:
                 self._all_taken.notify_all()
 
     def all_taken(self, offer: Offer, timeout_s: float) -> bool:
-        """Wait until every peer has taken everything; False on a verdict, when closed, or after `timeout_s`."""
+        """Wait until every peer has taken everything; False on a failure, when closed, or after `timeout_s`."""
         with self._all_taken:
             self._all_taken.wait_for(
-                lambda: not offer.waiting_for or self._closing or self._verdict.failure is not None, timeout_s
+                lambda: not offer.waiting_for or self._closing or self._failure_state.failure is not None,
+                timeout_s,
             )
             return not offer.waiting_for
 
     def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
         """Wait in a peer's request until `ready()`.
 
-        Raises Refused with the world's failure; Broken because this rank is shutting down; CallerGone when nobody
+        Raises PullRefused with the world's failure; Broken as this rank shuts down; CallerGone when nobody
         waits for the answer any more.
         """
         with self._changed:
             while not ready():
-                if self._verdict.failure is not None:
-                    raise Refused(self._verdict.failure)
+                if self._failure_state.failure is not None:
+                    raise PullRefused(self._failure_state.failure)
                 if self._closing:
                     raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
                 if not caller.is_active():
@@ -191,19 +192,19 @@ class Board:
     def await_end(self, timeout_s: float, caller: Caller) -> bool:
         """Wait until this rank shuts down and return True; False after `timeout_s`, or when `caller` has gone.
 
-        Raises Refused with the world's failure: whoever watches this rank learns of it at once.
+        Raises PullRefused with the world's failure: whoever watches this rank learns of it at once.
         """
         end = time.monotonic() + timeout_s
         with self._over:
             while (
-                self._verdict.failure is None
+                self._failure_state.failure is None
                 and not self._closing
                 and caller.is_active()
                 and (left := end - time.monotonic()) > 0
             ):
                 self._over.wait(left)
-            if self._verdict.failure is not None:
-                raise Refused(self._verdict.failure)
+            if self._failure_state.failure is not None:
+                raise PullRefused(self._failure_state.failure)
             return self._closing
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class RingConfig:
     """Rank `rank` of `size`. `addresses` by rank, `host:port`.
 
     `timeout_s`: of a process that does not answer. `stall_timeout_s`: how long a collective waits for one that

@@ -1,4 +1,4 @@
-"""What torchrun tells a process about its place, and how ranks learn each other's addresses from it.
+"""What torchrun tells a process about its found, and how ranks learn each other's addresses from it.
 
 torchrun says where rank 0 is (MASTER_ADDR, MASTER_PORT) and not where the others are. Under torchrun itself a
 store of torch's listens on MASTER_PORT, and ranks leave their addresses there. With variables that someone has set
@@ -26,7 +26,7 @@ _meetings = 0  # of this process: each `init` leaves its addresses under a key o
 
 
 @dataclass(frozen=True)
-class TorchrunPlace:
+class TorchrunRank:
     """Place of a process. `master`: `host:port`. The last three are None where the environment is silent."""
 
     rank: int
@@ -44,7 +44,7 @@ class TorchrunPlace:
         return Topology(self.local_rank, self.local_size, host, self.size // self.local_size)
 
 
-def torchrun_place(env: Mapping[str, str]) -> TorchrunPlace | None:
+def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
     """Return what the environment says, or None if nothing of torchrun's is set. Raises ConfigurationError."""
     present = [name for name in _NAMES if env.get(name)]
     if "RANK" not in present and "WORLD_SIZE" not in present:
@@ -58,16 +58,16 @@ def torchrun_place(env: Mapping[str, str]) -> TorchrunPlace | None:
     local_rank = _number(env, "LOCAL_RANK", 0, highest) if env.get("LOCAL_RANK") else None
     host = _number(env, "GROUP_RANK", 0, size - 1) if env.get("GROUP_RANK") else None
     if size == 1:
-        return TorchrunPlace(rank, size, "")
+        return TorchrunRank(rank, size, "")
     port = _number(env, "MASTER_PORT", 1, _HIGHEST_PORT)
     address = env.get("MASTER_ADDR", "")
     master = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     split_address(master)
-    return TorchrunPlace(rank, size, master, local_rank, local_size, host)
+    return TorchrunRank(rank, size, master, local_rank, local_size, host)
 
 
 def meet_beside_master(
-    place: TorchrunPlace, env: Mapping[str, str], token: bytes | None, timeout_s: float
+    found: TorchrunRank, env: Mapping[str, str], token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
     """The addresses of all ranks, by rank; this rank's port is free for it to listen on.
 
@@ -78,12 +78,12 @@ def meet_beside_master(
     held = HeldPorts()
     (port,) = held.take(0, 1)
     try:
-        host = env.get("RINGTRAIN_POD_IP") or _own_address(place.master)
+        host = env.get("RINGTRAIN_POD_IP") or _own_address(found.master)
         own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            return _meet_in_store(place, f"ringtrain/{attempt}/{_meetings}", own, token, timeout_s)
-        return gather_addresses(place.rank, place.size, _beside(place.master), own, token, timeout_s)
+            return _meet_in_store(found, f"ringtrain/{attempt}/{_meetings}", own, token, timeout_s)
+        return gather_addresses(found.rank, found.size, _beside(found.master), own, token, timeout_s)
     finally:
         held.release()
 
@@ -104,28 +104,28 @@ def _own_address(master: str) -> str:
 
 
 def _meet_in_store(
-    place: TorchrunPlace, key: str, own: str, token: bytes | None, timeout_s: float
+    found: TorchrunRank, key: str, own: str, token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
-    store = _store(place.master, timeout_s)
+    store = _store(found.master, timeout_s)
 
     def proof(rank: int, address: str) -> str:
         return authentication.proof(token, b"address", key.encode(), str(rank).encode(), address.encode())
 
     try:
-        store.set(f"{key}/{place.rank}", f"{own} {proof(place.rank, own)}")
-        store.wait([f"{key}/{rank}" for rank in range(place.size)], timedelta(seconds=timeout_s))
+        store.set(f"{key}/{found.rank}", f"{own} {proof(found.rank, own)}")
+        store.wait([f"{key}/{rank}" for rank in range(found.size)], timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        missing = [rank for rank in range(place.size) if not _has(store, f"{key}/{rank}")]
+        missing = [rank for rank in range(found.size) if not _has(store, f"{key}/{rank}")]
         raise ConfigurationError(
-            f"rank(s) {', '.join(map(str, missing))} of {place.size} have not called ringtrain.init() within "
-            f"{timeout_s:g} s (waited for by rank {place.rank}); every rank that torchrun starts must"
+            f"rank(s) {', '.join(map(str, missing))} of {found.size} have not called ringtrain.init() within "
+            f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that torchrun starts must"
         ) from error
     addresses = []
-    for rank in range(place.size):
+    for rank in range(found.size):
         address, _, given = store.get(f"{key}/{rank}").decode().partition(" ")
         if not authentication.same(proof(rank, address), given):
             raise ConfigurationError(
-                f"ranks {place.rank} and {rank} do not have the same token; check RINGTRAIN_TOKEN_FILE on both"
+                f"ranks {found.rank} and {rank} do not have the same token; check RINGTRAIN_TOKEN_FILE on both"
             )
         addresses.append(address)
     return tuple(addresses)

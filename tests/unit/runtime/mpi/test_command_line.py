@@ -4,18 +4,18 @@ import pytest
 
 from ringtrain.control.model import Reason, Registration
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.mpi.full_command import Line
+from ringtrain.launcher.mpi.full_command import MpirunLine
 from ringtrain.launcher.mpi.hosts import Host, host_names, hostfile
 from ringtrain.mpi.condition import MpiCondition
 from ringtrain.mpi.implementation import Implementation, Mpirun, identify, library_of
 
 OPEN_MPI, MPICH = Implementation.OPEN_MPI, Implementation.MPICH
-WRAPPER = ["/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_RANK:?is set by the worker agent}" "$@"', "mpi-rank"]
+WRAPPER = ["/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker agent}" "$@"', "mpi-rank"]
 
 
-def line(implementation: Implementation, *options: str) -> Line:
+def line(implementation: Implementation, *options: str) -> MpirunLine:
     """Of a job of four ranks."""
-    return Line(Mpirun("/usr/bin/mpirun", implementation, "4.1.4"), options, 4, "10.0.0.1")
+    return MpirunLine(Mpirun("/usr/bin/mpirun", implementation, "4.1.4"), options, 4, "10.0.0.1")
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,12 @@ def test_every_element_has_one_place(
         assert bucket.index == index
         assert bucket.offset == ends.get(bucket.arena, 0)
         ends[bucket.arena] = bucket.offset + bucket.size
-        assert [place.start for place in bucket.places] == [0, *(place.stop for place in bucket.places[:-1])]
-        assert all(place.stop - place.start == place.spec.size for place in bucket.places)
-        assert all(place.spec.arena == bucket.arena for place in bucket.places)
+        assert [location.start for location in bucket.locations] == [
+            0,
+            *(location.stop for location in bucket.locations[:-1]),
+        ]
+        assert all(location.stop - location.start == location.spec.size for location in bucket.locations)
+        assert all(location.spec.arena == bucket.arena for location in bucket.locations)
         assert (bucket.bounds[0], bucket.bounds[-1], len(bucket.bounds)) == (0, bucket.size, world_size + 1)
         edges = [*bucket.segments.tolist(), bucket.size]
         assert [edges[cut] for cut in bucket.segment_bounds] == list(bucket.bounds)
@@ -47,7 +50,7 @@ def test_every_element_has_one_place(
         for rank, bound in enumerate(bucket.bounds):
             assert abs(bound - rank * bucket.size / world_size) <= SEGMENT / 2
     assert ends == layout.arena_sizes
-    assert sorted(layout.places) == sorted(spec.name for spec in layout.specs)
+    assert sorted(layout.locations) == sorted(spec.name for spec in layout.specs)
 
 
 @settings(deadline=None, max_examples=100)
@@ -58,7 +61,7 @@ def test_buckets_close_as_the_backward_pass_fills_them(
     """If gradients come in reverse order of registration, buckets are complete in the order of their reduction."""
     layout = _layout(sizes, bucket_bytes, 2)
     order = {spec.name: index for index, spec in enumerate(reversed(layout.specs))}
-    completed = [max(order[place.spec.name] for place in bucket.places) for bucket in layout.buckets]
+    completed = [max(order[location.spec.name] for location in bucket.locations) for bucket in layout.buckets]
     assert completed == sorted(completed)
 
 
@@ -66,7 +69,7 @@ def test_buckets_hold_about_what_was_asked() -> None:
     """A bucket closes with the parameter that fills it, or before one too long for it; the first one early."""
     sizes = [(size, "float32", False) for size in (100, 30, 30, 30, 500, 10)]
     layout = _layout(sizes, 4 * 60, 1)
-    assert [[p.spec.name for p in bucket.places] for bucket in layout.buckets] == [
+    assert [[p.spec.name for p in bucket.locations] for bucket in layout.buckets] == [
         ["p5"],
         ["p4"],
         ["p3", "p2"],

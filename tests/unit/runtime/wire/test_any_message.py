@@ -13,7 +13,7 @@ from ringtrain.transport.connection_errors import ProtocolError
 from ringtrain.transport.http2 import frames
 from ringtrain.transport.http2.headers import BlockReader
 from ringtrain.transport.memory import MemoryCaller, MemoryNetwork, MemoryTransport
-from ringtrain.wire.failure import Failure, Refused
+from ringtrain.wire.failure import PullRefused, WorldFailure
 from ringtrain.wire.frame import HEADER_BYTES, describe_difference, split_frame
 from ringtrain.wire.messages import (
     ABORT,
@@ -28,7 +28,7 @@ from ringtrain.wire.messages import (
     load_fields,
 )
 from ringtrain.world.membership import Membership
-from ringtrain.world.ring_config import Place
+from ringtrain.world.ring_config import RingConfig
 
 HELLO = Hello(PROTOCOL_VERSION, 1, 2, 1, "b:1", "x", "n").__dict__
 JSON = st.recursive(
@@ -69,9 +69,9 @@ def test_any_bytes_as_a_message(data: bytes) -> None:
 def test_any_request_to_a_rank(method: str, data: bytes, token: bytes | None) -> None:
     """A rank that meets its peers answers or refuses, and does not fail."""
     member = Membership(
-        Place(0, 2, ("a:1", "b:1"), token=token, timeout_s=0.01), MemoryTransport(MemoryNetwork(), 0)
+        RingConfig(0, 2, ("a:1", "b:1"), token=token, timeout_s=0.01), MemoryTransport(MemoryNetwork(), 0)
     )
-    with suppress(Refused, Broken):
+    with suppress(PullRefused, Broken):
         member.answer(method, data, MemoryCaller(0.01))
     assert member.verdict.failure is None
 
@@ -101,7 +101,7 @@ def test_any_bytes_as_a_frame(expected: bytes, data: bytes) -> None:
 @example('{"kind": "lost", "message": "x", "rank": Infinity}')
 def test_any_text_as_a_failure(text: str) -> None:
     """What a peer refuses with can always be raised."""
-    assert Failure.decode(text).error()
+    assert WorldFailure.decode(text).error()
 
 
 @given(st.lists(st.binary(max_size=60), max_size=4))

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError
 from ringtrain.wire.dtypes import CODES, dtype_of
-from ringtrain.wire.failure import Failure
+from ringtrain.wire.failure import WorldFailure
 from ringtrain.wire.frame import HEADER_BYTES, Frame, FrameHeader, Step, octets, split_frame
 from ringtrain.wire.messages import PullRequest
 from ringtrain.wire.signature import Signature, Tensor, decode_signature, describe_mismatch, is_text
@@ -76,16 +76,16 @@ def test_a_truncated_frame_is_refused(cut: int, got: str) -> None:
 @pytest.mark.parametrize(
     ("failure", "kind"),
     [
-        (Failure("lost", "rank 3 is gone", 3), PeerLost),
-        (Failure("mismatch", "differs"), MismatchError),
-        (Failure("configuration", "wrong"), ConfigurationError),
-        (Failure("internal", "defect"), RingtrainError),
+        (WorldFailure("lost", "rank 3 is gone", 3), PeerLost),
+        (WorldFailure("mismatch", "differs"), MismatchError),
+        (WorldFailure("configuration", "wrong"), ConfigurationError),
+        (WorldFailure("internal", "defect"), RingtrainError),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )
-def test_a_failure_becomes_the_same_error_everywhere(failure: Failure, kind: type[RingtrainError]) -> None:
+def test_a_failure_becomes_the_same_error_everywhere(failure: WorldFailure, kind: type[RingtrainError]) -> None:
     """It keeps its kind, message and rank; each time it is raised as a new exception."""
-    read = Failure.decode(failure.encode())
+    read = WorldFailure.decode(failure.encode())
     assert read == failure
     assert type(read.error()) is kind
     assert str(read.error()) == failure.message
@@ -94,8 +94,8 @@ def test_a_failure_becomes_the_same_error_everywhere(failure: Failure, kind: typ
 
 def test_a_long_failure_fits_a_trailer() -> None:
     """gRPC limits trailers to 8 KiB; text that is no failure at all becomes one of our own defects."""
-    assert len(Failure("lost", "x" * 100_000, 1).encode()) < 8000
-    assert Failure.decode("not json").kind == "internal"
+    assert len(WorldFailure("lost", "x" * 100_000, 1).encode()) < 8000
+    assert WorldFailure.decode("not json").kind == "internal"
 
 
 def test_requests_and_signatures_are_read_back() -> None:
@@ -197,7 +197,7 @@ def test_a_mismatch_shows_both_values_however_late_they_differ(
     one: Signature, other: Signature, values: tuple[str, str]
 ) -> None:
     """The message that crosses the wire has what differs, and not only the equal beginning."""
-    failure = Failure("mismatch", describe_mismatch(1, (0, one), (1, other)))
-    message = Failure.decode(failure.encode()).message
+    failure = WorldFailure("mismatch", describe_mismatch(1, (0, one), (1, other)))
+    message = WorldFailure.decode(failure.encode()).message
     assert all(value in message for value in values), message
     assert message.endswith(("order", "same", "model")), message

@@ -10,9 +10,9 @@ from ringtrain import contract
 from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import split_address
 from ringtrain.world.config import WorkerConfig
-from ringtrain.world.mpi_environment import mpi_place
+from ringtrain.world.mpi_environment import mpi_rank
 from ringtrain.world.tf_config import parse_tf_config
-from ringtrain.world.torchrun import torchrun_place
+from ringtrain.world.torchrun import torchrun_rank
 
 # A variable can hold any bytes but NUL; what is no UTF-8 arrives as surrogates.
 WORDS = ["0", "1", "-1", "2", "x", "", " ", "1e400", "nan", "1e300", "٣", "1_0", "9" * 400, "9" * 5000, "x..y:1"]
@@ -85,14 +85,14 @@ def test_any_cluster_and_task(cluster: Any, task: Any) -> None:
 @example({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "9" * 5000})
 def test_any_variables_of_torchrun(env: dict[str, str]) -> None:
     """torchrun's variables, each with any value."""
-    heard(torchrun_place, env)
+    heard(torchrun_rank, env)
 
 
 @given(st.dictionaries(st.sampled_from(MPI), VALUES))
 @example({"PMI_RANK": "9" * 5000, "PMI_SIZE": "2"})
 def test_any_variables_of_mpi(env: dict[str, str]) -> None:
     """Those of MPI's launchers, each with any value."""
-    heard(mpi_place, env)
+    heard(mpi_rank, env)
 
 
 @given(VALUES | st.tuples(st.text(max_size=20), st.integers()).map(lambda pair: f"{pair[0]}:{pair[1]}"))

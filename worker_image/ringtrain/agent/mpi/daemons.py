@@ -37,7 +37,7 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
-class Means:
+class DaemonContext:
     """How this agent starts daemons: by whom, with which variables for which command, and not before `await_begun`
     returns."""
 
@@ -52,10 +52,10 @@ class DaemonService:
     The server it stands in has already turned away whoever has not the certificate of this job's launcher.
     """
 
-    def __init__(self, job: JobIdentity, token: str, means: Means, deadlines: Deadlines) -> None:
+    def __init__(self, job: JobIdentity, token: str, context: DaemonContext, deadlines: Deadlines) -> None:
         self._job = job
         self._token = token
-        self._means = means
+        self._context = context
         self._deadlines = deadlines
 
     def Run(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
@@ -80,8 +80,8 @@ class DaemonService:
 
     def _start(self, command: str, context: Any) -> "_Daemon":
         try:
-            self._means.await_begun()
-            return _Daemon(command, self._means, self._deadlines.grace_s)
+            self._context.await_begun()
+            return _Daemon(command, self._context, self._deadlines.grace_s)
         except (OSError, TimeoutError, ConfigurationError) as exc:
             log.warning("a daemon for %s could not be started: %s", context.peer(), exc)
             context.abort(grpc.StatusCode.UNAVAILABLE, f"the daemon could not be started: {exc}")
@@ -118,7 +118,7 @@ class DaemonService:
 class _Daemon:
     """One daemon and everything that it starts."""
 
-    def __init__(self, command: str, means: Means, grace_s: float) -> None:
+    def __init__(self, command: str, context: DaemonContext, grace_s: float) -> None:
         self._marker = secrets.token_hex(8)
         self._grace_s = grace_s
         self._output: queue.Queue[Any | None] = queue.Queue(_QUEUED_CHUNKS)
@@ -127,9 +127,9 @@ class _Daemon:
         out, child_out = os.pipe()
         err, child_err = os.pipe()
         try:
-            environment = {**means.environment(command), MARKER: self._marker}
+            environment = {**context.environment(command), MARKER: self._marker}
             streams = Streams(child_in, child_out, child_err)
-            self._child = means.spawner.spawn(["/bin/sh", "-c", command], environment, streams)
+            self._child = context.spawner.spawn(["/bin/sh", "-c", command], environment, streams)
         except (OSError, TimeoutError):
             for file in (self._stdin, out, err):
                 os.close(file)

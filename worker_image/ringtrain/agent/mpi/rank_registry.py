@@ -28,7 +28,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankAssignment:
     """What a rank gets. `log_fd`, `report_fd`: write ends, closed here once they are sent."""
 
     log_fd: int
@@ -53,13 +53,13 @@ class Departure:
     asked: bool = False
 
 
-class Office(Protocol):
+class RankHost(Protocol):
     """The agent, which is asked in its main thread."""
 
     def await_begun(self) -> None:
         """Wait (not in the main thread) until ranks can be taken. ConfigurationError: too long."""
 
-    def seat(self, arrival: Arrival) -> Seat:
+    def assign(self, arrival: Arrival) -> RankAssignment:
         """Take in a rank. ConfigurationError: it is none of this job's."""
 
     def started(self, rank: int, pid: int) -> None:
@@ -69,12 +69,12 @@ class Office(Protocol):
         """The rank's program has ended."""
 
 
-class RankDesk:
+class RankRegistry:
     """Serves `rank_wrapper` on the Unix socket `path`, which only this user can reach."""
 
-    def __init__(self, path: Path, main: MainThread, office: Office) -> None:
+    def __init__(self, path: Path, main: MainThread, host: RankHost) -> None:
         self._main = main
-        self._office = office
+        self._host = host
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         path.chmod(0o600)
@@ -102,27 +102,27 @@ class RankDesk:
                 return
             arrival = Arrival(**hello[0])
             try:
-                self._office.await_begun()
-                seat = self._main.run(lambda: self._office.seat(arrival))
+                self._host.await_begun()
+                assignment = self._main.run(lambda: self._host.assign(arrival))
             except ConfigurationError as exc:
                 log.error("rank %d was not taken: %s", arrival.rank, exc)
                 send_frame(connection, {"error": str(exc)})
                 return
-            self._follow(connection, arrival.rank, seat)
+            self._follow(connection, arrival.rank, assignment)
 
-    def _follow(self, connection: socket.socket, rank: int, seat: Seat) -> None:
+    def _follow(self, connection: socket.socket, rank: int, assignment: RankAssignment) -> None:
         departure = Departure(-signal.SIGKILL, told=False)
         try:
-            answer = {"variables": dict(seat.variables), "check_in": str(seat.check_in)}
-            send_frame(connection, answer, (seat.log_fd, seat.report_fd))
-            os.close(seat.log_fd)
-            os.close(seat.report_fd)
+            answer = {"variables": dict(assignment.variables), "check_in": str(assignment.check_in)}
+            send_frame(connection, answer, (assignment.log_fd, assignment.report_fd))
+            os.close(assignment.log_fd)
+            os.close(assignment.report_fd)
             if (started := receive_frame(connection)) is not None:
-                self._main.run(lambda: self._office.started(rank, int(started[0]["pid"])))
+                self._main.run(lambda: self._host.started(rank, int(started[0]["pid"])))
             if started is not None and (ended := receive_frame(connection)) is not None:
                 departure = _departure(ended[0])
         finally:
-            self._main.run(lambda: self._office.ended(rank, departure))
+            self._main.run(lambda: self._host.ended(rank, departure))
         send_frame(connection, {})  # noted: now mpirun may know
 
 

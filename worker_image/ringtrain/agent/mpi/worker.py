@@ -1,4 +1,4 @@
-"""The agent of an MPI job: its desk for ranks, its daemons, and what both need of the agent."""
+"""The agent of an MPI job: its registry for ranks, its daemons, and what both need of the agent."""
 
 import logging
 import os
@@ -16,23 +16,23 @@ from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.main_thread import MainThread
 from ringtrain.agent.mpi.children import Children
-from ringtrain.agent.mpi.daemons import DaemonService, Deadlines, Means
+from ringtrain.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
 from ringtrain.agent.mpi.node_name import node_name_variables
-from ringtrain.agent.mpi.rank_registry import Arrival, Departure, RankDesk, Seat
+from ringtrain.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
 from ringtrain.agent.mpi.shared_memory import make_directory
 from ringtrain.agent.rank_env import pod_defaults, rank_variables, usable_cores
 from ringtrain.control.model import RankPhase, RankState, Reason, World
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import daemons_pb2_grpc
 from ringtrain.mpi.implementation import library_of
-from ringtrain.mpi.rank_wrapper import DESK
+from ringtrain.mpi.rank_wrapper import REGISTRY
 from ringtrain.mpi.shim import write_shim
 from ringtrain.processes import RankProcess, make_pipe, signal_group
 
 log = logging.getLogger(__name__)
 
-WRAPPER = "RINGTRAIN_MPI_RANK"
-_WRAPPER_FILE, _DESK_FILE = "rank", "desk"
+WRAPPER = "RINGTRAIN_MPI_WRAPPER"
+_WRAPPER_FILE, _REGISTRY_FILE = "rank", "registry"
 # Of a rank's variables those that do not depend on the worker that it is on.
 _EVERYWHERE = (
     "RANK",
@@ -52,7 +52,7 @@ _EVERYWHERE = (
 MPI_DAEMONS = 4
 
 
-class Pod(Protocol):
+class RankSink(Protocol):
     """What this needs of the agent; only used in its main thread."""
 
     def collect(self, process: RankProcess) -> None:
@@ -66,24 +66,24 @@ class Pod(Protocol):
 
 
 class MpiWorker:
-    """Implements `rank_desk.Office`. `begin` must have been called before mpirun starts."""
+    """Implements `rank_registry.RankHost`. `begin` must have been called before mpirun starts."""
 
-    def __init__(self, config: AgentConfig, pod: Pod, main: MainThread) -> None:
+    def __init__(self, config: AgentConfig, pod: RankSink, main: MainThread) -> None:
         self._config = config
         self._pod = pod
         self._world: World | None = None
         self._begun = threading.Event()
-        self._seated: dict[int, RankProcess] = {}
+        self._assigned: dict[int, RankProcess] = {}
         self._starters: dict[int, str] = {}
         self._directory = _make_directory(config.mpi_directory)
         self._shared = _in_shared_memory()
         write_shim(self._directory / _WRAPPER_FILE, "ringtrain.mpi.rank_wrapper")
         self.children = Children(main)
-        self._desk = RankDesk(self._directory / _DESK_FILE, main, self)
+        self._registry = RankRegistry(self._directory / _REGISTRY_FILE, main, self)
 
     def close(self) -> None:
         """Take no more ranks, and remove the files."""
-        self._desk.close()
+        self._registry.close()
         self.children.close()
         for directory in (self._directory, self._shared):
             shutil.rmtree(directory, ignore_errors=True)
@@ -99,22 +99,22 @@ class MpiWorker:
             raise ConfigurationError("the launcher has not started the job yet")
 
     def environment(self, command: str) -> Mapping[str, str]:
-        """Variables of the daemon `command`, which its ranks inherit: those of the pod, and where the desk is."""
+        """Variables of the daemon `command`, which its ranks inherit: the pod's, and where the registry is."""
         defaults = pod_defaults(self._config.slots, usable_cores())
         places = _own_directories(self._directory, self._shared)
         name = node_name_variables(command, self._config.pod, os.environ)
-        return {**defaults, **places, **os.environ, **desk_variables(self._directory), **name}
+        return {**defaults, **places, **os.environ, **registry_variables(self._directory), **name}
 
     def register(self, server: Any) -> None:
         """Add the service that starts daemons to the agent's server."""
         config = self._config
         deadlines = Deadlines(start_s=config.call_s, grace_s=config.grace_s)
-        means = Means(self.children, self.environment, self.await_begun)
-        service = DaemonService(config.job, config.secrets.token, means, deadlines)
+        context = DaemonContext(self.children, self.environment, self.await_begun)
+        service = DaemonService(config.job, config.secrets.token, context, deadlines)
         add: Callable[..., None] = daemons_pb2_grpc.add_DaemonsServicer_to_server
         add(service, server)
 
-    def seat(self, arrival: Arrival) -> Seat:
+    def assign(self, arrival: Arrival) -> RankAssignment:
         """Take in a rank that mpirun has started here."""
         config = self._config
         declared = config.workers * config.slots
@@ -131,22 +131,22 @@ class MpiWorker:
         report_read, report_write = make_pipe()
         os.set_blocking(report_write, False)
         self._starters[arrival.rank] = arrival.starter
-        self._seated[arrival.rank] = process = RankProcess(arrival.rank, 0, log_read, report_read)
+        self._assigned[arrival.rank] = process = RankProcess(arrival.rank, 0, log_read, report_read)
         self._pod.collect(process)
         own = range(config.first_rank, config.first_rank + config.slots)
         variables = rank_variables(config, self._world, arrival.rank)
         if arrival.rank not in own:  # mapped by the user (--map-by node): MPI's own variables tell its place
             variables = {name: variables[name] for name in _EVERYWHERE if name in variables}
-        return Seat(log_write, report_write, variables, self._directory / f"check-in-{arrival.rank}")
+        return RankAssignment(log_write, report_write, variables, self._directory / f"check-in-{arrival.rank}")
 
     def started(self, rank: int, pid: int) -> None:
         """The rank's program runs."""
-        self._seated[rank] = process = replace(self._seated[rank], pid=pid)
+        self._assigned[rank] = process = replace(self._assigned[rank], pid=pid)
         self._pod.rank_started(process)
 
     def ended(self, rank: int, departure: Departure) -> None:
         """The rank's program has ended; nothing of it is left."""
-        process = self._seated.pop(rank)
+        process = self._assigned.pop(rank)
         if process.pid:
             signal_group(process.pid, signal.SIGKILL)
         problem = None if departure.told and not departure.asked else _stopped(rank, -departure.code)
@@ -156,9 +156,9 @@ class MpiWorker:
         self._pod.rank_ended(rank, departure.code, problem)
 
 
-def desk_variables(directory: Path) -> dict[str, str]:
-    """Variables by which ranks find the wrapper, and the wrapper the desk, of the agent that has `directory`."""
-    return {WRAPPER: str(directory / _WRAPPER_FILE), DESK: str(directory / _DESK_FILE)}
+def registry_variables(directory: Path) -> dict[str, str]:
+    """By which ranks find the wrapper, and the wrapper the registry, of an agent that has `directory`."""
+    return {WRAPPER: str(directory / _WRAPPER_FILE), REGISTRY: str(directory / _REGISTRY_FILE)}
 
 
 def _make_directory(given: str) -> Path:

@@ -55,7 +55,7 @@ class SharedMemoryCommunicator:
         work = Work(chunks, source, op, own=own, gathered=target, average_over=self._size, whole=True)
         self._group.run(what, work)
 
-    def all_reduce_pieces(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
+    def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(target), self._size))
         own = target[slice(*chunks[self.position])]
         pieces = [source for source in sources if len(source)]

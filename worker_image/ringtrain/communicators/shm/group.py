@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from ringtrain import timeline
 from ringtrain.communicators.numbers import inside_number
-from ringtrain.communicators.shm.native import Addresses, NativeChannel, Outcome, Work
+from ringtrain.communicators.shm.native import Addresses, NativeChannel, ShmResult, Work
 from ringtrain.communicators.shm.segment import Segment
 from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.fold import Flat
-from ringtrain.wire.failure import Failure
+from ringtrain.wire.failure import WorldFailure
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
-from ringtrain.world.monitor import Closed, Doing, Stalled
+from ringtrain.world.monitor import Activity, Closed, Stalled
 
 # Between what stands for a signature and where its buffer lies.
 _ARENA: Final = b"\0arena "
@@ -41,11 +41,11 @@ class Arena:
 
 
 @dataclass(frozen=True)
-class _ArenaPlace:
-    """Of a buffer. `said`: what all ranks must agree on. `lies`: where each rank's begins."""
+class _ArenaOffset:
+    """Of a buffer. `agreed`: what all ranks must agree on. `addresses`: where each rank's begins."""
 
-    said: bytes
-    lies: Addresses
+    agreed: bytes
+    addresses: Addresses
 
 
 class SharedGroup:
@@ -64,34 +64,39 @@ class SharedGroup:
         segment: Segment,
     ) -> None:
         self.ranks = ranks
-        self.position = ranks.index(member.place.rank)
-        self._suspects = tuple(rank for rank in suspects if rank != member.place.rank)
+        self.position = ranks.index(member.ring.rank)
+        self._suspects = tuple(rank for rank in suspects if rank != member.ring.rank)
         self._member = member
         self._process_set = inside_number(process_set)
         self._channel = channel
         self._segment = segment
         self._sequence = 0
         self._arenas: list[Arena] = []
-        member.verdict.on_reached(channel.stop)
+        member.failure_state.on_reached(channel.stop)
 
     def run(self, what: Signature, work: Work) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
-        place = self._place_of(work.source) if self._arenas and not _gathers_elsewhere(work) else None
-        compared, lies = (what.compared(), None) if place is None else (what.compared() + place.said, place.lies)
-        timeout_s = self._member.place.stall_timeout_s
+        place = self._offset_of(work.source) if self._arenas and not _gathers_elsewhere(work) else None
+        compared, lies = (
+            (what.compared(), None) if place is None else (what.compared() + place.agreed, place.addresses)
+        )
+        timeout_s = self._member.ring.stall_timeout_s
         self._meet(what, work, lambda: self._channel.run(compared, work, timeout_s, lies))
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
-        return self._place_of(gradients) is not None and self._place_of(weights) is not None
+        return self._offset_of(gradients) is not None and self._offset_of(weights) is not None
 
     def update(self, what: Signature, work: Work, change: ChunkUpdate) -> None:
         """Reduce `work.source` and update every rank's weights. Raises what `run` raises."""
-        gradients, weights = self._place_of(work.source), self._place_of(change.weights)
+        gradients, weights = self._offset_of(work.source), self._offset_of(change.weights)
         assert gradients is not None, "ask can_update first"
         assert weights is not None, "ask can_update first"
-        compared, lies = what.compared() + gradients.said + weights.said, (gradients.lies, weights.lies)
-        timeout_s = self._member.place.stall_timeout_s
+        compared, lies = (
+            what.compared() + gradients.agreed + weights.agreed,
+            (gradients.addresses, weights.addresses),
+        )
+        timeout_s = self._member.ring.stall_timeout_s
         self._meet(what, work, lambda: self._channel.update(compared, work, change, timeout_s, lies))
 
     def adopt(self, segment: Segment) -> NDArray[np.uint8]:
@@ -109,71 +114,73 @@ class SharedGroup:
         Calls that other threads have under way end first. The memory of one that does not end stays mapped, to the
         end of the process: unmapped, it would kill that.
         """
-        self._member.verdict.forget(self._channel.stop)
-        if not self._channel.close(self._member.place.probe_timeout_s):
+        self._member.failure_state.forget(self._channel.stop)
+        if not self._channel.close(self._member.ring.probe_timeout_s):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             return
         self._arenas.clear()
         self._segment.close()
 
-    def _meet(self, what: Signature, work: Work, meet: Callable[[], Outcome]) -> None:
-        self._member.verdict.check()
+    def _meet(self, what: Signature, work: Work, meet: Callable[[], ShmResult]) -> None:
+        self._member.failure_state.check()
         self._sequence += 1
-        self._member.board.begin((self._process_set, self._sequence), what, self._suspects)
+        self._member.offers.begin((self._process_set, self._sequence), what, self._suspects)
         started = time.monotonic()
         try:
             with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
                 outcome = meet()
         except BaseException as error:  # a signal's handler raised
-            self._give_up(self._doing(what), error)
+            self._give_up(self._activity(what), error)
             raise
         finally:
-            self._member.board.end((self._process_set, self._sequence))
-        if outcome is not Outcome.DONE:
+            self._member.offers.end((self._process_set, self._sequence))
+        if outcome is not ShmResult.DONE:
             self._fail(outcome, what, time.monotonic() - started)
 
-    def _place_of(self, buffer: Flat) -> _ArenaPlace | None:
+    def _offset_of(self, buffer: Flat) -> _ArenaOffset | None:
         """Where `buffer` lies in an arena; None if it is elsewhere."""
         for number, arena in enumerate(self._arenas):
             offset = arena.offset_of(buffer)
             if offset is not None:
                 lies = [base + offset for base in arena.bases]
-                return _ArenaPlace(_ARENA + f"{number} {offset}".encode(), lies)
+                return _ArenaOffset(_ARENA + f"{number} {offset}".encode(), lies)
         return None
 
-    def _fail(self, outcome: Outcome, what: Signature, waited_s: float) -> NoReturn:
+    def _fail(self, outcome: ShmResult, what: Signature, waited_s: float) -> NoReturn:
         """Report what happened, and raise what the world decides."""
         if self._member.left:
-            raise NotInitializedError(f"ringtrain was shut down during {self._doing(what).label}")
-        doing, monitor = self._doing(what), self._member.monitor
+            raise NotInitializedError(f"ringtrain was shut down during {self._activity(what).label}")
+        activity, monitor = self._activity(what), self._member.monitor
         blamed = self.ranks[self._channel.blamed]
-        if outcome is Outcome.LEFT:
-            monitor.report(Closed(blamed, "", doing))
-        elif outcome is Outcome.MISMATCH:
+        if outcome is ShmResult.LEFT:
+            monitor.report(Closed(blamed, "", activity))
+        elif outcome is ShmResult.MISMATCH:
             monitor.report(self._mismatch(what))
-        elif outcome is Outcome.TIMEOUT:
+        elif outcome is ShmResult.TIMEOUT:
             others = [rank for rank in self._suspects if rank != blamed]
-            monitor.report(Stalled((blamed, *others), waited_s, doing))
+            monitor.report(Stalled((blamed, *others), waited_s, activity))
         self._member.await_verdict()
-        self._member.verdict.check()
+        self._member.failure_state.check()
         if self._member.left:
-            raise NotInitializedError(f"ringtrain was shut down during {doing.label}")
-        raise RingtrainError(f"{doing.label} failed, and no reason was found in time")
+            raise NotInitializedError(f"ringtrain was shut down during {activity.label}")
+        raise RingtrainError(f"{activity.label} failed, and no reason was found in time")
 
-    def _give_up(self, doing: Doing, error: BaseException) -> None:
+    def _give_up(self, activity: Activity, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        rank = self._member.place.rank
-        self._member.monitor.report(Failure("lost", f"rank {rank} left {doing.label} because of {reason}", rank))
+        rank = self._member.ring.rank
+        self._member.monitor.report(
+            WorldFailure("lost", f"rank {rank} left {activity.label} because of {reason}", rank)
+        )
         self._member.await_verdict()
 
-    def _mismatch(self, what: Signature) -> Failure:
+    def _mismatch(self, what: Signature) -> WorldFailure:
         position = self._channel.blamed
         theirs = self._channel.signature_of(position).partition(_ARENA)[0]
         return self._member.mismatch((self._process_set, self._sequence), what, self.ranks[position], theirs)
 
-    def _doing(self, what: Signature) -> Doing:
-        label = self._member.board.label((self._process_set, self._sequence), what)
-        return Doing(label, self._process_set, self._sequence)
+    def _activity(self, what: Signature) -> Activity:
+        label = self._member.offers.label((self._process_set, self._sequence), what)
+        return Activity(label, self._process_set, self._sequence)
 
 
 def _gathers_elsewhere(work: Work) -> bool:

@@ -35,7 +35,7 @@ def chunks_of(bounds: Bounds) -> Chunks:
     return tuple(itertools.pairwise(bounds))
 
 
-class Outcome(IntEnum):
+class ShmResult(IntEnum):
     DONE = 0
     AGAIN = 1
     TIMEOUT = 2
@@ -126,7 +126,7 @@ class NativeChannel:
         self._user = 0  # the thread that holds it
         self._closed = False
 
-    def run(self, what: bytes, work: Work, timeout_s: float, peers: Addresses | None = None) -> Outcome:
+    def run(self, what: bytes, work: Work, timeout_s: float, peers: Addresses | None = None) -> ShmResult:
         """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
 
         `what` is compared between ranks: MISMATCH where it differs; `Signature.compared` fits. `peers`: where each
@@ -142,10 +142,10 @@ class NativeChannel:
 
     def update(
         self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, lies: tuple[Addresses, Addresses]
-    ) -> Outcome:
+    ) -> ShmResult:
         """Reduce `work.source` and update this rank's chunk of the weights, which all ranks then have.
 
-        `lies`: where `work.source` and `change.weights` of each rank begin. Otherwise as `run`; what is left of
+        `addresses`: of `work.source` and `change.weights` of each rank. Otherwise as `run`; what is left of
         `work.source` is not defined, and it must not be written before the next meeting.
         """
         job = self._job(what, work, timeout_s)
@@ -154,18 +154,18 @@ class NativeChannel:
         update = native_update(change, weights)
         return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
 
-    def _repeat(self, function: Any, job: _Job, argument: Any) -> Outcome:
+    def _repeat(self, function: Any, job: _Job, argument: Any) -> ShmResult:
         """AGAIN comes after a signal: the interpreter runs its handler here."""
         with self._in_use:
             if self._closed:
-                return Outcome.STOPPED
+                return ShmResult.STOPPED
             self._user = threading.get_ident()
             channel, reference = ctypes.byref(self._channel), ctypes.byref(job)
-            while (outcome := function(channel, reference, argument)) == Outcome.AGAIN:
+            while (outcome := function(channel, reference, argument)) == ShmResult.AGAIN:
                 pass
             self._user = 0
             self.blamed = job.blamed
-            return Outcome(outcome)
+            return ShmResult(outcome)
 
     def _addresses(self, of_ranks: Addresses) -> Any:
         return (ctypes.c_void_p * self._size)(*of_ranks)

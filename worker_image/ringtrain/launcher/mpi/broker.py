@@ -24,7 +24,7 @@ _CREDENTIALS = struct.Struct("3i")
 class Broker:
     """Serves `rsh_client` on the Unix socket `path`. `dial(host, command)` makes the daemon that was asked for.
 
-    `dial` raises DaemonNotStarted for a host that is no worker. `on_failed(host, exit code, last words)` is called
+    `dial` raises DaemonNotStarted for a host that is no worker. `on_failed(host, code, output tail)` is called
     for a daemon that did not end well. Only processes of this user are served.
     """
 
@@ -94,11 +94,11 @@ class Broker:
             ]
             for helper in helpers:
                 helper.start()
-            last_words = _LastWords(stderr)
+            output_tail = _OutputTail(stderr)
             try:
-                code = daemon.run(Output(_writer(stdout), last_words.write))
+                code = daemon.run(Output(_writer(stdout), output_tail.write))
                 if code != 0:
-                    self._on_failed(host, code, last_words.text())
+                    self._on_failed(host, code, output_tail.text())
                 return code, ""
             finally:
                 os.write(over_out, b".")
@@ -130,7 +130,7 @@ def _writer(file: int) -> Callable[[bytes], None]:
     return write
 
 
-class _LastWords:
+class _OutputTail:
     """Passes stderr on to `file`, and remembers its end."""
 
     def __init__(self, file: int) -> None:

@@ -12,11 +12,11 @@ from ringtrain.mpi.implementation import Implementation
 
 _MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
 # Executed by the worker's agent's own shell variables: the path of the wrapper is known in the worker only.
-WRAPPER = ("/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_RANK:?is set by the worker agent}" "$@"', "mpi-rank")
+WRAPPER = ("/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker agent}" "$@"', "mpi-rank")
 
 
 @dataclass(frozen=True)
-class Part:
+class AppContext:
     """One program of the command line (`:` separates several) and its options. `processes`: of -np, if given."""
 
     options: tuple[str, ...]
@@ -30,7 +30,7 @@ def is_mpirun(program: str) -> bool:
     return PurePath(program).name.split(".")[0] in _MPIRUNS
 
 
-def parse(arguments: Sequence[str], implementation: Implementation) -> list[Part]:
+def parse(arguments: Sequence[str], implementation: Implementation) -> list[AppContext]:
     """The programs behind mpirun's `arguments`. Raises ConfigurationError for an option that is not known."""
     parts, rest = [], list(arguments)
     while rest:
@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str], implementation: Implementation) -> list[Part
     return parts
 
 
-def _parse_part(words: list[str], implementation: Implementation) -> Part:
+def _parse_part(words: list[str], implementation: Implementation) -> AppContext:
     position, processes, per_node = 0, None, False
     while position < len(words) and words[position].startswith("-") and len(words[position]) > 1:
         if words[position] == "--":
@@ -59,7 +59,7 @@ def _parse_part(words: list[str], implementation: Implementation) -> Part:
     program = tuple(words[position:])
     if not program:
         raise ConfigurationError("mpirun is given no program to run")
-    return Part(tuple(words[:position]), program, processes, per_node)
+    return AppContext(tuple(words[:position]), program, processes, per_node)
 
 
 def _values(name: str, implementation: Implementation) -> int:
@@ -80,7 +80,7 @@ def _number(option: str, value: str) -> int:
     return int(value)
 
 
-def declare_size(parts: Sequence[Part], world_size: int) -> list[Part]:
+def declare_size(parts: Sequence[AppContext], world_size: int) -> list[AppContext]:
     """`parts` with -np: all ranks of the declared world.
 
     Raises MpiCondition (SlotsMismatch) when the user's numbers make another world than the job declares.
@@ -98,7 +98,7 @@ def declare_size(parts: Sequence[Part], world_size: int) -> list[Part]:
     return list(parts)
 
 
-def wrapped(parts: Sequence[Part]) -> list[str]:
+def wrapped(parts: Sequence[AppContext]) -> list[str]:
     """mpirun's arguments, with every program inside the rank wrapper."""
     words: list[str] = []
     for part in parts:

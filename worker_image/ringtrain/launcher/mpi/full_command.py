@@ -10,7 +10,7 @@ from ringtrain.mpi.implementation import Implementation, Mpirun
 
 
 @dataclass(frozen=True)
-class Line:
+class MpirunLine:
     """What every mpirun of the job has in common. `options`: of `spec.mpi`; `own_address`: the launcher's."""
 
     mpirun: Mpirun

@@ -24,7 +24,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.mpi.broker import Broker
 from ringtrain.launcher.mpi.command_line import is_mpirun
-from ringtrain.launcher.mpi.full_command import Line
+from ringtrain.launcher.mpi.full_command import MpirunLine
 from ringtrain.launcher.mpi.hosts import Host, Paths, host_names, hostfile, mpirun_environment
 from ringtrain.launcher.mpi.mpirun_shim import write_mpirun_shims
 from ringtrain.launcher.mpi.own_agent import OwnAgent
@@ -125,8 +125,8 @@ class MpiJob:
     def _calls_mpirun(self) -> bool:
         return is_mpirun(self._command[0])
 
-    def _line(self, own_address: str) -> Line:
-        return Line(self._mpirun, self._settings.options, self._config.world_size, own_address)
+    def _line(self, own_address: str) -> MpirunLine:
+        return MpirunLine(self._mpirun, self._settings.options, self._config.world_size, own_address)
 
     def _names(self, workers: Sequence[Registration], address: str) -> dict[str, Registration]:
         """The workers by their names for mpirun, in the order of their ranks."""

@@ -8,16 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.mpi.full_command import Line
+from ringtrain.launcher.mpi.full_command import MpirunLine
 from ringtrain.mpi.condition import MpiCondition
 from ringtrain.mpi.implementation import Implementation, Mpirun
 from ringtrain.mpi.shim import write_shim
 
-LINE = "RINGTRAIN_MPI_LINE"
+LINE = "RINGTRAIN_MPI_COMMAND"
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun")
 
 
-def write_mpirun_shims(directory: Path, line: Line) -> dict[str, str]:
+def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
     """Make the programs in `directory`; returns variables that they need."""
     directory.mkdir()
     names = {*_NAMES, Path(line.mpirun.path).name}
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     told = json.loads(os.environ[LINE])
     mpirun = told["mpirun"]
     mpirun["implementation"] = Implementation(mpirun["implementation"])
-    line = Line(Mpirun(**mpirun), tuple(told["options"]), told["world_size"], told["own_address"])
+    line = MpirunLine(Mpirun(**mpirun), tuple(told["options"]), told["world_size"], told["own_address"])
     try:
         os.execv(line.mpirun.path, _words(line, arguments))
     except ConfigurationError as exc:
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         return 64
 
 
-def _words(line: Line, arguments: Sequence[str]) -> list[str]:
+def _words(line: MpirunLine, arguments: Sequence[str]) -> list[str]:
     if not any(not word.startswith("-") for word in arguments):
         return [line.mpirun.path, *arguments]  # --version and the like
     try:

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from ringtrain import contract
-from ringtrain.agent.mpi.worker import desk_variables
+from ringtrain.agent.mpi.worker import registry_variables
 from ringtrain.control.model import host_port
 from ringtrain.processes import die_with_parent
 
 
 class OwnAgent:
-    """An agent process. `directory`: where it makes its desk, so that an mpirun beside it finds it there."""
+    """An agent process. `directory`: where it makes its registry, so that an mpirun beside it finds it there."""
 
     def __init__(self, directory: Path, index: int, port: int, inherited: Mapping[str, str]) -> None:
         self._directory = directory
@@ -28,8 +28,8 @@ class OwnAgent:
         )
 
     def variables(self) -> dict[str, str]:
-        """Variables by which the ranks that mpirun starts in this pod find the agent's desk."""
-        return desk_variables(self._directory)
+        """Variables by which the ranks that mpirun starts in this pod find the agent's registry."""
+        return registry_variables(self._directory)
 
     def close(self, grace_s: float) -> None:
         """Wait for the agent, which the launcher has released, and end it if it does not."""
@@ -45,6 +45,6 @@ def _variables(directory: Path, index: int, port: int, inherited: Mapping[str, s
         contract.ENV_ROLE: contract.ROLE_WORKER,
         contract.ENV_WORKER_INDEX: str(index),
         contract.ENV_LAUNCHER_ADDRESS: host_port(inherited.get(contract.ENV_POD_IP) or "127.0.0.1", port),
-        contract.ENV_MPI_DESK_DIRECTORY: str(directory),
-        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,  # the pod's last words are the launcher's
+        contract.ENV_MPI_REGISTRY_DIRECTORY: str(directory),
+        contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,  # the pod's last output are the launcher's
     }

@@ -10,7 +10,7 @@ from ringtrain.transport.http2.connection import Connection
 from ringtrain.transport.http2.headers import Status, message_of, request_block
 from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
 from ringtrain.transport.outcome import error_of
-from ringtrain.wire.failure import Refused
+from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.frame import HEADER_BYTES, describe_difference
 
 _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
@@ -89,7 +89,7 @@ class PullStream:
         if status != Status.OK:
             raise error_of(status, message_of(fields))
 
-    def _broken(self, error: Exception) -> Broken | Refused:
+    def _broken(self, error: Exception) -> Broken | PullRefused:
         if self._cancelled:
             return Broken(How.CANCELLED, "cancelled by this rank")
         if isinstance(error, DeadlinePassed):

@@ -5,7 +5,7 @@ from typing import Final
 from ringtrain.transport.connection_errors import ProtocolError, StreamReset
 from ringtrain.transport.http2 import frames
 from ringtrain.transport.http2.channel import BUFFER_BYTES, Buffer, Channel
-from ringtrain.transport.http2.frames import Code, FrameHead, Kind, Setting
+from ringtrain.transport.http2.frames import Code, FrameHead, FrameType, Setting
 from ringtrain.transport.http2.headers import MAX_BLOCK_BYTES, BlockReader, Fields
 from ringtrain.transport.http2.sender import Sender
 
@@ -135,7 +135,7 @@ class Connection:
         if not self._is_there(frames.HEADER_BYTES):
             return False
         head = frames.head_of(self.channel.buffered)
-        if head.kind == Kind.DATA:
+        if head.kind == FrameType.DATA:
             return True
         if head.length > MAX_BLOCK_BYTES:
             raise ProtocolError(f"a frame of type {head.kind} with {head.length} bytes")
@@ -150,9 +150,9 @@ class Connection:
 
     def _read_frame(self) -> None:
         head = frames.head_of(self.channel.take(frames.HEADER_BYTES))
-        if head.kind == Kind.DATA:
+        if head.kind == FrameType.DATA:
             self._on_data(head)
-        elif head.kind in (Kind.HEADERS, Kind.CONTINUATION, Kind.PUSH_PROMISE):
+        elif head.kind in (FrameType.HEADERS, FrameType.CONTINUATION, FrameType.PUSH_PROMISE):
             self._on_block(head)
         else:
             if head.length > MAX_BLOCK_BYTES:
@@ -186,7 +186,7 @@ class Connection:
                 self._owed[place] = 0
 
     def _on_block(self, head: FrameHead) -> None:
-        if head.kind != Kind.HEADERS or head.stream % 2 == 0:
+        if head.kind != FrameType.HEADERS or head.stream % 2 == 0:
             raise ProtocolError(f"a frame of type {head.kind} on stream {head.stream}")
         fields = self._fields(head)
         if head.stream > self._newest:
@@ -205,7 +205,7 @@ class Connection:
         block = self._fragment(head)
         while not head.flags & frames.END_HEADERS:
             head = frames.head_of(self.channel.take(frames.HEADER_BYTES))
-            if head.kind != Kind.CONTINUATION:
+            if head.kind != FrameType.CONTINUATION:
                 raise ProtocolError("a header block that is not continued")
             block += self._fragment(head, len(block))
         return self._blocks.read(block)
@@ -214,7 +214,7 @@ class Connection:
         if head.length + before > MAX_BLOCK_BYTES:
             raise ProtocolError(f"headers of more than {MAX_BLOCK_BYTES} bytes")
         payload = bytes(self.channel.take(head.length))
-        if head.kind == Kind.CONTINUATION:
+        if head.kind == FrameType.CONTINUATION:
             return payload
         padding = payload[0] if head.flags & frames.PADDED and payload else 0
         start = (1 if head.flags & frames.PADDED else 0) + (5 if head.flags & frames.WITH_PRIORITY else 0)
@@ -225,17 +225,17 @@ class Connection:
             head.kind in _ONE_UNIT and len(payload) != _UNITS[head.kind]
         ):
             raise ProtocolError(f"a frame of type {head.kind} with {len(payload)} bytes")
-        if head.kind == Kind.SETTINGS and not head.flags & frames.ACK:
+        if head.kind == FrameType.SETTINGS and not head.flags & frames.ACK:
             for name, value in frames.settings_of(payload):
                 self._sender.set(name, value)
-            self._reply(frames.frame(Kind.SETTINGS, frames.ACK, 0))
-        elif head.kind == Kind.PING and not head.flags & frames.ACK:
-            self._reply(frames.frame(Kind.PING, frames.ACK, 0, payload))
-        elif head.kind == Kind.WINDOW_UPDATE:
+            self._reply(frames.frame(FrameType.SETTINGS, frames.ACK, 0))
+        elif head.kind == FrameType.PING and not head.flags & frames.ACK:
+            self._reply(frames.frame(FrameType.PING, frames.ACK, 0, payload))
+        elif head.kind == FrameType.WINDOW_UPDATE:
             self._sender.widen(head.stream, frames.word_of(payload))
-        elif head.kind == Kind.RST_STREAM and head.stream == self.stream and self.is_open:
+        elif head.kind == FrameType.RST_STREAM and head.stream == self.stream and self.is_open:
             self.was_reset = True
-        elif head.kind == Kind.GOAWAY:
+        elif head.kind == FrameType.GOAWAY:
             self.going_away = True
 
     def _skip(self, count: int) -> None:
@@ -245,6 +245,10 @@ class Connection:
 
 # Lengths of control frames: multiples, or exactly.
 _UNITS: Final[dict[int, int]] = {
-    Kind.PRIORITY: 5, Kind.RST_STREAM: 4, Kind.SETTINGS: 6, Kind.PING: 8, Kind.WINDOW_UPDATE: 4
-}  # fmt: skip
-_ONE_UNIT: Final = frozenset(_UNITS) - {Kind.SETTINGS}
+    FrameType.PRIORITY: 5,
+    FrameType.RST_STREAM: 4,
+    FrameType.SETTINGS: 6,
+    FrameType.PING: 8,
+    FrameType.WINDOW_UPDATE: 4,
+}
+_ONE_UNIT: Final = frozenset(_UNITS) - {FrameType.SETTINGS}

@@ -18,7 +18,7 @@ _SETTING: Final = struct.Struct(">HI")
 _WORD: Final = struct.Struct(">I")
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """Types of frames. Others than these are ignored, as the standard asks."""
 
     DATA = 0
@@ -81,7 +81,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def settings(values: dict[Setting, int]) -> bytes:
-    return frame(Kind.SETTINGS, 0, 0, b"".join(_SETTING.pack(name, value) for name, value in values.items()))
+    return frame(FrameType.SETTINGS, 0, 0, b"".join(_SETTING.pack(name, value) for name, value in values.items()))
 
 
 def settings_of(payload: bytes) -> list[tuple[int, int]]:
@@ -90,15 +90,15 @@ def settings_of(payload: bytes) -> list[tuple[int, int]]:
 
 
 def window_update(stream: int, more: int) -> bytes:
-    return frame(Kind.WINDOW_UPDATE, 0, stream, _WORD.pack(more))
+    return frame(FrameType.WINDOW_UPDATE, 0, stream, _WORD.pack(more))
 
 
 def reset(stream: int, code: Code) -> bytes:
-    return frame(Kind.RST_STREAM, 0, stream, _WORD.pack(code))
+    return frame(FrameType.RST_STREAM, 0, stream, _WORD.pack(code))
 
 
 def goaway(last_stream: int, code: Code, reason: str) -> bytes:
-    return frame(Kind.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason.encode()[:256])
+    return frame(FrameType.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason.encode()[:256])
 
 
 def word_of(payload: bytes) -> int:

@@ -18,7 +18,7 @@ from ringtrain.transport.http2.connection import Connection
 from ringtrain.transport.http2.frames import MAX_STREAM
 from ringtrain.transport.http2.server import DataServer
 from ringtrain.transport.tls import Tls
-from ringtrain.wire.failure import Refused
+from ringtrain.wire.failure import PullRefused
 
 log = logging.getLogger("ringtrain")
 
@@ -150,7 +150,7 @@ class DataPath:
         try:
             stream.ask(request, self._authorities[peer], self._timeout_s * _DIAL_SHARE)
             stream.end()
-        except Refused:
+        except PullRefused:
             connection.end_call()
         except BaseException as error:
             stream.close()

@@ -7,7 +7,7 @@ from typing import Final
 from ringtrain.transport.connection_errors import ProtocolError
 from ringtrain.transport.http2 import frames
 from ringtrain.transport.http2.channel import Buffer, Channel
-from ringtrain.transport.http2.frames import Kind, Setting
+from ringtrain.transport.http2.frames import FrameType, Setting
 
 # Up to this a frame waits for what follows it, so that a short answer is one packet and wakes its reader once.
 _CORKED_BYTES: Final = 8 << 10
@@ -67,7 +67,7 @@ class Sender:
     def put_block(self, block: bytes, end: bool) -> None:
         """Queue headers, or trailers if they are the `end`. `block`: shorter than the shortest largest frame."""
         flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
-        self.put(frames.frame(Kind.HEADERS, flags, self._stream, block))
+        self.put(frames.frame(FrameType.HEADERS, flags, self._stream, block))
 
     def send_message(self, head: bytes, payload: Buffer, end: bool, wait: Callable[[], None]) -> None:
         """Send `head` and `payload` as one message of gRPC; a short one waits for `flush`.
@@ -87,7 +87,7 @@ class Sender:
             self._window -= fits
             self._stream_window -= fits
             parts = _cut(front, payload, at, at + fits)
-            self._put_data([frames.frame_head(Kind.DATA, flags, self._stream, fits), *parts])
+            self._put_data([frames.frame_head(FrameType.DATA, flags, self._stream, fits), *parts])
             at += fits
 
     def flush(self) -> None:

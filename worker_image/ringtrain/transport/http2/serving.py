@@ -24,7 +24,7 @@ from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
 from ringtrain.transport.outcome import DEADLINE_EXCEEDED, UNKNOWN, status_of
 from ringtrain.transport.strangers import Complaints
 from ringtrain.transport.tls import Tls
-from ringtrain.wire.failure import Refused, Stranger
+from ringtrain.wire.failure import PullRefused, Stranger
 
 log = logging.getLogger("ringtrain")
 
@@ -159,7 +159,7 @@ class Serving:
         except Stranger as error:
             self.is_proven = False
             return status_of(error)
-        except (Refused, Broken) as error:
+        except (PullRefused, Broken) as error:
             self._prove()
             return status_of(error)
         except _ENDS:

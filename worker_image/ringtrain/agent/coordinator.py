@@ -48,7 +48,7 @@ class Released:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RegistrationRefused:
     """The launcher does not take this agent."""
 
     reason: str
@@ -60,7 +60,7 @@ class LeaveNoted:
     """The launcher knows that this agent leaves, and has all its lines."""
 
 
-Message = StartRanks | StopRanks | Released | Refused | LeaveNoted
+Message = StartRanks | StopRanks | Released | RegistrationRefused | LeaveNoted
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class AgentState:
     leaving: str
 
 
-class Session:
+class CoordinatorClient:
     """Keeps one agent registered. `deliver` gets the launcher's messages; heartbeats carry what `state` gives."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Session:
         reply = self._stub.Register(request, timeout=self._config.call_s)
         self.heard()
         if not reply.accepted:
-            self._deliver(Refused(reply.reason, reply.misconfigured))
+            self._deliver(RegistrationRefused(reply.reason, reply.misconfigured))
             self._closed.set()
             return False
         self._registered.set()
@@ -209,7 +209,9 @@ class Session:
         code, details = error.code(), error.details()
         self._say_problem(f"{code.name}: {details}")
         if code in _DENIED:
-            self._deliver(Refused(f"the launcher does not trust this agent: {details}", misconfigured=True))
+            self._deliver(
+                RegistrationRefused(f"the launcher does not trust this agent: {details}", misconfigured=True)
+            )
             self._closed.set()
 
     def _say_problem(self, problem: str) -> None:

@@ -24,7 +24,7 @@ _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointLocation:
     """Folders of one `Checkpoints`: `own` is written, `earlier` are read after it, newest first.
 
     `job_dir` is the job's folder and `below` the path in it, when the job has one and this is in it;
@@ -63,7 +63,7 @@ def attempt_directory() -> Path | None:
     directory = job_directory()
     if directory is None:
         return None
-    own = place_of(directory).own
+    own = location_of(directory).own
     try:
         own.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -78,18 +78,18 @@ def readable_directories() -> tuple[Path, ...]:
     directory = job_directory()
     if directory is None:
         return ()
-    place = place_of(directory)
+    place = location_of(directory)
     return (place.own, *place.earlier, *place.sources())
 
 
-def place_of(directory: Path) -> Place:
+def location_of(directory: Path) -> CheckpointLocation:
     """The folders of checkpoints in `directory`. Outside the job's own folder that is all there is."""
     config = _config()
     job_dir = config.checkpoint_dir
     if job_dir is None or not directory.absolute().is_relative_to(job_dir.absolute()):
-        return Place(directory)
+        return CheckpointLocation(directory)
     own = directory / f"attempt-{config.attempt:04d}"
-    return Place(
+    return CheckpointLocation(
         own,
         tuple(folder for folder in _folders(directory, below=config.attempt) if folder != own),
         job_dir,
