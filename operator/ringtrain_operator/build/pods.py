@@ -86,7 +86,7 @@ def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finish(job: Job, pod: Pod) -> None:
-    """What both roles get last: identity, name on the network, last words, restricted defaults."""
+    """What both roles get last: identity, name on the network, termination message, restricted defaults."""
     spec = pod["spec"]
     spec["restartPolicy"] = "Never"
     spec["hostname"] = pod["metadata"]["name"]

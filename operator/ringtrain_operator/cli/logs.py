@@ -15,7 +15,7 @@ import click
 
 from ringtrain_operator import contract
 from ringtrain_operator.errors import OperatorError
-from ringtrain_operator.observe import last_words, view_pod
+from ringtrain_operator.observe import termination_of, view_pod
 
 from .failures import told
 from .session import (
@@ -268,7 +268,7 @@ async def _check_complete(session: Session, wanted: Wanted, shown: int) -> None:
 
     pod = await session.api.get(PODS, session.namespace, wanted.pod)
     attempt = int(pod["metadata"].get("labels", {}).get(contract.LABEL_ATTEMPT) or 0)
-    written = last_words(view_pod(pod), attempt).get("logLines")
+    written = termination_of(view_pod(pod), attempt).get("logLines")
     if not isinstance(written, int) or shown >= written:
         return
     job = await session.api.get(JOBS, session.namespace, wanted.name)

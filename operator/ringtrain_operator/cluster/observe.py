@@ -28,7 +28,7 @@ from ringtrain_operator.spec.parse import parse_time
 log = logging.getLogger(__name__)
 
 # Objects that were seen are looked at again after so long: somebody may have deleted one.
-LOOK_AGAIN_S = 600.0
+REREAD_AFTER_S = 600.0
 _READ_BY_NAME = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 
 Json = dict[str, Any]
@@ -107,7 +107,7 @@ async def _look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memor
     A job that never began has nothing yet, and its creations will tell if a name is taken.
     """
     now = time.monotonic()
-    fresh = now - memory.looked_at < LOOK_AGAIN_S and not memory.foreign
+    fresh = now - memory.looked_at < REREAD_AFTER_S and not memory.foreign
     if not began or fresh:
         return
     found = await asyncio.gather(*(find_owner(api, job, r, job["metadata"]["name"]) for r in _READ_BY_NAME))

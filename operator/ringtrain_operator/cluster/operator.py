@@ -56,7 +56,7 @@ class Operator:
         self._reconciler = Reconciler(
             self._pods, self.queue, self._poller, self.metrics, clock, _settings(config, connection)
         )
-        self._heard: dict[Key, str] = {}
+        self._changed_while_busy: dict[Key, str] = {}
         self._standby = False
         self._watch_turned_at: float | None = None
 
@@ -147,8 +147,8 @@ class Operator:
                 await self._reconcile(key)
             finally:
                 self.queue.done(key)
-                if key in self._heard:
-                    self._job_changed(key, self._heard.pop(key))
+                if key in self._changed_while_busy:
+                    self._job_changed(key, self._changed_while_busy.pop(key))
 
     async def _reconcile(self, key: Key) -> None:
         """One look, with every failure turned into a later one."""
@@ -175,7 +175,7 @@ class Operator:
 
     def _job_changed(self, key: Key, version: str) -> None:
         if self.queue.is_busy(key):
-            self._heard[key] = version  # perhaps of the very write whose answer is still on its way
+            self._changed_while_busy[key] = version  # perhaps of the very write whose answer is still on its way
         elif not self._reconciler.settled_at(key, version):
             self.queue.add(key)
 

@@ -128,7 +128,7 @@ class ProcessRunner:
         local.process = None
         assert local.command is not None
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        message = _last_words(local.command, code)
+        message = _termination_of(local.command, code)
         reason = "Completed" if code == 0 else "Error"
         local.status = _status(local.pod, "Failed" if code else "Succeeded", _terminated(code, reason, message))
         _remove(local.directory)
@@ -159,7 +159,7 @@ def _terminated(code: int, reason: str, message: str) -> dict[str, Any]:
     return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": finished}}
 
 
-def _last_words(command: Command, code: int) -> str:
+def _termination_of(command: Command, code: int) -> str:
     """The termination message, or the end of the log of a process that failed without one."""
     with contextlib.suppress(OSError):
         words = command.termination_path.read_bytes()[: contract.TERMINATION_MESSAGE_MAX_BYTES]

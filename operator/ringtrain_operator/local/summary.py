@@ -1,4 +1,4 @@
-"""The last words of `dtj local`: how it ended, how good the model is, where the logs are."""
+"""The last lines of `dtj local`: how it ended, how good the model is, where the logs are."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What exists, as values: the only folder that knows how the API, a kubelet and the launcher say things."""
 
-from .last_words import failure_in, last_words
 from .model import Foreign, LauncherReport, ObjectRef, Observed, PodView, Refusal
 from .pods import owned_by, owner_name, read_report, status_token, view_pod
 from .storable import is_finite
+from .termination import failure_in, termination_of
 
 __all__ = [
     "Foreign",
@@ -14,10 +14,10 @@ __all__ = [
     "Refusal",
     "failure_in",
     "is_finite",
-    "last_words",
     "owned_by",
     "owner_name",
     "read_report",
     "status_token",
+    "termination_of",
     "view_pod",
 ]

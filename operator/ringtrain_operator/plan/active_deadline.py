@@ -5,22 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ..status.situation import Situation
+from .decision import NO_DECISION, Finish, PolicyResult
 from .slowest import failure_of_slowest
-from .verdict import NO_OPINION, Finish, Opinion
 
 REASON = "DeadlineExceeded"
 
 
-def active_deadline(s: Situation) -> Opinion:
+def active_deadline(s: Situation) -> PolicyResult:
     """The job fails when it has been active for longer than it may."""
     limit = s.job.spec.run_policy.active_deadline_seconds
     if limit is None or s.status.active_since is None:
-        return NO_OPINION
+        return NO_DECISION
     due = s.status.active_since + timedelta(seconds=limit - s.status.active_seconds)
     if s.now < due:
-        return Opinion(look_again=due)
+        return PolicyResult(requeue_at=due)
     message = f"the job was active for longer than activeDeadlineSeconds: {limit}{_what_it_did(s)}"
-    return Opinion(Finish("Failed", REASON, message, failure_of_slowest(s, REASON, message)))
+    return PolicyResult(Finish("Failed", REASON, message, failure_of_slowest(s, REASON, message)))
 
 
 def _what_it_did(s: Situation) -> str:

@@ -12,7 +12,7 @@ from . import active_deadline
 # How long a finished gang's pods have to end by themselves before they count as still running.
 SETTLE_S = 10
 # How long the launcher of a job that was out of time has to take in the last lines of its workers, and to end.
-FAREWELL_S = 60
+DRAIN_S = 60
 
 
 def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
@@ -36,7 +36,7 @@ def _out_of_time(s: Situation, running: tuple[PodView, ...]) -> tuple[tuple[PodV
 
     The launcher ends when its workers do, and its pod stays: it has their output, and nothing else may have.
     """
-    ends = (s.status.completion_time or s.now) + timedelta(seconds=FAREWELL_S)
+    ends = (s.status.completion_time or s.now) + timedelta(seconds=DRAIN_S)
     launcher_ends = s.launcher is not None and s.launcher.phase == "Running" and s.now < ends
     unwanted = tuple(pod for pod in running if not (launcher_ends and pod.role == "launcher"))
     return s.stale_pods + unwanted, ends if launcher_ends else None

@@ -1,4 +1,4 @@
-"""`plan`: ask the policies in turn, enter the verdict, see what is missing, say how things stand."""
+"""`plan`: ask the policies in turn, enter the decision, see what is missing, say how things stand."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..status import JobStatus, dump_status, parse_status
 from ..status.compose import compose, rejected
 from ..status.situation import Situation
 from .active_deadline import active_deadline
+from .decision import Decision, Policy, PolicyResult, condition_of
 from .disruption import disruption
 from .events import events_between
 from .ledger import enter, name_credentials
@@ -25,7 +26,6 @@ from .progress_deadline import progress_deadline
 from .result import Plan
 from .scale import scale
 from .suspend import suspension
-from .verdict import Opinion, Policy, Verdict, said
 
 # A success that came in time is one, whatever else happened since; a suspension goes before judging a failure;
 # a lost pod explains a failed rank, not the other way round.
@@ -80,12 +80,12 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings | None 
         return Plan()
     previous = parse_status(observed.status)
     s = Situation(job, observed, previous, now)
-    verdict, timers = _decide(s)
-    decided = replace(s, status=name_credentials(replace(s, status=enter(s, verdict))))
-    new = compose(decided, said(verdict), s)
+    decision, timers = _decide(s)
+    decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))
+    new = compose(decided, condition_of(decision), s)
     settled = replace(s, status=new)
     todo = changes(settled, settings or Settings())
-    timers = [*timers, *([todo.look_again] if todo.look_again else [])]
+    timers = [*timers, *([todo.requeue_at] if todo.requeue_at else [])]
     answer = Plan(
         create=todo.create,
         delete=todo.delete,
@@ -94,17 +94,17 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings | None 
     return _answer(answer, previous, new)
 
 
-def _decide(s: Situation) -> tuple[Verdict | None, list[datetime]]:
-    """The first verdict of any policy, and when to ask again if nothing happens."""
+def _decide(s: Situation) -> tuple[Decision | None, list[datetime]]:
+    """The first decision of any policy, and when to ask again if nothing happens."""
     timers: list[datetime] = []
     if s.status.finished:
         return None, timers
     for policy in POLICIES:
-        opinion: Opinion = policy(s)
-        if opinion.verdict is not None:
-            return opinion.verdict, timers
-        if opinion.look_again is not None:
-            timers.append(opinion.look_again)
+        result: PolicyResult = policy(s)
+        if result.decision is not None:
+            return result.decision, timers
+        if result.requeue_at is not None:
+            timers.append(result.requeue_at)
         if policy is suspension and s.status.is_true("Suspended"):
             return None, timers
     return None, timers

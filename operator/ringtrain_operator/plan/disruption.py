@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..observe import PodView
 from ..status.situation import Situation
-from .verdict import NO_OPINION, Opinion, Restart
+from .decision import NO_DECISION, PolicyResult, Restart
 
 # Reasons in a pod's status with which kubelet or control plane end it for causes outside the job.
 _REASONS = frozenset(
@@ -21,12 +21,12 @@ _REASONS = frozenset(
 )
 
 
-def disruption(s: Situation) -> Opinion:
+def disruption(s: Situation) -> PolicyResult:
     """The gang restarts, not counted, when one of its pods was taken away."""
     cause = disruption_cause(s)
     if cause is None:
-        return NO_OPINION
-    return Opinion(Restart("Disrupted", f"attempt {s.attempt}: {cause}"))
+        return NO_DECISION
+    return PolicyResult(Restart("Disrupted", f"attempt {s.attempt}: {cause}"))
 
 
 def disruption_cause(s: Situation) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..contract import EXIT_BAD_CONFIGURATION
 from ..status import Failure
 from ..status.situation import Situation
-from .verdict import Finish, Restart
+from .decision import Finish, Restart
 
 # Failures that a restart cannot mend, unless a rule says otherwise.
 _HOPELESS_REASONS = frozenset(

@@ -1,4 +1,4 @@
-"""What a verdict changes in the status: attempts, restarts, clocks. All the past that the operator keeps."""
+"""What a decision changes in the status: attempts, restarts, clocks. All the past that the operator keeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from ..status import JobStatus
 from ..status.situation import Situation
-from .verdict import Begin, Finish, Halt, Restart, Verdict
+from .decision import Begin, Decision, Finish, Halt, Restart
 
 FIRST_DELAY_S = 1
 LONGEST_DELAY_S = 300
@@ -14,17 +14,17 @@ LONGEST_DELAY_S = 300
 STEADY_S = 600
 
 
-def enter(s: Situation, verdict: Verdict | None) -> JobStatus:
-    """The status with the verdict's bookkeeping in it; conditions and counts are written later."""
-    match verdict:
+def enter(s: Situation, decision: Decision | None) -> JobStatus:
+    """The status with the decision's bookkeeping in it; conditions and counts are written later."""
+    match decision:
         case Begin():
-            return _begin(s, verdict)
+            return _begin(s, decision)
         case Halt():
             return _halt(s)
         case Restart():
-            return _restart(s, verdict)
+            return _restart(s, decision)
         case Finish():
-            failure = verdict.failure or s.status.failure
+            failure = decision.failure or s.status.failure
             return s.status.model_copy(update={"completion_time": s.now, "active_since": None, "failure": failure})
         case None:
             return s.status
@@ -40,12 +40,12 @@ def name_credentials(s: Situation) -> JobStatus:
     return s.status.model_copy(update={"credentials": s.status.credentials + 1})
 
 
-def _begin(s: Situation, verdict: Begin) -> JobStatus:
+def _begin(s: Situation, decision: Begin) -> JobStatus:
     # The deadline counts from the job's creation, not from when an operator first looked.
-    fresh = verdict.reason == "Started" and s.status.condition("Suspended") is None
+    fresh = decision.reason == "Started" and s.status.condition("Suspended") is None
     return s.status.model_copy(
         update={
-            "attempt": verdict.attempt,
+            "attempt": decision.attempt,
             "attempt_workers": s.job.num_workers,
             "start_time": s.status.start_time or s.now,
             "active_since": min(s.job.created, s.now) if fresh else s.now,
@@ -63,17 +63,17 @@ def _halt(s: Situation) -> JobStatus:
     )
 
 
-def _restart(s: Situation, verdict: Restart) -> JobStatus:
-    delay = _delay_s(s) if verdict.delayed else 0
+def _restart(s: Situation, decision: Restart) -> JobStatus:
+    delay = _delay_s(s) if decision.delayed else 0
     return s.status.model_copy(
         update={
             "attempt": s.attempt + 1,
             "attempt_workers": s.job.num_workers,
-            "restarts": s.status.restarts + (1 if verdict.counted else 0),
-            "disruptions": s.status.disruptions + (0 if verdict.counted or not verdict.delayed else 1),
+            "restarts": s.status.restarts + (1 if decision.counted else 0),
+            "disruptions": s.status.disruptions + (0 if decision.counted or not decision.delayed else 1),
             "restart_not_before": s.now + timedelta(seconds=delay) if delay else None,
             "restart_delay_seconds": delay,
-            "failure": verdict.failure or s.status.failure,
+            "failure": decision.failure or s.status.failure,
         }
     )
 

@@ -27,7 +27,7 @@ class Changes:
 
     create: tuple[dict[str, Any], ...] = ()
     delete: tuple[Deletion, ...] = ()
-    look_again: datetime | None = None
+    requeue_at: datetime | None = None
 
 
 def changes(s: Situation, settings: Settings) -> Changes:
@@ -42,7 +42,7 @@ def changes(s: Situation, settings: Settings) -> Changes:
         return Changes()
     start = s.status.restart_not_before
     if start is not None and s.now < start:
-        return Changes(look_again=start)
+        return Changes(requeue_at=start)
     return Changes(create=(*_companions(s, settings), *_missing_pods(s, settings)))
 
 
@@ -67,14 +67,14 @@ def _finished(s: Situation) -> Changes:
     expiry = ttl.expiry(s)
     if expiry is not None and s.now >= expiry:
         return Changes(delete=(Deletion(ObjectRef(KIND, s.job.name), s.job.uid),))
-    pods, look_again = cleanup.unwanted_pods(s)
-    return _delete(s, pods, _earliest(expiry, look_again))
+    pods, requeue_at = cleanup.unwanted_pods(s)
+    return _delete(s, pods, _earliest(expiry, requeue_at))
 
 
-def _delete(s: Situation, pods: tuple[PodView, ...], look_again: datetime | None) -> Changes:
+def _delete(s: Situation, pods: tuple[PodView, ...], requeue_at: datetime | None) -> Changes:
     deletions = tuple(d for d in (deletion(pod, s.now) for pod in pods) if d is not None)
     forced = (force_time(pod) for pod in pods)
-    return Changes(delete=deletions, look_again=_earliest(look_again, *(t for t in forced if t and t > s.now)))
+    return Changes(delete=deletions, requeue_at=_earliest(requeue_at, *(t for t in forced if t and t > s.now)))
 
 
 def _companions(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:

@@ -1,35 +1,35 @@
-"""How an attempt ended: by the launcher's last words, or by a worker's when the launcher cannot tell."""
+"""How an attempt ended: by the launcher's termination message, or by a worker's when the launcher cannot tell."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 from ..contract import EXIT_GANG_STOPPED
-from ..observe import PodView, failure_in, last_words
+from ..observe import PodView, failure_in, termination_of
 from ..status import Failure
 from ..status.progress import is_whole
 from ..status.situation import Situation
+from .decision import NO_DECISION, Finish, PolicyResult, Restart
 from .failure_rules import judge
-from .verdict import NO_OPINION, Finish, Opinion, Restart
 
 # How long a failed worker waits for the launcher to say which rank failed first.
-LAUNCHER_VERDICT_S = 30
+LAUNCHER_REPORT_S = 30
 # How long a launcher's "agent lost" waits for the API to say what became of that agent's pod.
 POD_FATE_S = 15
 
 
-def success(s: Situation) -> Opinion:
+def success(s: Situation) -> PolicyResult:
     """The job has succeeded when the launcher attests that every rank of the declared world did."""
     launcher = s.launcher
     if launcher is None or launcher.exit_code != 0:
-        return NO_OPINION
-    words = last_words(launcher, s.attempt)
+        return NO_DECISION
+    words = termination_of(launcher, s.attempt)
     world = s.world_size
     attested = (
         words.get("outcome") == "Succeeded" and words.get("worldSize") == words.get("ranksSucceeded") == world
     )
     if attested:
-        return Opinion(Finish("Succeeded", "AllRanksSucceeded", f"all {world} ranks exited 0"))
+        return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"all {world} ranks exited 0"))
     claim = (
         f"it reports {words.get('ranksSucceeded')} of {words.get('worldSize')} ranks"
         if words
@@ -44,34 +44,34 @@ def success(s: Situation) -> Opinion:
         message=f"the launcher exited 0 without attesting all {world} ranks: {claim}",
         time=s.now,
     )
-    return Opinion(judge(s, failure))
+    return PolicyResult(judge(s, failure))
 
 
-def attempt_failure(s: Situation) -> Opinion:
+def attempt_failure(s: Situation) -> PolicyResult:
     """A launcher that failed ends the attempt; so does a worker that failed and of which no launcher speaks."""
     if s.launcher is not None and s.launcher.finished:
         return _launcher_failed(s, s.launcher)
     failed = [pod for pod in s.workers if pod.finished and pod.phase != "Succeeded" and pod.exit_code != 0]
     if not failed:
-        return NO_OPINION
+        return NO_DECISION
     launcher_may_tell = s.launcher is not None and (s.report is None or s.report.phase != "Waiting")
     first = min(failed, key=lambda pod: (pod.exit_code == EXIT_GANG_STOPPED, pod.exit_time or s.now, pod.index))
-    due = (first.exit_time or s.now) + timedelta(seconds=LAUNCHER_VERDICT_S)
+    due = (first.exit_time or s.now) + timedelta(seconds=LAUNCHER_REPORT_S)
     if launcher_may_tell and first.exit_time is not None and s.now < due:
-        return Opinion(look_again=due)
-    return Opinion(_judge(s, failure_of(first, s)))
+        return PolicyResult(requeue_at=due)
+    return PolicyResult(_judge(s, failure_of(first, s)))
 
 
-def _launcher_failed(s: Situation, launcher: PodView) -> Opinion:
+def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
     failure = failure_of(launcher, s)
     if failure.reason == "AgentLost":
         lost = next((pod for pod in s.workers if pod.name == failure.pod), None)
         if lost is not None and lost.finished and lost.exit_code not in (None, 0, EXIT_GANG_STOPPED):
-            return Opinion(_judge(s, failure_of(lost, s)))
+            return PolicyResult(_judge(s, failure_of(lost, s)))
         due = (launcher.exit_time or s.now) + timedelta(seconds=POD_FATE_S)
         if lost is not None and not lost.finished and lost.node_ready is not False and s.now < due:
-            return Opinion(look_again=due)
-    return Opinion(_judge(s, failure))
+            return PolicyResult(requeue_at=due)
+    return PolicyResult(_judge(s, failure))
 
 
 def _judge(s: Situation, failure: Failure) -> Restart | Finish:
@@ -89,7 +89,7 @@ def _judge(s: Situation, failure: Failure) -> Restart | Finish:
 
 
 def failure_of(pod: PodView, s: Situation) -> Failure:
-    """The failure that a pod's last words name; without any, what Kubernetes knows about the pod."""
+    """The failure that a pod's termination message names; without any, what Kubernetes knows about the pod."""
     told = failure_in(pod, s.attempt)
     if not told:
         return _unexplained(pod, s)
@@ -112,7 +112,7 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
 def _unexplained(pod: PodView, s: Situation) -> Failure:
     reason, message = _what_ended(pod)
     # Our own message without a failure in it is no output of anybody's.
-    output = () if last_words(pod, s.attempt) else pod.termination_message.splitlines()[-40:]
+    output = () if termination_of(pod, s.attempt) else pod.termination_message.splitlines()[-40:]
     return Failure(
         attempt=s.attempt,
         pod=pod.name,
@@ -136,7 +136,7 @@ def _what_ended(pod: PodView) -> tuple[str, str]:
     if pod.reason == "DeadlineExceeded":
         return reason, f"{pod.name} ran longer than its template's activeDeadlineSeconds allows{detail}"
     why = pod.exit_reason or pod.reason or "no reason given"
-    return reason, f"{pod.name} ended without last words ({why}){detail}"
+    return reason, f"{pod.name} left no termination message ({why}){detail}"
 
 
 def _whole(value: object) -> int | None:

@@ -6,30 +6,30 @@ from datetime import datetime, timedelta
 
 from ..observe import LauncherReport
 from ..status.situation import Situation
+from .decision import NO_DECISION, PolicyResult
 from .failure_rules import judge
 from .slowest import failure_of_slowest
-from .verdict import NO_OPINION, Opinion
 
 REASON = "ProgressDeadlineExceeded"
 
 
-def progress_deadline(s: Situation) -> Opinion:
+def progress_deadline(s: Situation) -> PolicyResult:
     """Judged only by what the launcher says now: an operator that cannot reach it knows nothing about steps."""
     limit = s.job.spec.run_policy.progress_deadline_seconds
     report = s.report
     if limit is None or report is None or report.phase != "Running":
-        return NO_OPINION
+        return NO_DECISION
     last = _counts_from(s, report)
     if last is None:
-        return NO_OPINION
+        return NO_DECISION
     due = last + timedelta(seconds=limit)
     if s.now < due:
-        return Opinion(look_again=due)
+        return PolicyResult(requeue_at=due)
     if s.now - timedelta(seconds=s.observed.launcher_age_s) < due:  # a step may have been reported since
-        return Opinion(look_again=s.now + timedelta(seconds=1))
+        return PolicyResult(requeue_at=s.now + timedelta(seconds=1))
     step = (report.progress or {}).get("step")
     message = f"no step was reported for {limit} s; last step: {'none' if step is None else step}"
-    return Opinion(judge(s, failure_of_slowest(s, REASON, message)))
+    return PolicyResult(judge(s, failure_of_slowest(s, REASON, message)))
 
 
 def _counts_from(s: Situation, report: LauncherReport) -> datetime | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..status.situation import Situation
-from .verdict import NO_OPINION, Opinion, Restart
+from .decision import NO_DECISION, PolicyResult, Restart
 
 
-def scale(s: Situation) -> Opinion:
+def scale(s: Situation) -> PolicyResult:
     """The present attempt was made for another number of workers than the spec now asks for."""
     if s.attempt == 0 or s.status.attempt_workers == s.job.num_workers:
-        return NO_OPINION
+        return NO_DECISION
     message = f"worker.replicas changed from {s.status.attempt_workers} to {s.job.num_workers}"
-    return Opinion(Restart("Scaled", message, delayed=False))
+    return PolicyResult(Restart("Scaled", message, delayed=False))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, shown
 from .base import Rule
+from .documents import MAX_DEPTH
 from .job import Job, JobSpec
 from .pod_schema import PodSchema, packaged_schema
 from .references import dangling
@@ -25,9 +26,6 @@ MAX_NAME_LENGTH = 51
 # To be matched in full; the CRD has it, too, in the syntax of RE2.
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-
-# Kubernetes' pod templates have about 20 levels. Far below where Python's recursion ends.
-DEPTH_MAX = 100
 
 # Dicts that are not ours: their fields are the API server's to judge, nulls included.
 _OPAQUE = frozenset({"template", "emptyDir"})
@@ -46,8 +44,8 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise SpecInvalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
-    if _depth(spec) > DEPTH_MAX:
-        said = f"is nested more than {DEPTH_MAX} levels deep; no field of a job or of a pod template is"
+    if _depth(spec) > MAX_DEPTH:
+        said = f"is nested more than {MAX_DEPTH} levels deep; no field of a job or of a pod template is"
         raise SpecInvalid([*problems, Problem("spec", said)])
     parsed, spec_problems = _parse_spec(spec, (schema or packaged_schema()) if templates else None)
     problems += spec_problems

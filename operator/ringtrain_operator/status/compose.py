@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ..errors import SpecInvalid
-from .conditions import Said, with_conditions
+from .conditions import ConditionChange, with_conditions
 from .counts import counts
 from .model import ConditionType, JobStatus, State
 from .progress import progress_fields
@@ -13,15 +13,15 @@ from .situation import Situation
 from .waiting import running_or_why_not
 
 
-def compose(s: Situation, decided: Said | None, seen: Situation) -> JobStatus:
+def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> JobStatus:
     """The whole new status. `s.status` has the decision's bookkeeping already, `decided` is its condition.
 
     `seen`: the same before the decision, which may have begun another attempt.
     """
-    said = [] if s.status.finished else [Said("Accepted", "True", "Valid")]
+    changes = [] if s.status.finished else [ConditionChange("Accepted", "True", "Valid")]
     if decided is not None:
-        said.append(decided)
-    status = with_conditions(s.status, tuple(said), s.job.generation, s.now)
+        changes.append(decided)
+    status = with_conditions(s.status, tuple(changes), s.job.generation, s.now)
     if not s.status.finished:
         status = with_conditions(status, _consequences(s, status, decided), s.job.generation, s.now)
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": _state(status)})
@@ -33,28 +33,33 @@ def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: date
     """The status of a job whose spec cannot be run, with every problem in the message."""
     if previous.finished:
         return previous
-    said = (Said("Accepted", "False", "InvalidSpec", str(error)),)
-    status = with_conditions(previous, said, generation, now)
+    changes = (ConditionChange("Accepted", "False", "InvalidSpec", str(error)),)
+    status = with_conditions(previous, changes, generation, now)
     return status.model_copy(
         update={"observed_generation": generation, "state": "Rejected", "reason": "InvalidSpec"}
     )
 
 
-def _consequences(s: Situation, status: JobStatus, decided: Said | None) -> tuple[Said, ...]:
+def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | None) -> tuple[ConditionChange, ...]:
     """What the other conditions become when the decided one, or what was seen, is as it is."""
     if status.finished:
         # A job that ended in the second in which it was suspended has ended.
         passed = ("Restarting", "Suspended")
-        over = tuple(Said(c.type, "False", "Finished") for c in status.conditions if c.type in passed)
-        return (Said("Running", "False", "Finished", "the job has ended"), *over)
+        over = tuple(ConditionChange(c.type, "False", "Finished") for c in status.conditions if c.type in passed)
+        return (ConditionChange("Running", "False", "Finished", "the job has ended"), *over)
     if status.is_true("Suspended"):
-        over = tuple(Said(c.type, "False", "Suspended") for c in status.conditions if c.type == "Restarting")
-        return (Said("Running", "False", "Suspended", "the job is suspended (runPolicy.suspend)"), *over)
+        over = tuple(
+            ConditionChange(c.type, "False", "Suspended") for c in status.conditions if c.type == "Restarting"
+        )
+        return (
+            ConditionChange("Running", "False", "Suspended", "the job is suspended (runPolicy.suspend)"),
+            *over,
+        )
     if decided is not None and decided.type == "Restarting":
-        return (Said("Running", "False", decided.reason, decided.message),)
+        return (ConditionChange("Running", "False", decided.reason, decided.message),)
     running = running_or_why_not(s)
     if running.status == "True" and status.is_true("Restarting"):
-        return (running, Said("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))
+        return (running, ConditionChange("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))
     return (running,)
 
 

@@ -11,7 +11,7 @@ ORDER: tuple[ConditionType, ...] = ("Accepted", "Running", "Suspended", "Restart
 
 
 @dataclass(frozen=True)
-class Said:
+class ConditionChange:
     """A condition to set."""
 
     type: ConditionType
@@ -20,10 +20,12 @@ class Said:
     message: str = ""
 
 
-def with_conditions(status: JobStatus, said: tuple[Said, ...], generation: int, now: datetime) -> JobStatus:
-    """`status` with each condition of `said` set; of two for one type the later one counts."""
+def with_conditions(
+    status: JobStatus, changes: tuple[ConditionChange, ...], generation: int, now: datetime
+) -> JobStatus:
+    """`status` with each condition of `changes` set; of two for one type the later one counts."""
     conditions: dict[ConditionType, Condition] = {c.type: c for c in status.conditions}
-    for one in said:
+    for one in changes:
         before = status.condition(one.type)
         turned = before is None or before.status != one.status
         conditions[one.type] = Condition(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ..observe import is_finite, last_words
+from ..observe import is_finite, termination_of
 from .model import Progress
 from .situation import Situation
 
@@ -16,8 +16,8 @@ def progress_fields(s: Situation, succeeded: bool) -> dict[str, Any]:
     They are of the newest attempt that has reported; a job that `succeeded` without a report of its last attempt,
     which found nothing left to do, has none: an earlier attempt's are not how far it came.
     """
-    new = _last_words(s)
-    if new is None and succeeded and s.launcher is not None and last_words(s.launcher, s.attempt):
+    new = _final_progress(s)
+    if new is None and succeeded and s.launcher is not None and termination_of(s.launcher, s.attempt):
         return {"progress": None, "progress_summary": ""}
     if new is None and s.report is not None:
         new = _read(s.report.progress, s.report.last_progress_time)
@@ -31,12 +31,14 @@ def summary(progress: Progress) -> str:
     return f"{progress.step}/{progress.total_steps} ({100 * progress.step // progress.total_steps}%)"
 
 
-def _last_words(s: Situation) -> Progress | None:
+def _final_progress(s: Situation) -> Progress | None:
     """What a launcher that has ended said last: its /status can no longer be read."""
     if s.launcher is None or not s.launcher.finished:
         return None
     before = s.status.progress
-    return _read(last_words(s.launcher, s.attempt).get("progress"), before.last_progress_time if before else None)
+    return _read(
+        termination_of(s.launcher, s.attempt).get("progress"), before.last_progress_time if before else None
+    )
 
 
 def _read(raw: object, last: datetime | None) -> Progress | None:

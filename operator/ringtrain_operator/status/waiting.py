@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..contract import KIND
 from ..observe import Foreign, PodView, Refusal
-from .conditions import Said
+from .conditions import ConditionChange
 from .model import format_time
 from .situation import Situation
 
@@ -14,7 +14,7 @@ from .situation import Situation
 NAMES_SHOWN = 3
 
 
-def running_or_why_not(s: Situation) -> Said:
+def running_or_why_not(s: Situation) -> ConditionChange:
     """The Running condition of a job that is neither finished nor suspended."""
     if s.stale_pods:
         return _not("WaitingForOldPods", f"pods of an earlier attempt are still ending: {_names(s.stale_pods)}")
@@ -32,7 +32,7 @@ def running_or_why_not(s: Situation) -> Said:
     return _stuck_pod(s) or _pending_pods(s, absent) or gang
 
 
-def _stuck_pod(s: Situation) -> Said | None:
+def _stuck_pod(s: Situation) -> ConditionChange | None:
     stuck = [pod for pod in s.pods if pod.phase == "Pending" and pod.waiting]
     if not stuck:
         return None
@@ -46,14 +46,14 @@ def _absent(s: Situation) -> list[str]:
     return [*s.missing_names, *(pod.name for pod in s.pods if pod.phase in ("Pending", "Unknown"))]
 
 
-def _pending_pods(s: Situation, absent: Sequence[str]) -> Said | None:
+def _pending_pods(s: Situation, absent: Sequence[str]) -> ConditionChange | None:
     if not absent:
         return None
     shown = ", ".join(absent[:NAMES_SHOWN]) + (", …" if len(absent) > NAMES_SHOWN else "")
     return _not("WaitingForPods", f"{len(absent)} of {len(s.wanted_names)} pods are not running yet: {shown}")
 
 
-def _gang(s: Situation) -> Said:
+def _gang(s: Situation) -> ConditionChange:
     """All pods run; whether the gang does is for its launcher to say."""
     if s.report is not None and s.report.phase == "Waiting":
         registered = sum(bool(worker.get("registered")) for worker in s.report.workers)
@@ -67,19 +67,21 @@ def _gang(s: Situation) -> Said:
         count = f"{registered} of {s.status.attempt_workers} workers have registered"
         return _not("WaitingForAgents", f"{count}{shown}{more}")
     if s.report is not None or s.status.is_true("Running"):
-        return Said("Running", "True", "GangRunning", f"attempt {s.attempt} runs with {s.world_size} ranks")
+        return ConditionChange(
+            "Running", "True", "GangRunning", f"attempt {s.attempt} runs with {s.world_size} ranks"
+        )
     cause = f": {s.observed.launcher_error}" if s.observed.launcher_error else ""
     return _not("WaitingForLauncher", f"all pods run; the launcher does not answer yet{cause}")
 
 
-def _refused(refusals: Sequence[Refusal]) -> Said:
+def _refused(refusals: Sequence[Refusal]) -> ConditionChange:
     first = refusals[0]
     reason = "QuotaExceeded" if "exceeded quota" in first.message else "CreationRefused"
     others = f" ({len(refusals) - 1} more were refused)" if len(refusals) > 1 else ""
     return _not(reason, f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
 
 
-def _foreign(s: Situation) -> Said:
+def _foreign(s: Situation) -> ConditionChange:
     """Objects of our names that are another's; those of a deleted job of this name go by themselves."""
     foreign = s.observed.foreign
     earlier = f"{KIND} {s.job.name}"
@@ -101,5 +103,5 @@ def _names(pods: Sequence[PodView]) -> str:
     return shown + (f" and {len(pods) - NAMES_SHOWN} more" if len(pods) > NAMES_SHOWN else "")
 
 
-def _not(reason: str, message: str) -> Said:
-    return Said("Running", "False", reason, message)
+def _not(reason: str, message: str) -> ConditionChange:
+    return ConditionChange("Running", "False", reason, message)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringtrain_operator.observe import PodView, last_words, owned_by, owner_name, read_report, view_pod
+from ringtrain_operator.observe import PodView, owned_by, owner_name, read_report, termination_of, view_pod
 
 
 def view(**status: Any) -> PodView:
@@ -83,7 +83,7 @@ def test_owners() -> None:
 def test_words_that_are_not_this_attempts(words: str) -> None:
     """Another version's, another attempt's, or no message at all: empty."""
     ended = {"name": "train", "state": {"terminated": {"exitCode": 1, "message": words}}}
-    assert last_words(view(containerStatuses=[ended]), 2) == {}
+    assert termination_of(view(containerStatuses=[ended]), 2) == {}
 
 
 @pytest.mark.parametrize(

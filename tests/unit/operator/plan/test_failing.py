@@ -98,7 +98,7 @@ def test_bad_configuration_is_not_retried() -> None:
     assert "RINGTRAIN_SLOTS_PER_WORKER is 0" in condition(w, "Failed")[2]
 
 
-def test_a_failed_worker_waits_for_the_launchers_verdict() -> None:
+def test_a_failed_worker_waits_for_the_launchers_report() -> None:
     """The launcher knows which rank failed first; only when it stays silent a worker's own words count."""
     w = running()
     w.pod_ends("digits-worker-1", 75)

@@ -10,7 +10,7 @@ from .model import PodView
 from .storable import storable
 
 
-def last_words(pod: PodView, attempt: int) -> dict[str, Any]:
+def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
     """The pod's termination message; empty if it left none, or one of another attempt."""
     try:
         words = storable(json.loads(pod.termination_message))
@@ -23,5 +23,5 @@ def last_words(pod: PodView, attempt: int) -> dict[str, Any]:
 
 def failure_in(pod: PodView, attempt: int) -> dict[str, Any]:
     """The failure that the pod's termination message names; empty if it names none."""
-    told = last_words(pod, attempt).get("failure")
+    told = termination_of(pod, attempt).get("failure")
     return told if isinstance(told, dict) else {}

@@ -1,4 +1,4 @@
-"""What a policy may decide. A policy is a function from a `Situation` to an `Opinion`; the first verdict wins."""
+"""What a policy may decide. A policy maps a `Situation` to a `PolicyResult`; the first decision wins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from ..status import Failure
-from ..status.conditions import Said
+from ..status.conditions import ConditionChange
 from ..status.situation import Situation
 
 
@@ -46,32 +46,34 @@ class Finish:
     failure: Failure | None = None
 
 
-Verdict = Begin | Halt | Restart | Finish
+Decision = Begin | Halt | Restart | Finish
 
 
 @dataclass(frozen=True)
-class Opinion:
-    """A policy's verdict, if it has one, and when it wants to be asked again."""
+class PolicyResult:
+    """A policy's decision, if it has one, and when it wants to be asked again."""
 
-    verdict: Verdict | None = None
-    look_again: datetime | None = None
-
-
-Policy = Callable[[Situation], Opinion]
-
-NO_OPINION = Opinion()
+    decision: Decision | None = None
+    requeue_at: datetime | None = None
 
 
-def said(verdict: Verdict | None) -> Said | None:
-    """The condition that a verdict turns."""
-    match verdict:
+Policy = Callable[[Situation], PolicyResult]
+
+NO_DECISION = PolicyResult()
+
+
+def condition_of(decision: Decision | None) -> ConditionChange | None:
+    """The condition that a decision turns."""
+    match decision:
         case Begin(reason="Resumed"):
-            return Said("Suspended", "False", "Resumed", f"attempt {verdict.attempt} begins")
+            return ConditionChange("Suspended", "False", "Resumed", f"attempt {decision.attempt} begins")
         case Halt():
-            return Said("Suspended", "True", "Suspended", "runPolicy.suspend is set; the pods are deleted")
+            return ConditionChange(
+                "Suspended", "True", "Suspended", "runPolicy.suspend is set; the pods are deleted"
+            )
         case Restart():
-            return Said("Restarting", "True", verdict.reason, verdict.message)
+            return ConditionChange("Restarting", "True", decision.reason, decision.message)
         case Finish():
-            return Said(verdict.condition, "True", verdict.reason, verdict.message)
+            return ConditionChange(decision.condition, "True", decision.reason, decision.message)
         case _:
             return None

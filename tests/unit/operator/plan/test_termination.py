@@ -21,7 +21,7 @@ from support.planworld import World
     ],
     ids=lambda words: json.dumps(words)[:60],
 )
-def test_last_words_that_make_no_sense(words: dict[str, object]) -> None:
+def test_termination_messages_that_make_no_sense(words: dict[str, object]) -> None:
     """Any program in the pod can write its termination message: the attempt has failed, whatever is in it."""
     w = World(job(runPolicy={"backoffLimit": 0}))
     w.start_gang()
