@@ -111,13 +111,14 @@ generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and referen
 	$(BIN)/python -m ringtrain_operator.generate .
 	$(BIN)/python charts/generate.py .
 	$(BIN)/python proto/generate.py
+	$(BIN)/python proto/generate_contract.py
 
 pod-schema:  ## renew the schema of pod templates from the cluster of KUBECONFIG
 	kubectl get --raw /openapi/v3/api/v1 | $(BIN)/python -m ringtrain_operator.generate.pod_schema \
 		"$$(kubectl version -o json | $(BIN)/python -c 'import json,sys; v = json.load(sys.stdin)["serverVersion"]; print(v["major"] + "." + v["minor"])')"
 
 verify: generate  ## regenerate, then no diff
-	git diff --exit-code -- manifests charts docs worker_image/ringtrain/gen
+	git diff --exit-code -- manifests charts docs worker_image/ringtrain operator/ringtrain_operator
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) bench/.venv .mypy_cache .ruff_cache .pytest_cache

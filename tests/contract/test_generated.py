@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -27,6 +31,24 @@ def test_the_crd_is_small() -> None:
 def test_the_reference_is_up_to_date() -> None:
     """docs/reference/api.md is what `make generate` writes."""
     assert (ROOT / "docs/reference/api.md").read_text() == reference_page()
+
+
+def test_the_contract_is_up_to_date(tmp_path: Path) -> None:
+    """Both contract modules and the page's tables are what `make generate` writes from proto/contract.toml."""
+    files = ["operator/ringtrain_operator/contract.py", "worker_image/ringtrain/contract.py", "docs/contract.md"]
+    for name in [*files, "proto/contract.toml"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    subprocess.run([sys.executable, ROOT / "proto/generate_contract.py", tmp_path], check=True)
+    assert [name for name in files if (tmp_path / name).read_text() != (ROOT / name).read_text()] == []
+
+
+def test_every_variable_is_in_the_contract() -> None:
+    """A RINGTRAIN_ variable that product code names is in proto/contract.toml, and so on the page."""
+    known = set(re.findall(r'"(RINGTRAIN_[A-Z_]+)"', (ROOT / "proto/contract.toml").read_text()))
+    sources = [*ROOT.glob("worker_image/ringtrain/**/*.py"), *ROOT.glob("operator/ringtrain_operator/**/*.py")]
+    named = {name for source in sources for name in re.findall(r'"(RINGTRAIN_[A-Z_]*[A-Z])"', source.read_text())}
+    assert named - known - {"RINGTRAIN_OPERATOR"} == set()  # the prefix of the operator's own options
 
 
 def test_the_samples_are_valid() -> None:

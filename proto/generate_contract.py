@@ -1,0 +1,87 @@
+"""Write both sides' contract modules and the tables of docs/contract.md from proto/contract.toml.
+
+`python proto/generate_contract.py [FOLDER]`, called by `make generate`. Operator and runtime never import each
+other; what they agree on stands in one file all the same.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+MODULES = {
+    "operator": "operator/ringtrain_operator/contract.py",
+    "runtime": "worker_image/ringtrain/contract.py",
+}
+PAGE = "docs/contract.md"
+HEAD = '"""Names, ports and exit codes that operator and runtime share. Generated from proto/contract.toml."""\n'
+
+
+def module(contract: dict[str, Any], side: str) -> str:
+    """The contract module of `side`: constants in the order of the file, a blank line between sections."""
+    parts = [HEAD, "from typing import Final\n"]
+    for section in contract["constants"]:
+        lines = [_constant(entry) for entry in section["entries"] if side in entry.get("sides", section["sides"])]
+        parts += ["\n".join(lines) + "\n"] if lines else []
+    for table in contract["environment"]:
+        lines = [
+            f'{constant_of(row["name"])}: Final = "{row["name"]}"'
+            for row in table["rows"]
+            if side in row.get("sides", table["sides"])
+        ]
+        parts += ["\n".join(lines) + "\n"] if lines else []
+    return "\n".join(parts)
+
+
+def constant_of(variable: str) -> str:
+    """The constant's name: ENV_RANK for RINGTRAIN_RANK."""
+    return "ENV_" + variable.removeprefix("RINGTRAIN_")
+
+
+def _constant(entry: dict[str, Any]) -> str:
+    value = entry["value"]
+    if isinstance(value, list):
+        return f"{entry['name']}: Final = ({', '.join(_literal(one) for one in value)})"
+    return f"{entry['name']}: Final = {_literal(value)}"
+
+
+def _literal(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def page_table(table: dict[str, Any]) -> str:
+    """The table of the page: a row a variable, or several variables that are explained together."""
+    has_pods = any("on" in row for row in table["rows"])
+    head = "| name | on | value |\n| --- | --- | --- |" if has_pods else "| name | value |\n| --- | --- |"
+    lines = [head]
+    rows = [row for row in table["rows"] if "text" in row]
+    for row in rows:
+        names = ", ".join(f"`{name}`" for name in [row["name"], *row.get("also", [])])
+        cells = [names, row["on"], row["text"]] if has_pods else [names, row["text"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_tables(page: str, contract: dict[str, Any]) -> str:
+    """`page` with the text between each table's markers made anew. Raises ValueError for a missing marker."""
+    for table in contract["environment"]:
+        begin, end = f"<!-- generated: {table['id']} -->\n", "\n<!-- end -->"
+        before, _, rest = page.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise ValueError(f"{PAGE}: no marker {begin.strip()} with an end")
+        page = before + begin + page_table(table) + end + after
+    return page
+
+
+def main() -> None:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent)
+    contract = tomllib.loads((root / "proto/contract.toml").read_text())
+    for side, path in MODULES.items():
+        (root / path).write_text(module(contract, side))
+    page = root / PAGE
+    page.write_text(with_tables(page.read_text(), contract))
+
+
+if __name__ == "__main__":
+    main()
