@@ -30,8 +30,8 @@ class Launchers:
         self.asked += 1
         now = time.time() if self.steps else 0.0
         progress = {"step": int(now * 10), "totalSteps": None, "samplesPerSecond": 100.0, "loss": 0.5}
-        report: dict[str, Any] = {"attempt": 1, "phase": "Running", "worldSize": self.world, "progress": progress}
-        return web.json_response({**report, "lastProgressTime": now, "startTime": 0.0})
+        report: dict[str, Any] = {"version": 1, "attempt": 1, "phase": "Running", "progress": progress}
+        return web.json_response({**report, "worldSize": self.world, "lastProgressTime": now, "startTime": 0.0})
 
 
 @asynccontextmanager

@@ -10,7 +10,15 @@ from typing import Any
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import Settings
-from ringtrain_operator.observe import Foreign, ObjectRef, Observed, Refusal, read_report, view_pod
+from ringtrain_operator.observe import (
+    Foreign,
+    ObjectRef,
+    Observed,
+    OtherStatusVersion,
+    Refusal,
+    read_report,
+    view_pod,
+)
 from ringtrain_operator.plan import Event, Plan, plan_object
 from ringtrain_operator.spec import Job
 from ringtrain_operator.status import JobStatus, parse_status
@@ -60,13 +68,19 @@ class World:
 
     def observed(self) -> Observed:
         """What exists."""
-        report = read_report(self.report) if self.report is not None else None
+        report, error = None, ""
+        try:
+            report = read_report(self.report) if self.report is not None else None
+        except OtherStatusVersion as exc:
+            error = str(exc)
         return Observed(
             pods=tuple(view_pod(pod, self.nodes) for pod in self.pods.values()),
             objects=frozenset(self.objects),
             foreign=self.foreign,
             taken_secrets=self.taken_secrets,
             launcher=report,
+            launcher_error=error,
+            launcher_unreadable=bool(error),
             launcher_age_s=self.report_age_s,
             refusals=self.refusals,
             status=self.job.get("status") or {},
@@ -150,6 +164,7 @@ class World:
     def launcher_says(self, phase: str, step: int = 0) -> None:
         """What the launcher's /status answers from now on."""
         self.report = {
+            "version": 1,
             "attempt": self.status.attempt,
             "phase": phase,
             "worldSize": self.status.attempt_workers,

@@ -90,6 +90,7 @@ async def read_surroundings(
         taken_secrets=frozenset(memory.taken_secrets),
         launcher=answer.report,
         launcher_error=answer.error,
+        launcher_unreadable=answer.unreadable,
         launcher_age_s=answer.age_s,
         refusals=memory.refusals,
         status=status,

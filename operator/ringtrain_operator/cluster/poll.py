@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe import LauncherReport, read_report
+from ringtrain_operator.observe import LauncherReport, OtherStatusVersion, read_report
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,14 @@ class PollTimes:
 
 @dataclass(frozen=True)
 class Answer:
-    """The last report of one launcher, or why there is none. `at`: when, on the monotonic clock."""
+    """The last report of one launcher, or why there is none. `at`: when, on the monotonic clock.
+
+    `unreadable`: the launcher answers, in another version of the contract.
+    """
 
     report: LauncherReport | None = None
     error: str = ""
+    unreadable: bool = False
     at: float = field(default_factory=time.monotonic)
 
     @property
@@ -124,9 +128,15 @@ class LauncherPoller:
                 return Answer(report=read_report(await response.json(content_type=None)))
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             return Answer(error=f"{url} did not answer: {str(exc) or type(exc).__name__}")
+        except OtherStatusVersion as exc:
+            return Answer(error=str(exc), unreadable=True)
         except (KeyError, TypeError, ValueError, RecursionError) as exc:
             return Answer(error=f"{url} answered something that is no status: {exc!r}")
 
 
 def _news(before: Answer, after: Answer) -> bool:
-    return before.report != after.report or bool(before.error) != bool(after.error)
+    return (before.report, bool(before.error), before.unreadable) != (
+        after.report,
+        bool(after.error),
+        after.unreadable,
+    )

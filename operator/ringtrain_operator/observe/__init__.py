@@ -1,7 +1,7 @@
 """What exists, as values: the only folder that knows how the API, a kubelet and the launcher say things."""
 
 from .model import Foreign, LauncherReport, ObjectRef, Observed, PodView, Refusal
-from .pods import owned_by, owner_name, read_report, status_token, view_pod
+from .pods import OtherStatusVersion, owned_by, owner_name, read_report, status_token, view_pod
 from .storable import is_finite
 from .termination import failure_in, termination_of
 
@@ -10,6 +10,7 @@ __all__ = [
     "LauncherReport",
     "ObjectRef",
     "Observed",
+    "OtherStatusVersion",
     "PodView",
     "Refusal",
     "failure_in",

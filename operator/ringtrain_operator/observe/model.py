@@ -97,9 +97,10 @@ class Observed:
     """What exists for one job at one moment.
 
     `objects`: what this job owns besides pods. `foreign`: objects of our names that are someone else's, pods
-    included. `taken_secrets`: Secrets that were there when they were to be created. `launcher`: its /status as of
-    `launcher_age_s` ago, or None with the cause in `launcher_error`. `refusals`: creations that the API refused in
-    the last apply. `status`: the CR's own, as it was read.
+    included. `taken_secrets`: Secrets that were there when they were to be created. `launcher`: its /status as
+    of `launcher_age_s` ago, or None with the cause in `launcher_error`; `launcher_unreadable`: that stays as long
+    as this launcher runs. `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as
+    it was read.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -108,6 +109,7 @@ class Observed:
     taken_secrets: frozenset[ObjectRef] = frozenset()
     launcher: LauncherReport | None = None
     launcher_error: str = ""
+    launcher_unreadable: bool = False
     launcher_age_s: float = 0.0
     refusals: tuple[Refusal, ...] = ()
     status: dict[str, Any] = field(default_factory=dict)

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ..contract import ENV_STATUS_TOKEN, LABEL_ATTEMPT, LABEL_ROLE, LABEL_WORKER_INDEX, ROLE_LAUNCHER
+from ..contract import (
+    ENV_STATUS_TOKEN,
+    LABEL_ATTEMPT,
+    LABEL_ROLE,
+    LABEL_WORKER_INDEX,
+    ROLE_LAUNCHER,
+    STATUS_VERSION,
+)
+from ..errors import shown
 from ..spec.parse import parse_time
 from .model import LauncherReport, PodView
 from .storable import storable
@@ -69,11 +77,32 @@ def status_token(pod: Mapping[str, Any]) -> str:
 
 
 def read_report(raw: Mapping[str, Any]) -> LauncherReport:
-    """The launcher's /status as a value. Raises ValueError when it is not what the contract says."""
+    """The launcher's /status as a value.
+
+    Raises OtherStatusVersion when another version of the contract is spoken, ValueError when none is.
+    """
     try:
+        _check_version(raw["version"])
         return _report(storable(raw))
     except (KeyError, TypeError, OverflowError, OSError, RecursionError) as exc:
         raise ValueError(f"launcher /status: {exc!r}") from exc
+
+
+class OtherStatusVersion(ValueError):
+    """A launcher whose /status this operator can't read, as long as that launcher runs."""
+
+
+def _check_version(version: object) -> None:
+    if version == STATUS_VERSION and version is not True:
+        return
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ValueError(f"launcher /status: version is {shown(version)}, expected a whole number")
+    newer = version > STATUS_VERSION
+    age, way_out = ("newer", "update the operator") if newer else ("older", "update the image")
+    raise OtherStatusVersion(
+        f"the launcher's /status has version {shown(version)} and this operator reads version {STATUS_VERSION}: "
+        f"ringtrain in the job's image is {age} than the operator; {way_out}"
+    )
 
 
 def _report(raw: Mapping[str, Any]) -> LauncherReport:

@@ -67,9 +67,12 @@ def _gang(s: Situation) -> ConditionChange:
         count = f"{registered} of {s.status.attempt_workers} workers have registered"
         return _not("WaitingForAgents", f"{count}{shown}{more}")
     if s.report is not None or s.status.is_true("Running"):
-        return ConditionChange(
-            "Running", "True", "GangRunning", f"attempt {s.attempt} runs with {s.world_size} ranks"
-        )
+        unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
+        unknown = f"; its progress is not known: {unreadable}" if unreadable else ""
+        message = f"attempt {s.attempt} runs with {s.world_size} ranks{unknown}"
+        return ConditionChange("Running", "True", "GangRunning", message)
+    if s.observed.launcher_unreadable:
+        return _not("LauncherUnreadable", s.observed.launcher_error)
     cause = f": {s.observed.launcher_error}" if s.observed.launcher_error else ""
     return _not("WaitingForLauncher", f"all pods run; the launcher does not answer yet{cause}")
 

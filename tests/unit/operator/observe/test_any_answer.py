@@ -17,7 +17,7 @@ from ringtrain_operator.plan import plan_object
 
 UNLIMITED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 SAID: dict[str, Any] = {"version": 1, "attempt": 1, "worldSize": 2, "ranksSucceeded": 2}
-RUNNING: dict[str, Any] = {"attempt": 1, "phase": "Running", "worldSize": 2}
+RUNNING: dict[str, Any] = {"version": 1, "attempt": 1, "phase": "Running", "worldSize": 2}
 HUGE = "1" + "0" * 400
 PROGRESS = st.fixed_dictionaries(
     {"step": st.integers(0, 9) | JSON_VALUES},
@@ -78,7 +78,9 @@ def test_any_status_of_a_launcher(more: dict[str, object]) -> None:
     assert w.status.state in ("Running", "Restarting", "Pending")
 
 
-@pytest.mark.parametrize("answer", [[], "x", {"attempt": 1}, {**RUNNING, "attempt": [1]}], ids=repr)
+@pytest.mark.parametrize(
+    "answer", [[], "x", {"attempt": 1}, {**RUNNING, "attempt": [1]}, {**RUNNING, "version": "1"}], ids=repr
+)
 def test_what_is_no_status(answer: Any) -> None:
     """Says so with ValueError."""
     with pytest.raises(ValueError):

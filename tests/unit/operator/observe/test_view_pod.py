@@ -90,12 +90,12 @@ def test_words_that_are_not_this_attempts(words: str) -> None:
     "raw",
     [
         {},
-        {"phase": "Dancing", "attempt": 1, "worldSize": 1},
-        {"phase": "Running", "attempt": None, "worldSize": 1},
-        {"phase": "Running", "attempt": 1, "worldSize": 1, "lastProgressTime": 1e300},
-        {"phase": "Running", "attempt": 1, "worldSize": 1, "workers": 5},
-        {"phase": "Running", "attempt": 1, "worldSize": 1, "workers": [5]},
-        {"phase": "Running", "attempt": 1, "worldSize": 1, "logs": 5},
+        {"version": 1, "phase": "Dancing", "attempt": 1, "worldSize": 1},
+        {"version": 1, "phase": "Running", "attempt": None, "worldSize": 1},
+        {"version": 1, "phase": "Running", "attempt": 1, "worldSize": 1, "lastProgressTime": 1e300},
+        {"version": 1, "phase": "Running", "attempt": 1, "worldSize": 1, "workers": 5},
+        {"version": 1, "phase": "Running", "attempt": 1, "worldSize": 1, "workers": [5]},
+        {"version": 1, "phase": "Running", "attempt": 1, "worldSize": 1, "logs": 5},
     ],
 )
 def test_a_report_that_is_none(raw: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ def test_it_is_an_event_and_in_why() -> None:
     w = World(job())
     w.start_gang()
     w.report = {
+        "version": 1,
         "attempt": 1,
         "phase": "Running",
         "worldSize": 2,

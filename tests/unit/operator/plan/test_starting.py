@@ -53,6 +53,29 @@ def test_a_running_gang() -> None:
     assert w.status.progress_summary == "7/100 (7%)"
 
 
+@pytest.mark.parametrize(
+    ("version", "says"), [(2, "newer than the operator; update the operator"), (0, "older than the operator")]
+)
+def test_a_launcher_of_another_version_is_told(version: int, says: str) -> None:
+    """A gang does not count as running by a /status that can't be read; one that runs goes on."""
+    w = world()
+    w.settle()
+    for name in w.pods:
+        w.pod_runs(name)
+    w.launcher_says("Running", step=7)
+    assert w.report is not None
+    readable, w.report = w.report, {"version": version, "progress": "of another shape"}
+    w.settle()
+    assert condition(w, "Running")[:2] == ("False", "LauncherUnreadable")
+    assert says in condition(w, "Running")[2]
+    w.report = readable
+    w.settle()
+    w.report = {"version": version}
+    w.settle()
+    assert w.status.state == "Running"
+    assert "its progress is not known" in condition(w, "Running")[2]
+
+
 def test_a_launcher_that_cannot_be_asked_for_a_moment_changes_nothing() -> None:
     """Running stays True while all pods run."""
     w = running()
