@@ -34,5 +34,6 @@ def check_names_of_mpi_ops_and_util():
     assert util.is_iterable([])
     assert not util.is_iterable(1)
     assert hvd.gpu_available("mxnet") is False
+    hvd.init()
     if hvd.rank() == 0:
         assert hvd.gpu_available("torch") is torch.cuda.is_available()
