@@ -81,6 +81,52 @@ def test_what_rounding_loses_comes_later(compression: str) -> None:
     assert with_feedback < without * (0.1 if compression == "int8" else 0.8)
 
 
+@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8"])
+def test_a_compressor_goes_on_with_the_same_bits(compression: str) -> None:
+    """What rounding lost is in its state: a resumed training has the bits of one that went on."""
+
+    def work(rank: int) -> None:
+        def messages(compressor: Compressor, steps: range) -> list[Array]:
+            parts = (made((37,), "float32", 10 * step + rank) for step in steps)
+            return [compressor.allreduce_(part, name="w") for part in parts]
+
+        whole, first = Compressor(compression), Compressor(compression)
+        expected = messages(whole, range(6))[3:]
+        messages(first, range(3))
+        state = first.state_dict()
+        messages(first, range(3, 4))  # the state is a copy
+        resumed, forgetful = Compressor(compression), Compressor(compression)
+        resumed.load_state_dict(state)
+        for got, wanted in zip(messages(resumed, range(3, 6)), expected, strict=True):
+            assert_same_bits(got, wanted)
+        again = messages(forgetful, range(3, 6))
+        assert any((got != wanted).any() for got, wanted in zip(again, expected, strict=True))
+
+    with world_of(SIZE) as world:
+        world.run(work)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "of compression None"),
+        (
+            {"compression": "int8", "lost": {}, "lost_results": {}},
+            'of compression .int8.; this Compressor has "bf16"',
+        ),
+        ({"compression": "bf16", "lost": {}}, 'no "lost_results"'),
+        (
+            {"compression": "bf16", "lost": {"w": np.ones(3)}, "lost_results": {}},
+            "is float64, 1-d; expected float32",
+        ),
+    ],
+    ids=["empty", "another-compression", "incomplete", "another-dtype"],
+)
+def test_a_state_of_something_else_is_refused(state: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Compressor("bf16").load_state_dict(state)
+
+
 def test_ranks_that_compress_differently_are_told() -> None:
     with world_of(2) as world:
         errors = world.errors(

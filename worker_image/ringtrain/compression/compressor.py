@@ -1,5 +1,6 @@
 """Allreduce with compressed messages, for tensors that come back every step."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, Final
@@ -11,7 +12,7 @@ from ringtrain.collectives.tensors import check_writable, tensor_of
 from ringtrain.communicators.base import Communicator
 from ringtrain.compression import int8
 from ringtrain.compression.halves import HALVES, half_dtype, squeeze, stretch
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.process_groups.process_sets import ProcessSet, group_of
 from ringtrain.reduction.cuts import even_bounds
 from ringtrain.reduction.ops import Average, ReduceOp, Sum
@@ -32,7 +33,8 @@ class Compressor:
 
     Each named tensor has a memory of its own for what rounding lost; it is added the next time. With the message
     of a half type, which is kept as well, that is 1.5 times the tensor. All ranks hold the same bits afterwards.
-    Sums are folded in float32, in rank order. Every rank must use the same compression.
+    Sums are folded in float32, in rank order. Every rank must use the same compression. What rounding lost belongs
+    into each rank's checkpoint: `state_dict`.
     """
 
     def __init__(self, compression: str) -> None:
@@ -66,6 +68,32 @@ class Compressor:
         reduce = self._as_int8 if self.compression == INT8 else self._as_half
         group_of(process_set).call(lambda communicator: reduce(communicator, what, values, op))
         return x
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of what rounding lost on this rank and is still to be added, by tensor. Every rank has its own.
+
+        A training that goes on with it, in a world of the same size, has the bits of one that was not interrupted.
+        """
+        return {
+            "compression": self.compression,
+            "lost": {name: memory.copy() for name, memory in self._lost.items()},
+            "lost_results": {name: memory.copy() for name, memory in self._lost_results.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set what is still to be added from this rank's `state_dict`.
+
+        In a world of another size what int8 lost of results, a part of the whole, begins anew.
+
+        Raises ConfigurationError, with nothing changed, when it is no such state or of another compression.
+        """
+        if state.get("compression") != self.compression:
+            raise ConfigurationError(
+                f"the state is of compression {quoted(state.get('compression'))}; this Compressor has "
+                f'"{self.compression}"'
+            )
+        lost, results = _memories(state, "lost"), _memories(state, "lost_results")
+        self._lost, self._lost_results = lost, results
 
     def _as_half(self, communicator: Communicator, what: Signature, values: Flat, op: ReduceOp) -> None:
         # Kept, as what rounding lost is: new memory for each message costs more than the rounding.
@@ -112,6 +140,20 @@ class Compressor:
         if memory is None or len(memory) != length:
             memory = memories[name] = np.zeros(length, dtype)
         return memory
+
+
+def _memories(state: Mapping[str, Any], key: str) -> dict[str, Flat]:
+    """A copy of one of the dictionaries of a `state_dict`, checked."""
+    given = state.get(key)
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f'the state has no "{key}" by tensor: give what state_dict() returned')
+    memories: dict[str, Flat] = {}
+    for name, memory in given.items():
+        if not isinstance(memory, np.ndarray) or memory.dtype != np.float32 or memory.ndim != 1:
+            what = f"{memory.dtype}, {memory.ndim}-d" if isinstance(memory, np.ndarray) else type(memory).__name__
+            raise ConfigurationError(f'the state\'s {key} of tensor "{name}" is {what}; expected float32, 1-d')
+        memories[name] = memory.copy()
+    return memories
 
 
 def _parts(length: int) -> list[slice]:
