@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from ringtrain.errors import DataError
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 # What every version of numpy takes.
 _MOST_DIMENSIONS = 32
+_CHUNK = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -34,11 +35,22 @@ class Labelled:
 
 
 def read_idx(path: str | Path) -> NDArray[Any]:
-    """Return the array in the IDX file at `path`, in native byte order. Gzip is recognised by its content.
+    """Return the array in the IDX file at `path`, in native byte order. Gzip is recognised by its content, and not
+    unpacked beyond what the header says.
 
     Raises DataError naming the file for a wrong magic, a truncated or overlong file, or one that cannot be read.
     """
-    data = _content(Path(path))
+    try:
+        with _open(Path(path)) as file:
+            return _read(file, path)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file ({error}); download it again") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _read(file: BinaryIO, path: str | Path) -> NDArray[Any]:
+    data = file.read(4)
     if len(data) < 4:
         raise DataError(f"{path}: {len(data)} bytes; an IDX file begins with a magic of 4: download it again")
     kind, dimensions = data[2], data[3]
@@ -52,15 +64,19 @@ def read_idx(path: str | Path) -> NDArray[Any]:
             f"{path}: {dimensions} dimensions; an array has at most {_MOST_DIMENSIONS}: download it again"
         )
     begin = 4 + 4 * dimensions
+    data += file.read(4 * dimensions)
     if len(data) < begin:
         raise DataError(f"{path}: truncated in its header, {len(data)} of {begin} bytes; download it again")
     shape = struct.unpack(f">{dimensions}I", data[4:begin])
     dtype = np.dtype(TYPES[kind])
     expected = begin + prod(shape) * dtype.itemsize
-    if len(data) != expected:
-        state = "truncated" if len(data) < expected else "longer than its header says"
-        raise DataError(f"{path}: {state}, {len(data)} bytes instead of {expected} for {shape}; download it again")
-    return np.frombuffer(data, dtype, offset=begin).reshape(shape).astype(dtype.newbyteorder("="))
+    body, rest = _at_most(file, expected - begin), file.read(1)
+    if rest:
+        raise DataError(f"{path}: longer than its header says, {expected} bytes for {shape}; download it again")
+    if len(body) != expected - begin:
+        length = begin + len(body)
+        raise DataError(f"{path}: truncated, {length} bytes instead of {expected} for {shape}; download it again")
+    return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
 def read_mnist(directory: str | Path) -> tuple[Labelled, Labelled]:
@@ -94,11 +110,16 @@ def _find(directory: Path, part: str, what: str, dimensions: int) -> Path:
     )
 
 
-def _content(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file ({error}); download it again") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+def _open(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+    return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
+
+
+def _at_most(file: BinaryIO, length: int) -> bytes:
+    """The next `length` bytes, or all there are. Memory grows with what comes, not with what a header says."""
+    parts = []
+    while length and (part := file.read(min(length, _CHUNK))):
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)

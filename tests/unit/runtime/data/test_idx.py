@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ GOOD = _idx(np.zeros((2, 3), np.uint8))
         (b"\0\0\x07\x01", "begins with 00 00 07 01"),
         (GOOD[:10], "truncated in its header, 10 of 12 bytes"),
         (GOOD[:-1], "truncated, 17 bytes instead of 18 for (2, 3)"),
-        (GOOD + b"x", "longer than its header says, 19 bytes instead of 18 for (2, 3)"),
+        (GOOD + b"x", "longer than its header says, 18 bytes for (2, 3)"),
         (gzip.compress(GOOD)[:-9], "damaged gzip file"),
         (gzip.compress(GOOD)[:-8] + bytes(8), "damaged gzip file"),
     ],
@@ -81,6 +82,22 @@ def test_a_damaged_file_is_named(tmp_path: Path, data: bytes, message: str) -> N
     with pytest.raises(DataError) as caught:
         read_idx(path)
     assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:
+    """Nothing is unpacked beyond what the header says, nor is memory taken for a header that says too much."""
+    path = tmp_path / "bomb"
+    path.write_bytes(gzip.compress(GOOD + bytes(256 << 20), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="longer than its header says, 18 bytes"):
+            read_idx(path)
+        path.write_bytes(bytes([0, 0, 0x0E, 3]) + b"\xff" * 12 + b"x")
+        with pytest.raises(DataError, match="truncated, 17 bytes instead of"):
+            read_idx(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
