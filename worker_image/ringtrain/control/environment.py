@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, quoted
 
 
 class Environment:
@@ -26,7 +26,7 @@ class Environment:
         """The variable's value, which must be one of `allowed`."""
         value = self.text(name, default)
         if value not in allowed:
-            raise ConfigurationError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
+            raise ConfigurationError(f"{name}={quoted(value)}: expected one of {', '.join(allowed)}")
         return value
 
     def integer(self, name: str, default: int | None = None, *, low: int, high: int) -> int:
@@ -35,9 +35,9 @@ class Environment:
         try:
             number = int(value)
         except ValueError as exc:
-            raise ConfigurationError(f"{name}={value!r}: expected an integer from {low} to {high}") from exc
+            raise ConfigurationError(f"{name}={quoted(value)}: expected an integer from {low} to {high}") from exc
         if not low <= number <= high:
-            raise ConfigurationError(f"{name}={value!r}: expected an integer from {low} to {high}")
+            raise ConfigurationError(f"{name}={quoted(value)}: expected an integer from {low} to {high}")
         return number
 
     def port(self, name: str, default: int) -> int:
@@ -50,9 +50,11 @@ class Environment:
         try:
             number = float(value)
         except ValueError as exc:
-            raise ConfigurationError(f"{name}={value!r}: expected a number of seconds") from exc
+            raise ConfigurationError(f"{name}={quoted(value)}: expected a number of seconds") from exc
         if not 0 < number <= 604800:
-            raise ConfigurationError(f"{name}={value!r}: expected seconds above 0 and at most 604800 (a week)")
+            raise ConfigurationError(
+                f"{name}={quoted(value)}: expected seconds above 0 and at most 604800 (a week)"
+            )
         return number
 
     def address(self, name: str) -> str:
@@ -60,5 +62,5 @@ class Environment:
         value = self.text(name)
         host, _, port = value.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-            raise ConfigurationError(f"{name}={value!r}: expected host:port, for example 10.0.0.7:7350")
+            raise ConfigurationError(f"{name}={quoted(value)}: expected host:port, for example 10.0.0.7:7350")
         return value

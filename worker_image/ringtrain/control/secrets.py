@@ -7,7 +7,7 @@ import grpc
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, quoted
 
 CERTIFICATE_FILES = ("ca.crt", "tls.crt", "tls.key")
 
@@ -44,27 +44,32 @@ def load_secrets(env: Environment) -> Secrets:
     """
     named = env.optional(contract.ENV_SECRET_DIR)
     directory = Path(named or contract.SECRET_DIR)
+    said = f"{contract.ENV_SECRET_DIR}={quoted(str(directory))}"
+    try:
+        if named or directory.is_dir():
+            return _load(directory, said)
+    except (OSError, UnicodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "the token is no UTF-8"
+        raise ConfigurationError(f"{said}: {why}") from exc
+    return Secrets()
+
+
+def _load(directory: Path, said: str) -> Secrets:
     if not directory.is_dir():
-        if named:
-            raise ConfigurationError(f"{contract.ENV_SECRET_DIR}={named!r}: no such directory")
-        return Secrets()
+        raise ConfigurationError(f"{said}: no such directory")
     present = [name for name in CERTIFICATE_FILES if (directory / name).is_file()]
     missing = sorted(set(CERTIFICATE_FILES) - set(present))
     token_file = directory / "token"
     if (present and missing) or not (present or token_file.is_file()):
-        lacking = ", ".join(missing)
-        raise ConfigurationError(f"{contract.ENV_SECRET_DIR}={str(directory)!r}: expected {lacking} in it")
+        raise ConfigurationError(f"{said}: expected {', '.join(missing)} in it")
     return _read(directory, token_file, with_tls=bool(present))
 
 
 def _read(directory: Path, token_file: Path, *, with_tls: bool) -> Secrets:
-    try:
-        tls = TlsFiles(*((directory / name).read_bytes() for name in CERTIFICATE_FILES)) if with_tls else None
-        if not token_file.is_file():
-            return Secrets(tls, directory=directory)
-        return Secrets(tls, token_file.read_text().strip(), token_file, directory)
-    except OSError as exc:
-        raise ConfigurationError(f"{contract.ENV_SECRET_DIR}={str(directory)!r}: {exc}") from exc
+    tls = TlsFiles(*((directory / name).read_bytes() for name in CERTIFICATE_FILES)) if with_tls else None
+    if not token_file.is_file():
+        return Secrets(tls, directory=directory)
+    return Secrets(tls, token_file.read_text().strip(), token_file, directory)
 
 
 def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
