@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from support.jobs import state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
 
-from ringtrain_operator.cluster.api import JOBS
+from ringtrain_operator.build.log_reader import LABEL_READER
+from ringtrain_operator.cluster.api import JOBS, PODS
 
 ROOT = Path(__file__).parents[3]
 DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
@@ -104,8 +106,65 @@ async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, ve
             assert await logs(c, tmp_path, ns, "--rank=3") == whole.format("\n")
             assert await logs(c, tmp_path, ns, "--rank=3", "--tail=1") == "end 2 3\n"
             assert "[3] end 2 3" in await logs(c, tmp_path, ns)
-            gone = await logs(c, tmp_path, ns, "--rank=3", "--attempt=1")
-            assert f"kept on the volume of claim runs, in {ns}/talk/1/" in gone
+            await from_the_claim(c, tmp_path, ns, whole.format("\r"))
+
+
+async def from_the_claim(c: Cluster, folder: Path, namespace: str, whole: str) -> None:
+    """Of earlier attempts, and of a launcher that is gone, a pod reads the store, and goes."""
+    assert await logs(c, folder, namespace, "--rank=3", "--attempt=1") == "begin 1 3\n"
+    assert "logs are kept of attempts 1, 2" in await logs(c, folder, namespace, "--attempt=5")
+    await c.api.delete(PODS, namespace, "talk-launcher")
+    await c.until_gone(PODS, namespace, "talk-launcher")
+    assert await logs(c, folder, namespace, "--rank=3") == whole
+    assert await logs(c, folder, namespace, "--tail=0") == ""
+    if c.fake is not None:
+        c.fake.faults.add("POST", "pods", 403)
+        refused = await logs(c, folder, namespace, "--rank=3")
+        assert f"kept on the volume of claim runs, in {namespace}/talk/2/" in refused
+    await until_no_reader(c, namespace)
+
+
+async def until_no_reader(c: Cluster, namespace: str) -> None:
+    """Return when no pod is left that was made to read logs."""
+    async with asyncio.timeout(30.0):
+        while await c.api.select(PODS, namespace, labels=f"{LABEL_READER}=talk"):
+            await c.pause()
+
+
+MUCH = """
+import os, sys
+rank = os.environ["RANK"]
+sys.stdout.writelines(f"{rank} {line:06d} of many\\n" for line in range(150_000))
+"""
+
+
+async def test_more_than_a_node_keeps(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
+    """Four ranks' 150,000 lines each are all read when the job has ended, of which its node serves 10 MiB."""
+    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
+    job = talking_job(tmp_path)
+    job["spec"]["worker"]["template"]["spec"]["containers"][0]["command"][-1] = MUCH
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        async with (
+            Kubelet(c.api, runtime, tmp_path / "nodes", namespace=ns),
+            running_operator(c.operator_connection, namespaces=(ns,)),
+        ):
+            await c.api.create(JOBS, ns, job)
+            await c.until(JOBS, ns, "talk", lambda j: state(j) == "Succeeded", within_s=180.0)
+            served = [line async for line in c.api.pod_log(ns, "talk-launcher")]
+            assert sum(map(len, served)) <= 10 << 20
+            lines = [f"1 {line:06d} of many" for line in range(150_000)]
+            assert (await logs(c, tmp_path, ns, "--rank=1")).splitlines() == lines
+            merged = (await logs(c, tmp_path, ns)).splitlines()
+            assert [line[4:] for line in merged if line.startswith("[1] ")] == lines
+            assert len(merged) == 600_000
+            interrupted = await start_dtj(c, tmp_path, ns)
+            assert interrupted.stdout is not None
+            await interrupted.stdout.readline()
+            interrupted.send_signal(signal.SIGINT)
+            await interrupted.communicate()
+            assert interrupted.returncode != 0
+            await until_no_reader(c, ns)
 
 
 async def without_the_right_to_exec(c: Cluster, folder: Path, namespace: str) -> None:

@@ -25,7 +25,8 @@ class Kubelet:
     """`async with Kubelet(api, runtime, folder)`: schedules and runs every pod of the cluster on `nodes`.
 
     `capacity` is what each node has of extended resources; a pod that asks for more stays unschedulable.
-    `namespace`: only its pods (None: all).
+    `namespace`: only its pods (None: all). `log_keeps`: how many bytes of a container's output it serves, as a
+    kubelet's containerLogMaxSize.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Kubelet:
         nodes: tuple[str, ...] = ("node-a", "node-b"),
         namespace: str | None = None,
         capacity: dict[str, int] | None = None,
+        log_keeps: int = 10 << 20,
     ) -> None:
         self._api = api
         self._runtime = runtime
@@ -49,7 +51,7 @@ class Kubelet:
         self._names: dict[tuple[str, str], str] = {}
         self._addresses: dict[tuple[str, str], str] = {}
         self._block = AddressBlock()
-        self._server = NodeServer(self._log_of, self._start_beside, folder)
+        self._server = NodeServer(self._log_of, self._start_beside, folder, log_keeps)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> "Kubelet":

@@ -22,10 +22,12 @@ Find = Callable[[str, str], tuple[Path, Callable[[], bool]] | None]
 class NodeServer:
     """`/containerLogs/NAMESPACE/POD/CONTAINER` and `/exec/…` over HTTPS.
 
-    `find`: a pod's log file, and whether it grows. `start`: runs a command beside a pod's container.
+    `find`: a pod's log file, and whether it grows. `start`: runs a command beside a pod's container. `keeps`: of a
+    longer log only about the newest so many bytes are served, from the begin of a line on.
     """
 
-    def __init__(self, find: Find, start: Start, folder: Path) -> None:
+    def __init__(self, find: Find, start: Start, folder: Path, keeps: int) -> None:
+        self._keeps = keeps
         self._find = find
         self._start_beside = start
         self._folder = folder
@@ -57,6 +59,11 @@ class NodeServer:
         await response.prepare(request)
         follow = request.query.get("follow") == "true"
         with path.open("rb") as log:
+            if log.seek(0, 2) > self._keeps:
+                log.seek(-self._keeps, 2)
+                log.readline()
+            else:
+                log.seek(0)
             tail = request.query.get("tailLines")
             if tail is not None:
                 lines = log.readlines()

@@ -45,8 +45,8 @@ def logs(directory: Path | None, rank: int | None, attempt: int | None, followin
 
 def _present_log(env: Environment, files: AttemptFiles, rank: int | None) -> Path:
     """The file of a rank of the present attempt, which is not there before that has written something."""
-    if rank is None:
-        return files.job_log
+    if rank is None or not files.directory.is_dir():
+        return find_log(files, rank)
     ranks = env.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000) * env.integer(
         contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024
     )

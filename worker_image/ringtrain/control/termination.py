@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,12 @@ def termination_message(
     attempt: int,
     world_size: int,
     progress: dict[str, Any] | None = None,
-    log_lines: int | None = None,
+    log_lines: Mapping[int, int] | None = None,
 ) -> bytes:
-    """The message for `verdict`: at most 4096 bytes of JSON. Metrics go first, then the oldest log lines."""
+    """The message for `verdict`: at most 4096 bytes of JSON. `log_lines`: how many lines each rank wrote.
+
+    What is too long loses these counts by rank first, then metrics, then the oldest log lines.
+    """
     document: dict[str, Any] = {
         "version": contract.TERMINATION_MESSAGE_VERSION,
         "attempt": attempt,
@@ -56,12 +60,15 @@ def termination_message(
     if progress is not None:
         document["progress"] = progress
     if log_lines is not None:
-        document["logLines"] = log_lines
+        document["logLines"] = sum(log_lines.values())
+        document["rankLogLines"] = [log_lines.get(rank, 0) for rank in range(world_size)]
     return _fit(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
 
 
 def _fit(document: dict[str, Any], limit: int) -> bytes:
     encoded = _encode(document)
+    if len(encoded) > limit and document.pop("rankLogLines", None):
+        encoded = _encode(document)
     failure, progress = document.get("failure"), document.get("progress")
     if len(encoded) > limit and progress and progress.get("metrics"):
         # A script's many metrics are in metrics.jsonl; the cause of a failure has this place alone.

@@ -15,6 +15,7 @@ _TAIL_LINE_CHARS = 400
 
 _RECORD = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r|\Z)")
 _BREAK = re.compile(rb"\r\n|\r")
+_MARK = re.compile(rb"\[(\d{1,9})\] ")
 
 
 def count_breaks(data: bytes) -> int:
@@ -50,6 +51,12 @@ def prefixed(rank: int, data: bytes) -> bytes:
     mark = b"[%d] " % rank
     body = data[:-1] if data.endswith(b"\n") else data
     return mark + body.replace(b"\n", b"\n" + mark) + b"\n"
+
+
+def rank_of_line(line: bytes) -> int | None:
+    """The rank whose line of the merged log this is; None for a line that is no rank's."""
+    mark = _MARK.match(line)
+    return None if mark is None else int(mark[1])
 
 
 def last_lines(end: bytes) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import Any, BinaryIO
 from ringtrain.logs import journal
 from ringtrain.logs.journal import Entry, Stream
 from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.reading import read_from
-from ringtrain.logs.records import TAIL_BYTES, last_lines, prefixed, skip_records
+from ringtrain.logs.records import TAIL_BYTES, last_lines, prefixed, rank_of_line, skip_records
 from ringtrain.logs.reports import BadReport, parse_report
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class LogStore:
         self.on_merged: Callable[[bytes], None] = lambda _: None
         self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.resumed = self._recover(uid)
-        self._merged_lines = sum(part.count(b"\n") for part in read_from(files.job_log, 0))
+        self._merged = _count_merged(files.job_log)
         self._journal: BinaryIO = files.journal.open("ab", buffering=0)
         self._journal.seek(0, 2)
         if not self.resumed:
@@ -65,9 +65,9 @@ class LogStore:
         return sum(last for (stream, _), last in list(self._last.items()) if stream is Stream.LOG)
 
     @property
-    def merged_lines(self) -> int:
-        """Lines of `job.log`: fewer than records where one was cut because its writer paused."""
-        return self._merged_lines
+    def merged_lines(self) -> Mapping[int, int]:
+        """Lines of `job.log` by rank: fewer than records where one was cut because its writer paused."""
+        return self._merged
 
     @property
     def dropped(self) -> int:
@@ -140,7 +140,7 @@ class LogStore:
         entry = Entry(Stream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
         _write_together((own, data), (job_log, merged), (self._journal, journal.encode(entry)))
         self._last[Stream.LOG, rank] = newest
-        self._merged_lines += merged.count(b"\n")
+        self._merged[rank] += merged.count(b"\n")
         self._tell(self.on_merged, merged)
 
     def _append_reports(self, rank: int, newest: int, data: bytes) -> None:
@@ -200,6 +200,13 @@ class LogStore:
         _cut(self.files.metrics, state.metrics_size)
         _cut(self.files.journal, state.good_bytes)
         return True
+
+
+def _count_merged(job_log: Path) -> Counter[int]:
+    if not job_log.exists():
+        return Counter()
+    with job_log.open("rb") as lines:
+        return Counter(rank for line in lines if (rank := rank_of_line(line)) is not None)
 
 
 def _missing(last: int, chunk: Chunk) -> bytes:

@@ -1,0 +1,94 @@
+"""The pod in which `dtj` reads the log store of a job whose launcher is over: its launcher's, without all else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import contract
+from ..spec import Job
+from ..spec.reserved import VOLUME_LOGS
+from . import names
+from .pods import Pod, build_launcher_pod
+from .security import restrict_pod
+
+# On reader pods alone, with the job's name. They have no label of the job's pods: they are none of its gang.
+LABEL_READER = f"{contract.GROUP}/log-reader"
+MANAGED_BY = "dtj"
+CONTAINER = "reader"
+
+# Of the launcher's variables, what `ringtrain logs` reads.
+_VARIABLES = frozenset(
+    {
+        contract.ENV_JOB_NAME,
+        contract.ENV_JOB_NAMESPACE,
+        contract.ENV_ATTEMPT,
+        contract.ENV_NUM_WORKERS,
+        contract.ENV_SLOTS_PER_WORKER,
+        contract.ENV_LOG_DIR,
+    }
+)
+# What decides where a pod may run, with which image, and whose files it may read.
+_POD_FIELDS = (
+    "affinity",
+    "imagePullSecrets",
+    "nodeName",
+    "nodeSelector",
+    "priorityClassName",
+    "runtimeClassName",
+    "schedulerName",
+    "serviceAccountName",
+    "tolerations",
+)
+_USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "seLinuxOptions")
+
+
+def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int) -> Pod:
+    """A pod that sleeps for `lives_s` seconds beside the job's log store, which it cannot change.
+
+    Image, node and user are those of the job's launcher; `ringtrain logs` reads as in a launcher of `attempt`.
+    `suffix`: what makes its name unique.
+    """
+    launcher = build_launcher_pod(job, attempt)["spec"]
+    main = launcher["containers"][0]
+    spec = {field: launcher[field] for field in _POD_FIELDS if launcher.get(field)}
+    spec.update(
+        restartPolicy="Never",
+        activeDeadlineSeconds=lives_s,
+        terminationGracePeriodSeconds=1,  # sleep as a container's first process hears no SIGTERM
+        automountServiceAccountToken=False,
+        enableServiceLinks=False,
+        securityContext={**launcher["securityContext"], "fsGroupChangePolicy": "OnRootMismatch"},
+        containers=[_container(main, lives_s)],
+        volumes=[volume for volume in launcher["volumes"] if volume["name"] == VOLUME_LOGS],
+    )
+    restrict_pod(spec)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, suffix), "spec": spec}
+
+
+def _metadata(job: Job, suffix: str) -> dict[str, Any]:
+    """The job is its owner, so that it goes with the job, and not its controller: the operator leaves it alone."""
+    owner = names.owner_references(job)[0]
+    # blockOwnerDeletion would ask for the right to the job's finalizers.
+    return {
+        "name": f"{job.name}-logs-{suffix}",
+        "namespace": job.namespace,
+        "labels": {contract.LABEL_MANAGED_BY: MANAGED_BY, LABEL_READER: job.name},
+        "ownerReferences": [{**owner, "controller": False, "blockOwnerDeletion": False}],
+    }
+
+
+def _container(main: dict[str, Any], lives_s: int) -> dict[str, Any]:
+    context = {k: v for k, v in (main.get("securityContext") or {}).items() if k in _USER_FIELDS}
+    ours = [entry for entry in main["env"] if entry["name"] in _VARIABLES]
+    # The user's own, such as PATH. What comes from Secrets may be gone, and is not needed.
+    theirs = [e for e in main["env"] if "value" in e and not e["name"].startswith("RINGTRAIN_")]
+    mounts = [{**m, "readOnly": True} for m in main["volumeMounts"] if m["name"] == VOLUME_LOGS]
+    chosen = {field: main[field] for field in ("image", "imagePullPolicy", "resources") if main.get(field)}
+    return {
+        **chosen,
+        "name": CONTAINER,
+        "command": ["sleep", str(lives_s)],
+        "env": ours + theirs,
+        "volumeMounts": mounts,
+        "securityContext": {**context, "readOnlyRootFilesystem": True},
+    }

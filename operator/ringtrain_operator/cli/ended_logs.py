@@ -1,0 +1,143 @@
+"""The log of an attempt whose launcher is over: its output where that is whole, else the store on the claim."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import IO
+
+import click
+
+from ringtrain_operator import contract
+from ringtrain_operator.build.log_reader import CONTAINER
+from ringtrain_operator.errors import OperatorError
+
+from .following import ENDED, state_of
+from .launcher_output import Missing, Printed, Shown, Wanted, launcher_output, missing_lines
+from .log_reader import ReaderNotStarted, log_reader
+from .session import Json, Session
+
+# More than a node's file of a container's output has, unless the node is told so.
+_IN_MEMORY = 16 << 20
+_CHUNK = 1 << 20
+
+
+class LogsIncomplete(OperatorError):
+    """Ranks' lines are no longer in the launcher's output; the message says how many and where they are."""
+
+
+class LogsElsewhere(OperatorError):
+    """The log that was asked for is not in a pod; the message says where it is."""
+
+
+def attempt_of(pod: Json) -> int:
+    """The attempt that a launcher's pod is of."""
+    return int(pod["metadata"].get("labels", {}).get(contract.LABEL_ATTEMPT) or 0)
+
+
+async def read_ended(
+    session: Session, wanted: Wanted, job: Json, pod: Json | None, printed: Printed
+) -> AsyncGenerator[bytes, None]:
+    """The log of the attempt that is wanted. `pod`: the launcher's, None if there is none. `printed` is left out.
+
+    Raises LogsIncomplete after what there is, or LogsElsewhere when there is nothing.
+    """
+    attempt = wanted.attempt or (attempt_of(pod) if pod else _present(job))
+    own = pod if pod and attempt_of(pod) == attempt else None
+    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
+        missing = await _keep_output(session, wanted, own, kept, printed) if own else None
+        why_not = ""
+        if _is_short(missing) and claim_of(job) and (own or _is_over(job, attempt)):
+            begun = False
+            try:
+                async with aclosing(_from_claim(session, wanted, job, attempt, printed)) as chunks:
+                    async for chunk in chunks:
+                        begun = True
+                        yield chunk
+                return
+            except OperatorError as exc:
+                if begun or not _is_of_reader(exc):
+                    raise
+                why_not = f"; {exc}"
+        while chunk := kept.read(_CHUNK):
+            yield chunk
+    if missing is None:
+        found = f"the launcher of {wanted.name} is of attempt {attempt_of(pod)}" if pod else ""
+        found = found or f"{wanted.name} has no launcher now"
+        raise LogsElsewhere(f"{found}; {where_kept(job, attempt)}{why_not}")
+    if missing:
+        raise LogsIncomplete(f"{missing}; {where_kept(job, attempt)}{why_not}")
+    if missing.is_guess:
+        text = f"the launcher of {wanted.name} left no word of how many lines it wrote: some may be missing"
+        click.echo(text + why_not, err=True)
+
+
+def _is_short(missing: Missing | None) -> bool:
+    """Whether lines are not in the launcher's output, or that can't be known, or there is none."""
+    return missing is None or bool(missing) or missing.is_guess
+
+
+def _is_of_reader(exc: OperatorError) -> bool:
+    """Whether this says that no pod can read the store here, and nothing of the store."""
+    from ringtrain_operator.cluster.api import Forbidden, Invalid
+
+    return isinstance(exc, ReaderNotStarted | Forbidden | Invalid)
+
+
+async def _keep_output(session: Session, wanted: Wanted, pod: Json, kept: IO[bytes], printed: Printed) -> Missing:
+    """Write what the launcher's output has into `kept`, and say what it has not."""
+    from ringtrain_operator.cluster.api import PODS
+
+    shown = Shown()
+    async with aclosing(launcher_output(session, wanted, shown, follow=wanted.follow, printed=printed)) as lines:
+        async for line in lines:
+            kept.write(line)
+    kept.seek(0)
+    ended = await session.api.get(PODS, session.namespace, wanted.pod) if wanted.follow else pod
+    return missing_lines(ended, attempt_of(pod), wanted, shown)
+
+
+async def _from_claim(
+    session: Session, wanted: Wanted, job: Json, attempt: int, printed: Printed
+) -> AsyncGenerator[bytes, None]:
+    """What the store has on the job's claim, without what was printed."""
+    from ringtrain_operator.cluster.api.execute import execute
+    from ringtrain_operator.spec import parse_job
+
+    skip = printed.size
+    async with log_reader(session, parse_job(job, templates=False), _present(job)) as reader:
+        command = wanted.command(attempt, follow=False)
+        stream = execute(session.api.connection, session.namespace, reader, CONTAINER, command)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                rest, skip = chunk[skip:], max(0, skip - len(chunk))
+                if rest:
+                    yield rest
+
+
+def _present(job: Json) -> int:
+    return int((job.get("status") or {}).get("attempt") or 0)
+
+
+def _is_over(job: Json, attempt: int) -> bool:
+    """Whether that attempt writes no more."""
+    return 0 < attempt < _present(job) or (attempt > 0 and state_of(job) in (*ENDED, "Suspended"))
+
+
+def claim_of(job: Json) -> str:
+    """The claim that keeps the job's logs; empty if none does."""
+    claim = (job["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}
+    return str(claim.get("claimName") or "")
+
+
+def where_kept(job: Json, attempt: int | None) -> str:
+    """Where the log of an attempt lies when its pods are gone."""
+    meta = job["metadata"]
+    folder = f"{meta['namespace']}/{meta['name']}/{attempt or 1}/"
+    claim = claim_of(job)
+    if claim:
+        return f"attempt {attempt or 1} is kept on the volume of claim {claim}, in {folder}job.log and rank-*.log"
+    tail = ((job.get("status") or {}).get("failure") or {}).get("logTail")
+    hint = f"; the failed rank's last lines are in its status (dtj why {meta['name']})" if tail else ""
+    return f"its logs went with its pod, because spec.logs names no claim{hint}"

@@ -1,0 +1,120 @@
+"""Ranks' lines in the output of a job's launcher, of which its node keeps only the newest part."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from ringtrain_operator.observe import termination_of, view_pod
+
+from .session import Json, Session
+
+# What stands before each rank's line in the launcher's output.
+_MARK = re.compile(rb"\[(\d{1,9})\] ")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for. `attempt` None: the present one."""
+
+    name: str
+    rank: int | None
+    attempt: int | None
+    follow: bool
+    tail: int | None
+
+    @property
+    def pod(self) -> str:
+        """The launcher's pod."""
+        return f"{self.name}-launcher"
+
+    def command(self, attempt: int, *, follow: bool) -> list[str]:
+        """What prints it where the log store is mounted."""
+        options = [f"--attempt={attempt}"]
+        options += [f"--rank={self.rank}"] if self.rank is not None else []
+        options += ["--follow"] if follow else []
+        options += [f"--tail={self.tail}"] if self.tail is not None else []
+        return ["ringtrain", "logs", *options]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What the user has seen already."""
+
+    lines: int = 0
+    size: int = 0
+
+
+@dataclass
+class Shown:
+    """What of ranks' lines an output had: all of them by rank, and how many were wanted."""
+
+    by_rank: Counter[int] = field(default_factory=Counter)
+    wanted: int = 0
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Lines that the launcher wrote and its output does not have. `is_guess`: it left no word of how many."""
+
+    lines: int = 0
+    written: int = 0
+    whose: str = "all ranks"
+    is_guess: bool = False
+
+    def __bool__(self) -> bool:
+        return self.lines > 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lines} of the {self.written} lines that {self.whose} wrote are no longer in the launcher's "
+            "output, the oldest ones: its node keeps only so much"
+        )
+
+
+async def launcher_output(
+    session: Session, wanted: Wanted, shown: Shown, *, follow: bool, printed: Printed | None = None
+) -> AsyncGenerator[bytes, None]:
+    """The wanted lines: all with their marks, or one rank's without, and without what was printed before.
+
+    `shown` counts them meanwhile. With a tail and without `follow` they come at the end.
+    """
+    mark = b"" if wanted.rank is None else b"[%d] " % wanted.rank
+    skip = printed.lines if printed else 0
+    last: deque[bytes] = deque(maxlen=wanted.tail)
+    tail = None if mark else wanted.tail  # one rank's last lines may lie anywhere
+    lines = session.api.pod_log(session.namespace, wanted.pod, follow=follow, tail_lines=tail)
+    async with aclosing(lines):
+        async for line in lines:
+            found = _MARK.match(line)
+            if found:
+                shown.by_rank[int(found[1])] += 1
+            if not line.startswith(mark):
+                continue
+            shown.wanted += 1
+            if shown.wanted <= skip:
+                continue
+            if mark and wanted.tail is not None:
+                last.append(line.removeprefix(mark))
+            else:
+                yield line.removeprefix(mark)
+    for line in last:
+        yield line
+
+
+def missing_lines(pod: Json, attempt: int, wanted: Wanted, shown: Shown) -> Missing:
+    """What the launcher, which has ended, says it wrote beyond what was `shown`; a node drops the oldest."""
+    if wanted.tail is not None and shown.wanted >= wanted.tail:
+        return Missing()
+    words = termination_of(view_pod(pod), attempt)
+    by_rank, total = words.get("rankLogLines"), words.get("logLines")
+    if wanted.rank is not None and isinstance(by_rank, list) and wanted.rank < len(by_rank):
+        written, seen, whose = by_rank[wanted.rank], shown.by_rank[wanted.rank], f"rank {wanted.rank}"
+    else:
+        written, seen, whose = total, shown.by_rank.total(), "all ranks"
+    if not isinstance(written, int):
+        return Missing(is_guess=True)
+    return Missing(max(0, written - seen), written, whose)

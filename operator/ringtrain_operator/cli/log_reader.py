@@ -1,0 +1,99 @@
+"""A pod that reads a job's log store when no launcher runs: made, waited for, and deleted whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import click
+
+from ringtrain_operator.build.log_reader import LABEL_READER, build_log_reader_pod
+from ringtrain_operator.errors import OperatorError
+from ringtrain_operator.observe import PodView, view_pod
+from ringtrain_operator.spec import Job
+
+if TYPE_CHECKING:
+    from .session import Session
+
+# The longest that one log may take to read. A reader that its dtj could not delete ends then by itself.
+LIVES_S = 3600
+# The image may have to be pulled, and the claim to be attached.
+_STARTS_WITHIN_S = 180.0
+_SAYS_AFTER_S = 5.0
+_LOOKS_EVERY_S = 0.2
+
+
+class ReaderNotStarted(OperatorError):
+    """The pod that would read the log store does not run; the message says why."""
+
+
+@contextlib.asynccontextmanager
+async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[str]:
+    """The name of a running pod that mounts the job's log store, for as long as the block lasts.
+
+    Raises ReaderNotStarted, and Forbidden where the user may not create pods.
+    """
+    from ringtrain_operator.cluster.api import PODS
+
+    await _delete_ended(session, job)
+    pod = build_log_reader_pod(job, attempt, secrets.token_hex(3), LIVES_S)
+    name = pod["metadata"]["name"]
+    try:
+        await session.api.create(PODS, job.namespace, pod)
+        await _until_running(session, job.namespace, name)
+        yield name
+    finally:
+        await _delete(session, job.namespace, name)
+
+
+async def _delete(session: Session, namespace: str, name: str) -> None:
+    """Delete the pod, which may not be there: its creation may have been refused."""
+    from ringtrain_operator.cluster.api import PODS, ApiError, NotFound
+
+    try:
+        await session.api.delete(PODS, namespace, name)
+    except NotFound:
+        pass
+    except ApiError as exc:  # what was read is read
+        click.echo(f"pod {name} could not be deleted ({exc}); it ends by itself within {LIVES_S} s", err=True)
+
+
+async def _delete_ended(session: Session, job: Job) -> None:
+    """Readers of this job whose dtj was killed before it could delete them, once they have ended."""
+    from ringtrain_operator.cluster.api import PODS, ApiError
+
+    with contextlib.suppress(ApiError):
+        for pod in await session.api.select(PODS, job.namespace, labels=f"{LABEL_READER}={job.name}"):
+            if view_pod(pod).phase in ("Succeeded", "Failed"):
+                await session.api.delete(PODS, job.namespace, pod["metadata"]["name"])
+
+
+async def _until_running(session: Session, namespace: str, name: str) -> None:
+    from ringtrain_operator.cluster.api import PODS, NotFound
+
+    began, said = time.monotonic(), ""
+    while True:
+        try:
+            pod = view_pod(await session.api.get(PODS, namespace, name))
+        except NotFound as exc:
+            raise ReaderNotStarted(f"pod {name}, which was to read the log store, was deleted") from exc
+        waited_s, why = time.monotonic() - began, _why(pod)
+        if pod.phase == "Running" and pod.ready:
+            return
+        if pod.phase in ("Succeeded", "Failed") or waited_s > _STARTS_WITHIN_S:
+            text = f"pod {name}, which was to read the log store, did not start in {waited_s:.0f} s: {why}"
+            raise ReaderNotStarted(text)
+        if waited_s > _SAYS_AFTER_S and why != said:
+            click.echo(f"waiting for pod {name}, which reads the log store: {why}", err=True)
+            said = why
+        await asyncio.sleep(_LOOKS_EVERY_S)
+
+
+def _why(pod: PodView) -> str:
+    reason = pod.waiting or pod.reason or pod.exit_reason
+    message = pod.waiting_message or pod.message or pod.termination_message
+    return ": ".join(filter(None, (reason, message))) or f"it is {pod.phase}, without a word why"
