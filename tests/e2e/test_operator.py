@@ -1,6 +1,5 @@
 """The operator as an administrator has it: two replicas, an upgrade in the middle of a job, an uninstallation."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,14 @@ def test_upgraded_in_the_middle_of_a_job(kubectl: Any, digits: Callable[..., dic
     upgrade("replicas=1", "operator.logLevel=info")
 
 
-def test_uninstalled_without_loss(kubectl: Any, digits: Callable[..., dict[str, Any]]) -> None:
+def test_uninstalled_without_loss(kubectl: Any, digits: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """Uninstalling keeps the CRD and the jobs; installed again, the operator goes on with them."""
     kubectl.apply(digits("--epochs", "3"))
     kubectl.wait("dtj", "digits", "condition=Succeeded")
     values = helm("get", "values", "ringtrain", "--namespace=ringtrain-system", "--output=json")
     helm("uninstall", "ringtrain", "--namespace=ringtrain-system", "--wait")
     assert kubectl.get("dtj", "digits")["status"]["state"] == "Succeeded"
-    kept = Path(os.environ.get("TMPDIR", "/tmp")) / "ringtrain-e2e-values.json"
+    kept = tmp_path / "values.json"
     kept.write_text(values)
     helm("install", "ringtrain", str(CHART), "--namespace=ringtrain-system", f"--values={kept}", "--wait")
     again = digits("--epochs", "3")

@@ -144,18 +144,22 @@ def timeless(status: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    ("course", "pods"),
-    [pytest.param(straight, 3, id="straight"), pytest.param(winding, 9, id="restarted-suspended-resumed")],
+    ("course", "pods", "step"),
+    [pytest.param(straight, 3, 1, id="straight"), pytest.param(winding, 9, 2, id="restarted-suspended-resumed")],
 )
 async def test_the_job_ends_the_same_wherever_the_operator_died(
-    course: Course, pods: int, when: str, tmp_path: Path
+    course: Course, pods: int, step: int, when: str, tmp_path: Path
 ) -> None:
-    """Write by write: the same end, every pod made once, nothing left behind, nothing told that was not true."""
+    """Write by write: the same end, every pod made once, nothing left behind, nothing told that was not true.
+
+    In the long course the odd writes are not carried out, and of the even ones the answer is lost.
+    """
     undisturbed = await live(course, Killer(at=0, when=when), tmp_path / "undisturbed")
     assert undisturbed.status["state"] == "Succeeded"
     assert len(undisturbed.pods_made) == len(set(undisturbed.pods_made)) == pods
     assert undisturbed.writes < MOST_WRITES
-    gate, lives = asyncio.Semaphore(AT_ONCE), range(1, undisturbed.writes + 1)
+    first = step if when == "after" else 1
+    gate, lives = asyncio.Semaphore(AT_ONCE), range(first, undisturbed.writes + 1, step)
 
     async def killed_at(at: int) -> Life:
         async with gate:
