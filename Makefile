@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test sanitize e2e e2e-local images images-check lint bench bench-operator generate pod-schema verify clean
+.PHONY: help venv demo test sanitize e2e e2e-local images images-check lint docs bench bench-operator generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -75,11 +75,16 @@ images-check: $(VENV)/.installed  ## what the images hold, and the samples run i
 	@test -n "$(ENGINE)" || { echo "make images-check needs docker or podman, and neither answers" >&2; exit 2; }
 	RINGTRAIN_IMAGES="$(IMAGES)" IMAGE_ENGINE=$(ENGINE) $(BIN)/pytest -v tests/images
 
-lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers
+lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers, links and names on pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/check.py
+
+# Strict: a dead link, a heading or a docstring that is not there ends it.
+docs: $(VENV)/.installed  ## the pages and the reference of the Python API, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The peers live in an environment of their own.
 bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
@@ -112,6 +117,7 @@ generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and referen
 	$(BIN)/python charts/generate.py .
 	$(BIN)/python proto/generate.py
 	$(BIN)/python proto/generate_contract.py
+	$(BIN)/python docs/images/layers.py
 
 pod-schema:  ## renew the schema of pod templates from the cluster of KUBECONFIG
 	kubectl get --raw /openapi/v3/api/v1 | $(BIN)/python -m ringtrain_operator.generate.pod_schema \
@@ -121,4 +127,4 @@ verify: generate  ## regenerate, then no diff
 	git diff --exit-code -- manifests charts docs worker_image/ringtrain operator/ringtrain_operator
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) bench/.venv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) bench/.venv site .mypy_cache .ruff_cache .pytest_cache

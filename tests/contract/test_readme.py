@@ -1,12 +1,13 @@
 """What README and docs tell a reader to type or to open is there."""
 
+import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -15,8 +16,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 README = ROOT / "README.md"
-PAGES = sorted([README, *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md")])
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+spec = importlib.util.spec_from_file_location("check", ROOT / "docs/check.py")
+assert spec is not None
+assert spec.loader is not None
+check = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check)
+PAGES, BLOCK = check.pages(), check.BLOCK
 DEADLINE_S = 240.0
 
 
@@ -38,24 +43,10 @@ def named(program: str) -> set[tuple[str, str]]:
     return found
 
 
-def anchor(heading: str) -> str:
-    """The fragment under which a heading can be reached."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 @pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
-def test_links_lead_somewhere(page: Path) -> None:
-    """Every link into the repository is to a file or folder that is there, and to a heading that it has."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if "://" in target:
-            continue
-        path, _, fragment = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
-        assert file.exists(), target
-        if fragment:
-            assert fragment in {anchor(h) for h in re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)}, (
-                target
-            )
+def test_what_a_page_names_is_there(page: Path) -> None:
+    """Links lead to files and headings; named files, folders, modules and their members exist."""
+    assert list(check.problems(page)) == []
 
 
 def test_every_make_target_that_is_named_exists() -> None:
@@ -102,17 +93,33 @@ def test_the_readmes_run_works_as_it_is_written(tmp_path: Path) -> None:
     assert re.search(r"test accuracy: 0\.9[6-9]", done.stdout)
 
 
-def test_the_readmes_training_loop_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python block runs in a world of one and changes the weights."""
-    for name in [name for name in os.environ if name.startswith(("RINGTRAIN_", "TF_CONFIG"))]:
-        monkeypatch.delenv(name)
-    (block,) = blocks(README, "python")
-    initial = {"w": np.ones(8, np.float32)}
-    names: dict[str, Any] = {
-        "initial": initial,
-        "samples": range(128),
-        "backward": lambda _batch: [("w", np.ones(8, np.float32))],
-    }
-    exec(compile(block, str(README), "exec"), names)
-    assert np.all(names["weights"]["w"] < 1)
-    names["rt"].shutdown()
+def ended_with(directory: Path, ranks: int) -> np.ndarray:
+    """The weights that every rank of README's program printed; the program is run in `directory`."""
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    command = [str(BIN / "ringtrain"), "run", "-np", str(ranks), "-H", f"localhost:{ranks}", "python", "train.py"]
+    done = subprocess.run(
+        command, cwd=directory, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = re.findall(r"^\[\d+\] (\d+) (.+)$", done.stdout, re.MULTILINE)
+    assert sorted(int(rank) for rank, _ in printed) == list(range(ranks)), done.stdout
+    assert len({weights for _, weights in printed}) == 1
+    return np.array(printed[0][1].split(), float)
+
+
+def test_the_readmes_program_gives_the_same_weights_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """As it is written, in at most 25 lines, with 1, 2 and 3 ranks; checkpoints resume."""
+    (program,) = blocks(README, "python")
+    assert len(program.splitlines()) <= 25
+    alone, two, three = (tmp_path / name for name in ("alone", "two", "three"))
+    for directory in (alone, two, three):
+        directory.mkdir()
+        (directory / "train.py").write_text(program)
+    weights = ended_with(alone, 1)
+    assert np.abs(weights - np.arange(8)).max() < 0.2
+    assert np.allclose(ended_with(two, 2), weights, atol=1.1e-3)  # printed with 3 digits
+    shutil.copytree(two / "checkpoints", three / "checkpoints")
+    newest = sorted((three / "checkpoints").iterdir())[-1]
+    newest.unlink()
+    assert np.allclose(ended_with(three, 3), weights, atol=1.1e-3)
+    assert newest.exists()

@@ -1,0 +1,58 @@
+"""Draw docs/images/layers.svg from .importlinter: the layers of both distributions, from the top.
+
+python docs/images/layers.py       # part of `make generate`
+"""
+
+from configparser import ConfigParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 {height}" font-family="system-ui, sans-serif" \
+font-size="14">
+  <style>.box {{ fill: #eef3fb; stroke: #33415c; stroke-width: 1.2; }} .t {{ fill: #1b2436; }} \
+.s {{ fill: #51607a; font-size: 13px; }} .h {{ fill: #1b2436; font-weight: 600; font-size: 16px; }}</style>
+  <rect width="960" height="{height}" fill="#ffffff"/>"""
+NOTES = (
+    "A folder imports what stands below it, never above;",
+    "folders side by side do not import each other.",
+    "Both sides share the contract alone: environment, ports,",
+    "exit codes, termination message, /status.",
+)
+WIDTH, HEIGHT, GAP, TOP = 420, 30, 6, 50
+
+
+def layers(contract: str) -> list[list[str]]:
+    """The layers of a contract of .importlinter, from the top; those side by side in one list."""
+    parser = ConfigParser()
+    parser.read(ROOT / ".importlinter")
+    lines = parser[f"importlinter:contract:{contract}"]["layers"].split("\n")
+    return [[name.strip() for name in line.split("|")] for line in lines if line.strip()]
+
+
+def column(left: int, title: str, rows: list[list[str]]) -> list[str]:
+    """The SVG of one distribution."""
+    drawn = [f'  <text class="h" x="{left}" y="38">{title}</text>']
+    for index, names in enumerate(rows):
+        width = (WIDTH - GAP * (len(names) - 1)) / len(names)
+        y = TOP + index * (HEIGHT + GAP)
+        for place, name in enumerate(names):
+            x = left + place * (width + GAP)
+            box = f'<rect class="box" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT}" rx="4"/>'
+            text = f'<text class="t" x="{x + width / 2:.1f}" y="{y + 20}" text-anchor="middle">{name}</text>'
+            drawn.append(f"  {box}{text}")
+    return drawn
+
+
+def picture() -> str:
+    """The whole picture as SVG."""
+    runtime, operator = layers("runtime-layers"), layers("operator-layers")
+    height = TOP + max(len(runtime), len(operator)) * (HEIGHT + GAP) + 16
+    below = TOP + len(operator) * (HEIGHT + GAP) + 30
+    notes = [f'  <text class="s" x="510" y="{below + 20 * n}">{line}</text>' for n, line in enumerate(NOTES)]
+    left = column(30, "ringtrain (worker_image/)", runtime)
+    right = column(510, "ringtrain_operator (operator/)", operator)
+    return "\n".join([HEAD.format(height=height), *left, *right, *notes, "</svg>"]) + "\n"
+
+
+if __name__ == "__main__":
+    (ROOT / "docs/images/layers.svg").write_text(picture())
