@@ -115,7 +115,8 @@ def _conditions(status: Json) -> Iterator[str]:
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
     for condition in status.get("conditions") or []:
         told = condition.get("reason") not in ("Finished", "Suspended") or condition["type"] == "Suspended"
-        if bad.get(condition["type"]) == condition["status"] and told:
+        limps = condition["type"] == "Running" and condition.get("reason") == "SideContainerFailed"
+        if limps or (bad.get(condition["type"]) == condition["status"] and told):
             message = condition.get("message") or ""
             yield f"{condition['type']}={condition['status']} since {condition['lastTransitionTime']}: " + (
                 f"{condition['reason']}: {message}" if message else condition["reason"]
@@ -132,6 +133,8 @@ def _pods(pods: list[Json]) -> Iterator[str]:
             yield f"pod {pod.name} on {pod.node or 'no node'} is ending"
         elif pod.phase == "Failed":
             yield f"pod {pod.name} on {pod.node}: exit code {pod.exit_code} {pod.exit_reason}".rstrip()
+        elif pod.side_failure:
+            yield f"pod {pod.name} on {pod.node}: {pod.side_failure}, and its main container runs on"
         elif pod.phase == "Pending":
             yield f"pod {pod.name} is Pending" + (f" on {pod.node}" if pod.node else ", not scheduled yet")
 

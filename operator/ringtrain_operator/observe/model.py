@@ -41,7 +41,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod of this job. `failed_beside`: the container besides the main one that ended it, if one did."""
+    """One pod of this job. `failed_beside`: the container besides the main one that ended it, if one did.
+
+    `side_failure`: what became of a container beside the main one, while that one runs on.
+    """
 
     name: str
     uid: str
@@ -64,6 +67,7 @@ class PodView:
     exit_time: datetime | None = None
     termination_message: str = ""
     failed_beside: str = ""
+    side_failure: str = ""
 
     @property
     def finished(self) -> bool:

@@ -66,6 +66,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         exit_time=parse_time(ended.get("finishedAt")),
         termination_message=str(storable(ended.get("message")) or ""),
         failed_beside=_name_beside(status, beside),
+        side_failure=_side_failure(status, name),
     )
 
 
@@ -150,6 +151,27 @@ def _name_beside(status: Mapping[str, Any], container: Mapping[str, Any]) -> str
         return ""
     initial = any(one.get("name") == container.get("name") for one in status.get("initContainerStatuses") or ())
     return f"{'init' if initial else 'side'} container {container.get('name')}"
+
+
+def _side_failure(status: Mapping[str, Any], main: str) -> str:
+    """What a side container ended with while the main one runs; empty if all is well."""
+    every = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+    if "running" not in (_container(every, main).get("state") or {}):
+        return ""
+    for container in every:
+        ended = _ended(container) or _backing_off(container)
+        if container.get("name") != main and ended.get("exitCode"):
+            why = f" ({ended['reason']})" if ended.get("reason") not in (None, "", "Error") else ""
+            return f"side container {container.get('name')} exited with {ended['exitCode']}{why}"
+    return ""
+
+
+def _backing_off(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How a container that is started again and again ended the last time."""
+    if "running" in (container.get("state") or {}):
+        return {}
+    found = (container.get("lastState") or {}).get("terminated")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -61,7 +61,12 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
         case "Accepted", "False":
             return Event("Warning", after.reason, after.message)
         case "Running", "True":
-            return Event("Normal", "Running", after.message)
+            well = after.reason == "GangRunning"
+            return (
+                Event("Normal", "Running", after.message)
+                if well
+                else Event("Warning", after.reason, after.message)
+            )
         case "Running", "False" if after.reason not in _STAGES:
             return Event("Warning", after.reason, after.message)
         case "Suspended", "True":

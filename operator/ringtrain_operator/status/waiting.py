@@ -67,14 +67,24 @@ def _gang(s: Situation) -> ConditionChange:
         count = f"{registered} of {s.status.attempt_workers} workers have registered"
         return _not("WaitingForAgents", f"{count}{shown}{more}")
     if s.report is not None or s.status.is_true("Running"):
-        unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
-        unknown = f"; its progress is not known: {unreadable}" if unreadable else ""
-        message = f"attempt {s.attempt} runs with {s.world_size} ranks{unknown}"
-        return ConditionChange("Running", "True", "GangRunning", message)
+        return _runs(s)
     if s.observed.launcher_unreadable:
         return _not("LauncherUnreadable", s.observed.launcher_error)
     cause = f": {s.observed.launcher_error}" if s.observed.launcher_error else ""
     return _not("WaitingForLauncher", f"all pods run; the launcher does not answer yet{cause}")
+
+
+def _runs(s: Situation) -> ConditionChange:
+    """The gang runs, perhaps without what a side container did for it."""
+    unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
+    unknown = f"; its progress is not known: {unreadable}" if unreadable else ""
+    text = f"attempt {s.attempt} runs with {s.world_size} ranks{unknown}"
+    failed = [pod for pod in s.pods if pod.side_failure]
+    if not failed:
+        return ConditionChange("Running", "True", "GangRunning", text)
+    others = f", and those of {len(failed) - 1} more pods" if len(failed) > 1 else ""
+    text += f"; in {failed[0].name} {failed[0].side_failure}{others}"
+    return ConditionChange("Running", "True", "SideContainerFailed", text)
 
 
 def _refused(refusals: Sequence[Refusal]) -> ConditionChange:

@@ -49,6 +49,33 @@ def test_a_failed_init_container() -> None:
     assert (pod.exit_code, pod.termination_message) == (9, "no data")
 
 
+ENDED = {"terminated": {"exitCode": 1, "reason": "Error"}}
+KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+
+
+@pytest.mark.parametrize(
+    ("main", "side", "told"),
+    [
+        ({"running": {}}, {"state": ENDED}, "side container side exited with 1"),
+        ({"running": {}}, {"state": KILLED}, "side container side exited with 137 (OOMKilled)"),
+        ({"running": {}}, {"state": {"terminated": {"exitCode": 0}}}, ""),
+        ({"running": {}}, {"state": {"running": {}}, "lastState": ENDED}, ""),
+        (
+            {"running": {}},
+            {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ENDED},
+            "side container side exited with 1",
+        ),
+        (ENDED, {"state": ENDED}, ""),
+    ],
+    ids=["failed", "killed", "done", "started-again", "backs-off", "main-ended"],
+)
+def test_a_side_container_that_fails(main: dict[str, Any], side: dict[str, Any], told: str) -> None:
+    """It is told while the main container runs; afterwards that one's end is what counts."""
+    pod = view(phase="Running", containerStatuses=[{"name": "train", "state": main}, {"name": "side", **side}])
+    assert pod.side_failure == told
+    assert not pod.failed_beside
+
+
 def test_an_eviction() -> None:
     """DisruptionTarget's reason is who took the pod."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}

@@ -9,6 +9,7 @@ import pytest
 from support.jobs import job
 from support.planworld import World, condition, running, world
 
+from ringtrain_operator.cli.why import explain
 from ringtrain_operator.cluster.poll import PollTimes
 from ringtrain_operator.observe import ObjectRef, Refusal
 from ringtrain_operator.plan import companion_refs
@@ -277,3 +278,26 @@ def test_the_status_says_why_in_one_word() -> None:
     w.launcher_ends(0)
     w.settle()
     assert (w.status.state, w.status.reason, w.status.workers) == ("Succeeded", "AllRanksSucceeded", "-")
+
+
+def test_a_side_container_that_fails_while_training_goes_on() -> None:
+    """The job runs on; its condition, one event and `dtj why` say what it lacks."""
+    w = world()
+    w.start_gang()
+    since = w.status.condition("Running")
+    failed = {"name": "proxy", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+    for name in ("digits-worker-0", "digits-worker-1"):
+        w.pods[name]["status"]["containerStatuses"].append(failed)
+    w.run(seconds=60)
+    failure = "in digits-worker-0 side container proxy exited with 1, and those of 1 more pods"
+    text = f"attempt 1 runs with 2 ranks; {failure}"
+    assert condition(w, "Running") == ("True", "SideContainerFailed", text)
+    assert (w.status.state, w.status.reason) == ("Running", "SideContainerFailed")
+    now = w.status.condition("Running")
+    assert since is not None
+    assert now is not None
+    assert now.last_transition_time == since.last_transition_time
+    assert [event.type for event in w.events if event.reason == "SideContainerFailed"] == ["Warning"]
+    said = "\n".join(explain(w.job, list(w.pods.values()), []))
+    assert f"SideContainerFailed: {text}" in said
+    assert "digits-worker-1: side container proxy exited with 1" in said.replace(" on node-of-digits-worker-1", "")
