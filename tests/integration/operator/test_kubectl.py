@@ -11,6 +11,7 @@ import yaml
 from support.apiserver import ControlPlane
 from support.cluster import real_cluster
 from support.installation import ROOT
+from support.jobs import job
 from support.stage import open_stage
 
 from ringtrain_operator.cluster.api import PODS
@@ -69,3 +70,33 @@ async def test_a_quota_is_said_in_its_own_words(control_plane: ControlPlane, tmp
         await s.until_condition("Running", "False", "exceeded quota: few")
         await kubectl(control_plane, "delete", "quota", "few", "-n", s.namespace)
         await s.until_running()
+
+
+async def test_a_quota_on_limits_admits_a_job(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """Under a ResourceQuota that asks every pod for requests and limits, workers that have them are enough."""
+    async with open_stage(partial(real_cluster, control_plane), tmp_path) as s:
+        hard = {"limits.cpu": "8", "limits.memory": "16Gi", "requests.cpu": "8", "requests.memory": "16Gi"}
+        quota = {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "bounds"},
+            "spec": {"hard": hard},
+        }
+        file = tmp_path / "quota.yaml"
+        file.write_text(yaml.safe_dump(quota))
+        await kubectl(control_plane, "apply", "-n", s.namespace, f"--filename={file}")
+        while "limits.cpu" not in await quota_used(control_plane, s.namespace):
+            await s.cluster.pause()
+        worker = job()["spec"]["worker"]
+        amounts = {"cpu": "1", "memory": "1Gi"}
+        worker["template"]["spec"]["containers"][0]["resources"] = {"limits": amounts, "requests": amounts}
+        await s.submit(worker=worker)
+        await s.until_running()
+        while '"limits.cpu":"4"' not in (used := await quota_used(control_plane, s.namespace)):
+            assert '"limits.cpu":"' in used
+            await s.cluster.pause()
+
+
+async def quota_used(plane: ControlPlane, namespace: str) -> str:
+    """What the quota counts, as kubectl writes it."""
+    return await kubectl(plane, "get", "quota", "bounds", "-n", namespace, "-o=jsonpath={.status.used}")

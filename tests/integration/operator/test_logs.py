@@ -175,3 +175,45 @@ async def without_the_right_to_exec(c: Cluster, folder: Path, namespace: str) ->
     out, err = await process.communicate()
     assert (out, process.returncode, fault.fired) == (b"begin 2 3\n", 0, 1)
     assert b"from the launcher's output instead" in err
+
+
+# Each attempt waits for a file of its own; the first then fails in rank 1.
+TWICE = """
+import os, pathlib, sys, time
+rank, attempt = os.environ["RANK"], os.environ["RINGTRAIN_ATTEMPT"]
+print("begin", attempt, rank, flush=True)
+while not pathlib.Path(os.environ["GO_ON"] + attempt).exists():
+    time.sleep(0.05)
+print("end", attempt, rank, flush=True)
+sys.exit(3 if (attempt, rank) == ("1", "1") else 0)
+"""
+
+
+async def test_following_goes_on_with_the_next_attempt(
+    open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path
+) -> None:
+    """`-f` prints one attempt after the other, says where the next begins, and ends with the job."""
+    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
+    job = talking_job(tmp_path / "go-on-")
+    job["spec"]["worker"]["replicas"] = 1
+    job["spec"]["worker"]["template"]["spec"]["containers"][0]["command"][-1] = TWICE
+    async with open_cluster() as c:
+        ns = await c.new_namespace()
+        async with (
+            Kubelet(c.api, runtime, tmp_path / "nodes", namespace=ns),
+            running_operator(c.operator_connection, namespaces=(ns,)),
+        ):
+            await c.api.create(JOBS, ns, job)
+            await c.until(JOBS, ns, "talk", lambda j: state(j) == "Running")
+            merged = await start_dtj(c, tmp_path, ns, "-f")
+            assert merged.stdout is not None
+            lines = [await merged.stdout.readline()]
+            (tmp_path / "go-on-1").touch()
+            while lines[-1] != b"[0] begin 2 0\n":
+                lines.append(await merged.stdout.readline())
+                assert lines[-1], await merged.communicate()
+            (tmp_path / "go-on-2").touch()
+            rest, said = await merged.communicate()
+            text = b"".join(lines) + rest
+            assert all(b"[0] %s %d 0\n" % (word, n) in text for n in (1, 2) for word in (b"begin", b"end"))
+            assert (merged.returncode, b"attempt 2 of talk begins" in said) == (0, True), said
