@@ -24,10 +24,11 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PYTHON=/opt/venv/bin/
 
 FROM build AS operator-build
 COPY operator /src/operator
-# Only kubeconfigs need the package `kubernetes` (132 MB with what it needs): a pod has its ServiceAccount.
+# Only kubeconfigs need the package `kubernetes` (132 MB with what it needs): a pod has its ServiceAccount. rich needs
+# pygments (10 MB) for source code, which nothing shows here.
 RUN /opt/pip/bin/pip install /src/operator \
     && /opt/pip/bin/pip uninstall --yes kubernetes websocket-client requests requests-oauthlib oauthlib durationpy \
-        python-dateutil six urllib3 certifi charset-normalizer
+        python-dateutil six urllib3 certifi charset-normalizer pygments
 
 FROM build AS worker-build
 # The compiler stays here: only what it built goes on.
@@ -35,10 +36,13 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev libopenmpi-dev openmpi-bin \
     && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
-RUN /opt/pip/bin/pip install '/src/worker_image[examples,mpi]' \
+RUN /opt/pip/bin/pip install '/src/worker_image[mpi]' \
     && ls /opt/venv/lib/python3*/site-packages/ringtrain/kernels/_native*.so \
     && find /opt/venv -type d -name tests -prune -exec rm -r {} +
 COPY examples /opt/ringtrain/examples
+# Of scikit-learn (150 MB with SciPy) the examples need one file.
+RUN /opt/pip/bin/pip install --no-deps --target /tmp/data scikit-learn \
+    && cp /tmp/data/sklearn/datasets/data/digits.csv.gz /opt/ringtrain/examples/
 RUN mpicc -O2 -o /opt/ringtrain/examples/mpi/pi /opt/ringtrain/examples/mpi/pi.c -lm \
     && python3 -m compileall -q /opt/ringtrain/examples
 
@@ -60,11 +64,11 @@ LABEL org.opencontainers.image.title="ringtrain-worker" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 # mpirun and its library. An ssh client comes with the package, which nothing here uses; a server does not. Debian's UCX
-# brings HIP and LLVM (240 MB) for a module that it loads where there are AMD GPUs: without them it goes without that one.
+# brings HIP and LLVM (270 MB) for a module that it loads where there are AMD GPUs: without them it goes without that one.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openmpi-bin \
     && rm -f /usr/lib/*/libamdhip64.so* /usr/lib/*/libhsa-runtime64.so* /usr/lib/*/libamd_comgr.so* /usr/lib/*/libLLVM*.so* \
-        /usr/lib/llvm-*/lib/libLLVM*.so* \
+        /usr/lib/llvm-*/lib/libLLVM*.so* /usr/lib/*/libz3.so* \
     && ompi_info > /dev/null \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s {} + \

@@ -45,12 +45,22 @@ def load(directory: Path | None) -> Data:
         train, test = read_mnist(directory)
         rows = [part.images.reshape(len(part.images), -1).astype(np.float32) / 255 for part in (train, test)]
         return Data(rows[0], train.labels.astype(np.intp), rows[1], test.labels.astype(np.intp))
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    images, labels = bundled()
     order = np.random.default_rng(0).permutation(len(images))
     images, labels = (images[order] / 16).astype(np.float32), labels[order].astype(np.intp)
     return Data(images[360:], labels[360:], images[:360], labels[:360])
+
+
+def bundled() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The digits of scikit-learn. Ringtrain's images have its file and not the library."""
+    file = Path(__file__).parents[1] / "digits.csv.gz"
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return images, labels
 
 
 def train(options: argparse.Namespace) -> None:

@@ -25,9 +25,19 @@ def load_digits(data_dir: Path | None = None) -> Digits:
         train, test = read_mnist(data_dir)
         images = [part.images.astype(np.float32) / 255 for part in (train, test)]
         return Digits(images[0], train.labels.astype(np.int64), images[1], test.labels.astype(np.int64))
-    from sklearn.datasets import load_digits as bundled
-
-    data = bundled()
-    order = np.random.default_rng(0).permutation(len(data.images))
-    images, labels = (data.images[order] / 16).astype(np.float32), data.target[order].astype(np.int64)
+    rows, targets = bundled()
+    order = np.random.default_rng(0).permutation(len(rows))
+    images, labels = (rows[order].reshape(-1, 8, 8) / 16).astype(np.float32), targets[order].astype(np.int64)
     return Digits(images[360:], labels[360:], images[:360], labels[:360])
+
+
+def bundled() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The digits of scikit-learn. Ringtrain's images have its file and not the library."""
+    file = Path(__file__).parents[1] / "digits.csv.gz"
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits as of_sklearn
+
+    rows, targets = of_sklearn(return_X_y=True)
+    return rows, targets

@@ -21,7 +21,7 @@ def test_the_root_is_read_only(engine: Engine) -> None:
 def test_the_worker_has_its_parts(engine: Engine) -> None:
     """Compiled kernels, gRPC, mpi4py on the image's MPI library, both commands."""
     script = (
-        "import grpc, sklearn, shutil\n"
+        "import grpc, shutil\n"
         "from mpi4py import MPI\n"
         "from ringtrain.kernels.library import native_library\n"
         "assert native_library() is not None\n"
