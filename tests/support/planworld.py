@@ -147,7 +147,7 @@ class World:
         """The launcher has ended, and said how."""
         pod = self.pods[self.name("launcher")]
         attempt = int(pod["metadata"]["labels"][contract.LABEL_ATTEMPT])
-        world = int(self.status.attempt_workers * self.job["spec"].get("slotsPerWorker", 1))
+        world = int(self.status.ledger.attempt_workers * self.job["spec"].get("slotsPerWorker", 1))
         words = {
             "version": 1,
             "attempt": attempt,
@@ -167,9 +167,9 @@ class World:
             "version": 1,
             "attempt": self.status.attempt,
             "phase": phase,
-            "worldSize": self.status.attempt_workers,
+            "worldSize": self.status.ledger.attempt_workers,
             "workers": [
-                {"index": i, "registered": phase != "Waiting"} for i in range(self.status.attempt_workers)
+                {"index": i, "registered": phase != "Waiting"} for i in range(self.status.ledger.attempt_workers)
             ],
             "progress": {"step": step, "totalSteps": 100, "loss": 0.5, "samplesPerSecond": 10} if step else None,
             "lastProgressTime": self.now.timestamp() if step else None,

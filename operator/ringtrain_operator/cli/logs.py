@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 import click
 
 from ringtrain_operator.errors import OperatorError
+from ringtrain_operator.status import parse_status
 
 from .ended_logs import LogsIncomplete, attempt_of, claim_of, read_ended, where_kept
 from .failures import told
@@ -122,7 +123,8 @@ async def _check_rank(session: Session, wanted: Wanted) -> int:
         parsed = parse_job(job, templates=False)
     except SpecInvalid:
         return int(status.get("attempt") or 0)
-    workers = int(status.get("attemptWorkers") or parsed.num_workers) + parsed.num_agents - parsed.num_workers
+    made_with = parse_status(status).ledger.attempt_workers or parsed.num_workers
+    workers = made_with + parsed.num_agents - parsed.num_workers
     size = workers * parsed.spec.slots
     if wanted.rank is not None and wanted.attempt in (None, status.get("attempt")) and wanted.rank >= size:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {size} ranks, 0 to {size - 1}")

@@ -7,7 +7,7 @@ from typing import Any
 from .. import contract
 from ..spec.job import JobSpec
 from ..spec.parse import MAX_NAME_LENGTH, NAME_PATTERN
-from ..status.model import JobStatus
+from ..status.model import JobStatus, Ledger
 from .schema import object_schema
 
 COLUMNS = (
@@ -64,6 +64,16 @@ def _version() -> dict[str, Any]:
     }
 
 
+def _status() -> dict[str, Any]:
+    """The status, and where an older operator kept its ledger: what has no schema is dropped before it is read."""
+    schema, moved = object_schema(JobStatus), "Where an older operator kept ledger.{name}; only read."
+    older = {
+        name: {**field, "description": moved.format(name=name)}
+        for name, field in object_schema(Ledger)["properties"].items()
+    }
+    return {**schema, "properties": {**schema["properties"], **older}}
+
+
 def _resource() -> dict[str, Any]:
     return {
         "type": "object",
@@ -74,7 +84,7 @@ def _resource() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": object_schema(JobSpec),
-            "status": object_schema(JobStatus),
+            "status": _status(),
         },
         "x-kubernetes-validations": [
             {

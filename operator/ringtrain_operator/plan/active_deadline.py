@@ -14,9 +14,9 @@ REASON = "DeadlineExceeded"
 def active_deadline(s: Situation) -> PolicyResult:
     """The job fails when it has been active for longer than it may."""
     limit = s.job.spec.run_policy.active_deadline_seconds
-    if limit is None or s.status.active_since is None:
+    if limit is None or s.status.ledger.active_since is None:
         return NO_DECISION
-    due = s.status.active_since + timedelta(seconds=limit - s.status.active_seconds)
+    due = s.status.ledger.active_since + timedelta(seconds=limit - s.status.ledger.active_seconds)
     if s.now < due:
         return PolicyResult(requeue_at=due)
     message = f"the job was active for longer than activeDeadlineSeconds: {limit}{_what_it_did(s)}"

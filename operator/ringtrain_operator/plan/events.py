@@ -29,11 +29,15 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
         if not (condition.type == "Running" and restarting and condition.message == restarting.message)
     )
     started = (
-        (Event("Normal", "AttemptStarted", f"attempt {after.attempt} with {after.attempt_workers} workers"),)
+        (Event("Normal", "AttemptStarted", _started(after)),)
         if _has_pods(after) and not (_has_pods(before) and before.attempt == after.attempt)
         else ()
     )
     return (*started, *_goes_on(before, after), *(event for event in told if event is not None))
+
+
+def _started(status: JobStatus) -> str:
+    return f"attempt {status.attempt} with {status.ledger.attempt_workers} workers"
 
 
 def _goes_on(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:

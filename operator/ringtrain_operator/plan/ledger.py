@@ -25,7 +25,8 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
             return _restart(s, decision)
         case Finish():
             failure = decision.failure or s.status.failure
-            return s.status.model_copy(update={"completion_time": s.now, "active_since": None, "failure": failure})
+            ended = s.status.model_copy(update={"completion_time": s.now, "failure": failure})
+            return ended.noted(active_since=None)
         case None:
             return s.status
 
@@ -37,44 +38,43 @@ def name_credentials(s: Situation) -> JobStatus:
     """
     if s.pods or s.secret not in s.observed.taken_secrets:
         return s.status
-    return s.status.model_copy(update={"credentials": s.status.credentials + 1})
+    return s.status.noted(credentials=s.status.ledger.credentials + 1)
 
 
 def _begin(s: Situation, decision: Begin) -> JobStatus:
     # The deadline counts from the job's creation, not from when an operator first looked.
     fresh = decision.reason == "Started" and s.status.condition("Suspended") is None
-    return s.status.model_copy(
-        update={
-            "attempt": decision.attempt,
-            "attempt_workers": s.job.num_workers,
-            "start_time": s.status.start_time or s.now,
-            "active_since": min(s.job.created, s.now) if fresh else s.now,
-            "restart_not_before": None,
-            "restart_delay_seconds": 0,
-        }
+    begun = s.status.model_copy(
+        update={"attempt": decision.attempt, "start_time": s.status.start_time or s.now},
+    )
+    return begun.noted(
+        attempt_workers=s.job.num_workers,
+        active_since=min(s.job.created, s.now) if fresh else s.now,
+        restart_not_before=None,
+        restart_delay_seconds=0,
     )
 
 
 def _halt(s: Situation) -> JobStatus:
-    since = s.status.active_since
+    since = s.status.ledger.active_since
     active = int((s.now - since).total_seconds()) if since is not None else 0
-    return s.status.model_copy(
-        update={"active_since": None, "active_seconds": s.status.active_seconds + max(active, 0)}
-    )
+    return s.status.noted(active_since=None, active_seconds=s.status.ledger.active_seconds + max(active, 0))
 
 
 def _restart(s: Situation, decision: Restart) -> JobStatus:
     delay = _delay_s(s) if decision.delayed else 0
-    return s.status.model_copy(
+    restarted = s.status.model_copy(
         update={
             "attempt": s.attempt + 1,
-            "attempt_workers": s.job.num_workers,
             "restarts": s.status.restarts + (1 if decision.counted else 0),
             "disruptions": s.status.disruptions + (0 if decision.counted or not decision.delayed else 1),
-            "restart_not_before": s.now + timedelta(seconds=delay) if delay else None,
-            "restart_delay_seconds": delay,
             "failure": decision.failure or s.status.failure,
         }
+    )
+    return restarted.noted(
+        attempt_workers=s.job.num_workers,
+        restart_not_before=s.now + timedelta(seconds=delay) if delay else None,
+        restart_delay_seconds=delay,
     )
 
 
@@ -86,5 +86,5 @@ def _delay_s(s: Situation) -> int:
         and running.status == "True"
         and s.now - running.last_transition_time >= timedelta(seconds=STEADY_S)
     )
-    previous = s.status.restart_delay_seconds
+    previous = s.status.ledger.restart_delay_seconds
     return FIRST_DELAY_S if steady or previous == 0 else min(previous * 2, LONGEST_DELAY_S)

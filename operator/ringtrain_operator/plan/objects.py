@@ -40,7 +40,7 @@ def changes(s: Situation, settings: Settings) -> Changes:
         return _delete(s, s.stale_pods, None)
     if s.observed.foreign:
         return Changes()
-    start = s.status.restart_not_before
+    start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
         return Changes(requeue_at=start)
     return Changes(create=(*_companions(s, settings), *_missing_pods(s, settings)))
@@ -88,12 +88,12 @@ def _companions(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
     # Pods are made after their Secret: where one is, the Secret is ours, whether this process remembers it or not.
     if s.pods or s.secret in s.observed.objects:
         return made
-    return (build.build_secret(job, settings.issue(job, s.now), s.status.credentials), *made)
+    return (build.build_secret(job, settings.issue(job, s.now), s.status.ledger.credentials), *made)
 
 
 def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
     missing = set(s.missing_names)
-    indices = (i for i in range(s.status.attempt_workers) if build.worker_name(s.job, i) in missing)
+    indices = (i for i in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, i) in missing)
     secret = s.secret.name
     workers = (build.build_worker_pod(s.job, s.attempt, index, secret) for index in indices)
     if build.launcher_name(s.job) not in missing:

@@ -8,7 +8,7 @@ from .decision import NO_DECISION, PolicyResult, Restart
 
 def scale(s: Situation) -> PolicyResult:
     """The present attempt was made for another number of workers than the spec now asks for."""
-    if s.attempt == 0 or s.status.attempt_workers == s.job.num_workers:
+    if s.attempt == 0 or s.status.ledger.attempt_workers == s.job.num_workers:
         return NO_DECISION
-    message = f"worker.replicas changed from {s.status.attempt_workers} to {s.job.num_workers}"
+    message = f"worker.replicas changed from {s.status.ledger.attempt_workers} to {s.job.num_workers}"
     return PolicyResult(Restart("Scaled", message, delayed=False))

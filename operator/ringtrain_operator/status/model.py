@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from ..spec.base import StatusModel
 
@@ -85,6 +85,17 @@ class Failure(StatusModel):
     time: Time | None = Field(default=None, description="When the operator learned of it.")
 
 
+class Ledger(StatusModel):
+    """The operator's own notes on a job's past, from which it decides; of no interest to users."""
+
+    attempt_workers: int = Field(default=0, description="Workers that the present attempt was made with.")
+    credentials: int = Field(default=0, description="Number of the Secret that the job's pods mount.")
+    restart_not_before: Time | None = Field(default=None, description="Earliest start of this attempt's pods.")
+    restart_delay_seconds: int = Field(default=0, description="Delay before the last restart.")
+    active_since: Time | None = Field(default=None, description="Since when activeDeadlineSeconds counts.")
+    active_seconds: int = Field(default=0, description="Seconds that counted before the last suspension.")
+
+
 class JobStatus(StatusModel):
     """What the operator says about a job, and all it knows about the job's past."""
 
@@ -93,15 +104,9 @@ class JobStatus(StatusModel):
     reason: str = Field(default="", description="Why, in one word: the reason of the condition that says most.")
     conditions: tuple[Condition, ...] = Field(default=(), description="Kubernetes' conditions.")
     attempt: int = Field(default=0, description="Lives of the gang so far; its pods carry the number.")
-    attempt_workers: int = Field(default=0, description="Workers that the present attempt was made with.")
-    credentials: int = Field(default=0, description="Number of the Secret that the job's pods mount.")
     restarts: int = Field(default=0, description="Restarts counted against backoffLimit.")
     disruptions: int = Field(default=0, description="Restarts that were not the job's fault, not counted.")
-    restart_not_before: Time | None = Field(default=None, description="Earliest start of this attempt's pods.")
-    restart_delay_seconds: int = Field(default=0, description="Delay before the last restart.")
     start_time: Time | None = Field(default=None, description="When the job was first accepted, not suspended.")
-    active_since: Time | None = Field(default=None, description="Since when activeDeadlineSeconds counts.")
-    active_seconds: int = Field(default=0, description="Seconds that counted before the last suspension.")
     completion_time: Time | None = Field(default=None, description="When the job ended.")
     replicas: int = Field(default=0, description="Worker pods that exist (scale subresource).")
     selector: str = Field(default="", description="Labels of the worker pods (scale subresource).")
@@ -110,6 +115,21 @@ class JobStatus(StatusModel):
     progress: Progress | None = Field(default=None, description="How far training is.")
     progress_summary: str = Field(default="", description="The same in a few characters.")
     failure: Failure | None = Field(default=None, description="The last failure; it outlives its pod.")
+
+    ledger: Ledger = Field(default=Ledger(), description="The operator's own notes, from which it decides.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_ledger(cls, raw: Any) -> Any:
+        """The notes of an operator that kept them beside everything else."""
+        if not isinstance(raw, Mapping) or "ledger" in raw:
+            return raw
+        names = (info.alias for info in Ledger.model_fields.values())
+        return {**raw, "ledger": {name: raw[name] for name in names if name in raw}}
+
+    def noted(self, **changes: Any) -> JobStatus:
+        """This status with `changes` of its ledger."""
+        return self.model_copy(update={"ledger": self.ledger.model_copy(update=changes)})
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of this type, if there is one."""

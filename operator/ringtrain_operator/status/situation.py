@@ -55,18 +55,18 @@ class Situation:
     @property
     def secret(self) -> ObjectRef:
         """The Secret with the job's credentials."""
-        return ObjectRef("Secret", secret_name(self.job, self.status.credentials))
+        return ObjectRef("Secret", secret_name(self.job, self.status.ledger.credentials))
 
     @property
     def world_size(self) -> int:
         """Ranks of the present attempt, those of a launcher that is a worker, too, among them."""
         extra_agents = self.job.num_agents - self.job.num_workers
-        return (self.status.attempt_workers + extra_agents) * self.job.spec.slots
+        return (self.status.ledger.attempt_workers + extra_agents) * self.job.spec.slots
 
     @cached_property
     def wanted_names(self) -> tuple[str, ...]:
         """Names of the present attempt's pods, the launcher first."""
-        workers = (worker_name(self.job, index) for index in range(self.status.attempt_workers))
+        workers = (worker_name(self.job, index) for index in range(self.status.ledger.attempt_workers))
         return (launcher_name(self.job), *workers)
 
     @cached_property

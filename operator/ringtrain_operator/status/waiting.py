@@ -26,7 +26,7 @@ def running_or_why_not(s: Situation) -> ConditionChange:
         return _foreign(s)
     if s.observed.refusals:
         return _refused(s.observed.refusals)
-    start = s.status.restart_not_before
+    start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
     return _stuck_pod(s) or _pending_pods(s, absent) or gang
@@ -64,7 +64,7 @@ def _gang(s: Situation) -> ConditionChange:
         ]
         shown = f"; not yet: {', '.join(absent[:NAMES_SHOWN])}" if absent else ""
         more = ", …" if len(absent) > NAMES_SHOWN else ""
-        count = f"{registered} of {s.status.attempt_workers} workers have registered"
+        count = f"{registered} of {s.status.ledger.attempt_workers} workers have registered"
         return _not("WaitingForAgents", f"{count}{shown}{more}")
     if s.report is not None or s.status.is_true("Running"):
         return _runs(s)

@@ -50,4 +50,4 @@ async def test_a_template_that_breaks_a_rule_is_said(control_plane: ControlPlane
         said = await s.until_condition("Running", "False", "spec.volumes[0].hostPath")
         assert "may not specify more than 1 volume type" in said["message"]
         await s.change({"worker": {"replicas": 1}})  # it goes on being looked at
-        await s.until(lambda j: j["status"].get("attemptWorkers") == 1)
+        await s.until(lambda j: j["status"].get("ledger", {}).get("attemptWorkers") == 1)

@@ -56,7 +56,7 @@ def test_delays_double_and_start_over_after_a_steady_attempt() -> None:
         w.run(seconds=steady)
         w.launcher_ends(1)
         w.settle()
-        delays.append(w.status.restart_delay_seconds)
+        delays.append(w.status.ledger.restart_delay_seconds)
         w.pods_go()
         w.run(seconds=10)
         w.start_gang()

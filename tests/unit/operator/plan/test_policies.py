@@ -8,6 +8,8 @@ import pytest
 from support.jobs import job
 from support.planworld import World, condition, running, world
 
+from ringtrain_operator.plan import Plan
+
 
 def test_suspend_and_resume() -> None:
     """Suspending deletes the pods; resuming begins the next attempt, which does not count."""
@@ -201,7 +203,7 @@ def test_scale() -> None:
     w.settle()
     w.pods_go()
     w.settle()
-    assert (w.status.attempt, w.status.restarts, w.status.attempt_workers, len(w.pods)) == (2, 0, 3, 4)
+    assert (w.status.attempt, w.status.restarts, w.status.ledger.attempt_workers, len(w.pods)) == (2, 0, 3, 4)
     worker = w.pods["digits-worker-0"]["spec"]["containers"][0]
     assert {"name": "RINGTRAIN_NUM_WORKERS", "value": "3"} in worker["env"]
 
@@ -275,3 +277,18 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     w.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     w.settle()
     assert w.writes == 0
+
+
+def test_a_status_of_an_operator_without_a_ledger_loses_nothing() -> None:
+    """Its notes stood beside everything else: the gang goes on, and the next write moves them."""
+    w = running()
+    new = w.job["status"]
+    noted = new["ledger"]
+    old = {**{k: v for k, v in new.items() if k != "ledger"}, **noted, "attemptWorkers": 2, "credentials": 3}
+    w.job["status"] = old
+    assert w.plan() == Plan()
+    assert w.status.ledger.model_dump(by_alias=True, mode="json", exclude_none=True) == {**noted, "credentials": 3}
+    w.launcher_says("Running", step=9)
+    w.settle()
+    assert w.job["status"]["ledger"] == {**noted, "credentials": 3}
+    assert "attemptWorkers" not in w.job["status"]

@@ -45,7 +45,7 @@ def act(w: World, action: str, number: int) -> None:
             for pod in names:
                 if not _ended(w.pods[pod]):
                     w.pod_runs(pod)
-        case "gang-runs" if len(names) == w.status.attempt_workers + 1:
+        case "gang-runs" if len(names) == w.status.ledger.attempt_workers + 1:
             w.launcher_says("Running", step=number)
         case "pods-go":
             w.pods_go()
@@ -161,5 +161,5 @@ def test_a_dead_operator_changes_nothing_but_time(history: list[tuple[str, int]]
     if w.status.state not in ("Succeeded", "Failed"):
         assert set(w.pods) == {
             w.name("launcher"),
-            *(w.name(f"worker-{i}") for i in range(w.status.attempt_workers)),
+            *(w.name(f"worker-{i}") for i in range(w.status.ledger.attempt_workers)),
         }
