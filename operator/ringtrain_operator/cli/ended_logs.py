@@ -46,8 +46,9 @@ async def read_ended(
     attempt = wanted.attempt or (attempt_of(pod) if pod else _present(job))
     own = pod if pod and attempt_of(pod) == attempt else None
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
-        missing = await _keep_output(session, wanted, own, kept, printed) if own else None
-        why_not = ""
+        missing, why_not = None, ""
+        if own:
+            missing, why_not = await _keep_output(session, wanted, own, kept, printed)
         if _is_short(missing) and claim_of(job) and (own or _is_over(job, attempt)):
             begun = False
             try:
@@ -59,12 +60,16 @@ async def read_ended(
             except OperatorError as exc:
                 if begun or not _is_of_reader(exc):
                     raise
-                why_not = f"; {exc}"
+                why_not += f"; {exc}"
         while chunk := kept.read(_CHUNK):
             yield chunk
     if missing is None:
-        found = f"the launcher of {wanted.name} is of attempt {attempt_of(pod)}" if pod else ""
-        found = found or f"{wanted.name} has no launcher now"
+        if own:
+            found = f"nothing can be read of the output of {wanted.pod}"
+        elif pod:
+            found = f"the launcher of {wanted.name} is of attempt {attempt_of(pod)}"
+        else:
+            found = f"{wanted.name} has no launcher now"
         raise LogsElsewhere(f"{found}; {where_kept(job, attempt)}{why_not}")
     if missing:
         raise LogsIncomplete(f"{missing}; {where_kept(job, attempt)}{why_not}")
@@ -85,17 +90,27 @@ def _is_of_reader(exc: OperatorError) -> bool:
     return isinstance(exc, ReaderNotStarted | Forbidden | Invalid)
 
 
-async def _keep_output(session: Session, wanted: Wanted, pod: Json, kept: IO[bytes], printed: Printed) -> Missing:
-    """Write what the launcher's output has into `kept`, and say what it has not."""
-    from ringtrain_operator.cluster.api import PODS
+async def _keep_output(
+    session: Session, wanted: Wanted, pod: Json, kept: IO[bytes], printed: Printed
+) -> tuple[Missing | None, str]:
+    """Write the launcher's output into `kept`, and say what is missing there; None and why if no node answers."""
+    from ringtrain_operator.cluster.api import PODS, ApiError, Forbidden
 
     shown = Shown()
-    async with aclosing(launcher_output(session, wanted, shown, follow=wanted.follow, printed=printed)) as lines:
-        async for line in lines:
-            kept.write(line)
+    try:
+        output = launcher_output(session, wanted, shown, follow=wanted.follow, printed=printed)
+        async with aclosing(output) as lines:
+            async for line in lines:
+                kept.write(line)
+    except ApiError as exc:  # the node is gone, or has thrown the output away
+        if isinstance(exc, Forbidden) or (pod.get("status") or {}).get("phase") == "Pending":
+            raise
+        kept.seek(0)
+        kept.truncate()
+        return None, f"; {exc}"
     kept.seek(0)
     ended = await session.api.get(PODS, session.namespace, wanted.pod) if wanted.follow else pod
-    return missing_lines(ended, attempt_of(pod), wanted, shown)
+    return missing_lines(ended, attempt_of(pod), wanted, shown), ""
 
 
 async def _from_claim(

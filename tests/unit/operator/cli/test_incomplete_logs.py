@@ -12,7 +12,7 @@ import pytest
 from ringtrain_operator.cli.ended_logs import read_ended
 from ringtrain_operator.cli.launcher_output import Printed, Wanted
 from ringtrain_operator.cli.session import Session
-from ringtrain_operator.cluster.api import Forbidden
+from ringtrain_operator.cluster.api import Forbidden, ServerError
 from ringtrain_operator.errors import OperatorError
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "runs"}}
@@ -51,12 +51,18 @@ class Api:
     """A node that has the last `kept` of a launcher's four lines, for a user who may not create pods."""
 
     def __init__(self, kept: int) -> None:
-        self.lines = [b"[0] a\n", b"2026 the launcher's own\n", b"[1] b\n", b"[0] c\n"][-kept:]
+        self.lines = [b"[0] a\n", b"2026 the launcher's own\n", b"[1] b\n", b"[0] c\n"][4 - kept :]
 
     async def pod_log(self, *_: str, tail_lines: int | None = None, **__: Any) -> AsyncGenerator[bytes, None]:
         """What the node has."""
+        if not self.lines:
+            raise ServerError("no answer from the node")
         for line in self.lines[-tail_lines:] if tail_lines else self.lines:
             yield line
+
+    async def get(self, *_: Any) -> None:
+        """Nothing else is read."""
+        raise AssertionError
 
     async def select(self, *_: Any, **__: Any) -> list[Any]:
         """No pods."""
@@ -136,6 +142,13 @@ def test_no_launcher() -> None:
     )
     out, error = read(4, 0, attempt=1, pod=launcher(attempt=2, **TOTAL), logs=CLAIM)
     assert (out, error.partition(";")[0]) == (b"", "the launcher of digits is of attempt 2")
+
+
+def test_a_node_that_is_gone() -> None:
+    """The claim is tried then; the error has what the node and the claim answered."""
+    out, error = read(0, 0, pod=launcher(**TOTAL), logs=CLAIM)
+    assert (out, "claim runs, in team/digits/1/" in error) == (b"", True)
+    assert error.endswith("no answer from the node; may not create pods")
 
 
 def test_a_tail_that_is_whole() -> None:
