@@ -71,7 +71,7 @@ async def read_surroundings(
     """Everything `plan` looks at. Raises ApiError."""
     api, meta, status = pods_of.api, job["metadata"], job.get("status") or {}
     selector = f"{contract.LABEL_JOB}={meta['name']}"
-    began = bool(status.get("attempt"))
+    began, ended = bool(status.get("attempt")), status.get("state") in ("Succeeded", "Failed")
     # What an earlier leader made or deleted shows in the store for certain, in a cache of it sooner or later.
     pods = await pods_of.select(meta["namespace"], selector, quorum=began and not memory.listed)
     memory.listed = True
@@ -80,7 +80,8 @@ async def read_surroundings(
         memory.forget_objects(
             int(status.get("attempt") or 0)
         )  # the pods that are made next must find all that they mount and run as
-    await _look_at_objects(api, job, memory, began)
+    if began and not ended:  # before, its creations tell whether a name is taken; afterwards nothing is created
+        await _look_at_objects(api, job, memory)
     others = [Foreign(ObjectRef("Pod", p["metadata"]["name"]), owner_name(p)) for p in pods if p not in ours]
     nodes = await _readiness_of_suspects(api, ours, now)
     observed = Observed(
@@ -102,14 +103,11 @@ def _is_of(pod: Json, attempt: object) -> bool:
     return (pod["metadata"].get("labels") or {}).get(contract.LABEL_ATTEMPT) == str(attempt)
 
 
-async def _look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory, began: bool) -> None:
-    """Fill `memory` with what exists besides pods, if it is new to us, long ago, or in our way.
-
-    A job that never began has nothing yet, and its creations will tell if a name is taken.
-    """
+async def _look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory) -> None:
+    """Fill `memory` with what exists besides pods, if it is new to us, long ago, or in our way."""
     now = time.monotonic()
     fresh = now - memory.looked_at < REREAD_AFTER_S and not memory.foreign
-    if not began or fresh:
+    if fresh:
         return
     found = await asyncio.gather(*(find_owner(api, job, r, job["metadata"]["name"]) for r in _READ_BY_NAME))
     secrets = {ref for ref in memory.owned if ref.kind == "Secret"}

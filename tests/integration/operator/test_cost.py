@@ -28,3 +28,21 @@ async def test_a_pods_change_costs_one_look() -> None:
             ("GET", "pods"),
             ("PATCH", "distributedtrainingjobs"),
         ]
+
+
+async def test_a_finished_job_costs_no_reads_of_what_it_has_besides_pods() -> None:
+    """Nothing is created for it any more, so whose its Service is does not matter."""
+    async with fake_cluster() as c:
+        assert c.fake is not None
+        ns = await c.new_namespace()
+        await c.api.create(JOBS, ns, job("digits"))
+        said = {"reason": "AllRanksSucceeded", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        succeeded = {"type": "Succeeded", "status": "True", **said}
+        status = {"state": "Succeeded", "attempt": 1, "conditions": [succeeded]}
+        await c.api.patch(JOBS, ns, "digits", {"status": status}, subresource="status")
+        async with running_operator(c.operator_connection):
+            await c.until(JOBS, ns, "digits", lambda j: j and j["status"].get("workers") == "-")
+            await c.until_quiet()
+        mine = {(call.method, call.plural) for call in c.fake.calls if call.agent == "ringtrain-operator"}
+        assert ("GET", "pods") in mine
+        assert not {plural for _, plural in mine} & {"services", "serviceaccounts", "networkpolicies"}
