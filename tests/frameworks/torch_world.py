@@ -1,6 +1,7 @@
 """Checks of ringtrain.torch beside its collectives: process sets, join, objects, queries, timeline, shutdown."""
 
 import json
+import os
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from frameworks.torch_values import RANK, RANKS, SIZE, error_of, numbers, same, value
 from torch import nn
 
+import ringtrain as rt
 import ringtrain.torch as hvd
 
 
@@ -102,6 +104,20 @@ def check_process_sets():
     assert "is not in use" in error_of(lambda: hvd.allreduce(torch.ones(1), process_set=mine))
 
 
+def check_one_world_for_all_modules():
+    """A set or an operation of one module is that of the other."""
+    for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product", "ProcessSet", "global_process_set"):
+        assert getattr(hvd, name) is getattr(rt, name), name
+    for make, give_up in ((rt, hvd), (hvd, rt)):
+        ends = make.add_process_set(sorted({0, SIZE - 1}))
+        if ends.included():
+            count = len(ends.ranks)
+            assert rt.allreduce(np.ones(1), rt.Sum, process_set=ends).tolist() == [count]
+            assert hvd.allreduce(torch.ones(1), op=rt.Sum, process_set=ends).tolist() == [count]
+        assert give_up.remove_process_set(ends)
+        assert ends.process_set_id is None
+
+
 def check_objects():
     state = {"step": RANK, "weights": torch.full((2,), float(RANK)), "names": ["a", ("b", None)]}
     received = hvd.broadcast_object(state, SIZE - 1)
@@ -187,3 +203,46 @@ def check_shutdown_and_init_again():
         hvd.init()
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
         hvd.shutdown()
+
+
+def check_a_world_that_the_other_module_has_made():
+    """`ringtrain.init()` makes the one world; `ringtrain.torch.init()` beside it adds its sets, once."""
+    rt.init()
+    assert hvd.is_initialized()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == SIZE
+    assert hvd.is_homogeneous()
+    if RANK == 0:
+        hvd.init()  # a library of one rank may do so
+    first = hvd.ProcessSet([0])
+    for _ in range(2):
+        hvd.init(process_sets=[first, hvd.global_process_set])
+        assert (first.process_set_id, first.size()) == (1, 1)
+    assert "exists already" in error_of(lambda: hvd.init(process_sets=[hvd.ProcessSet([0])]))
+    rt.shutdown()
+    assert first.process_set_id is None
+    hvd.init(process_sets=[first])
+    assert first.process_set_id == 1
+    hvd.shutdown()
+
+
+def check_a_timeline_in_the_place_of_that_of_the_environment():
+    """`start_timeline` ends the file of RINGTRAIN_TIMELINE, which has what came before."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["RINGTRAIN_TIMELINE"] = f"{folder}/environment.json"
+        try:
+            hvd.init()
+            hvd.allreduce(torch.ones(1), name="before")
+            hvd.start_timeline(f"{folder}/trace.json")
+            hvd.allreduce(torch.ones(1), name="during")
+            hvd.stop_timeline()
+            hvd.allreduce(torch.ones(1), name="after")
+            hvd.shutdown()
+        finally:
+            del os.environ["RINGTRAIN_TIMELINE"]
+        trace = Path(folder, "trace.json" if RANK == 0 else f"trace-rank{RANK}.json").read_text()
+        assert traced(trace) == {"allreduce.during"}
+        assert traced(Path(folder, "environment.json").read_text() + "{}]") == {"allreduce.before"}
+
+
+def traced(text):
+    return {event["args"]["tensor"] for event in json.loads(text) if event.get("cat") == "named"}

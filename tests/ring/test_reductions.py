@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 import ringtrain as rt
 from ring.reference import DTYPES, FLOATS, OPS, SHAPES, Array, assert_same_bits, folded, made
 from ring.worlds import TRANSPORTS, World, world_of
+from ringtrain.errors import ConfigurationError
 from ringtrain.reduction.cuts import even_bounds
 from ringtrain.wire.dtypes import INTEGERS
 
@@ -66,3 +68,37 @@ def test_strides_do_not_matter(dtype: str) -> None:
                 untouched = parts[rank].copy()
                 view(untouched)[...] = expected
                 assert_same_bits(whole[rank], untouched)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("size", [1, 2, 4], ids=["one-rank", "two-ranks", "four-ranks"])
+def test_adasum(transport: str, size: int) -> None:
+    """Orthogonal vectors add, parallel ones average, in place and not, alone, grouped and asynchronously."""
+    with world_of(size, transport) as world:
+
+        def combine(rank: int) -> list[object]:
+            own, alike = np.eye(size, dtype=np.float32)[rank], np.array([3.0, 4.0])
+            in_place = own.copy()
+            rt.allreduce_(in_place, rt.Adasum)
+            together = rt.grouped_allreduce([own, alike], rt.Adasum)
+            later = rt.allreduce_async(np.float32(2.0), rt.Adasum)
+            arrays = [rt.allreduce(own, rt.Adasum), in_place, *together, rt.synchronize(later)]
+            return [array.tolist() for array in arrays]
+
+        ones = [1.0] * size
+        assert world.run(combine) == [[ones, ones, ones, [3.0, 4.0], 2.0]] * size
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_adasum_needs_a_power_of_two_of_ranks(transport: str) -> None:
+    """All ranks raise the number that they are, and go on."""
+    with world_of(3, transport) as world:
+
+        def combine(rank: int) -> float:
+            with pytest.raises(ConfigurationError, match="process set has 3; expected a power of two"):
+                rt.allreduce(np.ones(2), rt.Adasum)
+            with pytest.raises(ConfigurationError, match="op is Adasum; expected Sum, Average"):
+                rt.reducescatter(np.ones(3), rt.Adasum)
+            return float(rt.allreduce(1.0, rt.Sum))
+
+        assert world.run(combine) == [3.0] * 3
