@@ -4,6 +4,7 @@ Ranks are threads, and adapters for numpy arrays stand for the frameworks'.
 """
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ import ringtrain as rt
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.negotiation import arrays, queues
 from ringtrain.optim import SGD, HostOptimizer
+from ringtrain.process_groups.context import RankContext
 from ringtrain.process_groups.process_sets import ProcessSet, open_group
+from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
+from ringtrain.world.config import WorkerConfig
 
 OVER = pytest.mark.parametrize("transport", TRANSPORTS)
 ONES = np.ones(2, np.float32)
@@ -135,3 +139,23 @@ def test_a_rank_that_leaves_without_a_set_that_others_use_is_named(transport: st
         error = world.errors(use)[0]
     assert isinstance(error, PeerLost)
     assert re.search(r"rank 2 has shut down, and rank 0 needs it for .* on 'allreduce.x'", str(error))
+
+
+@pytest.mark.parametrize(("hosts", "alike"), [((2, 2), True), ((1, 2, 3), False), ((1,), True)])
+def test_every_rank_knows_whether_hosts_have_equally_many_ranks(hosts: tuple[int, ...], alike: bool) -> None:
+    """Without a further exchange, so that it does not matter which module made the world, and where."""
+    size, network = sum(hosts), MemoryNetwork()
+    local_sizes = [count for count in hosts for _ in range(count)]
+
+    def ask(rank: int) -> bool:
+        config = WorkerConfig(
+            rank=rank, size=size, addresses=("memory:1",) * size, transport="grpc", local_size=local_sizes[rank]
+        )
+        world = RankContext(config, MemoryTransport(network, rank))
+        with world.entered():
+            answer = queues.is_homogeneous()
+        world.close()
+        return answer
+
+    with ThreadPoolExecutor(size) as pool:
+        assert list(pool.map(ask, range(size))) == [alike] * size

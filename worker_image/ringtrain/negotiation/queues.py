@@ -23,7 +23,6 @@ class _Queues:
 
     queues: dict[int, NamedQueue] = field(default_factory=dict)
     counters: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
-    local_sizes: tuple[int, ...] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -35,10 +34,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """
     context.init()
     _check_comm(comm)
-    mine = _queues()
-    if mine.local_sizes is None:
-        sizes = context.current().group().allgather_object(context.local_size())
-        mine.local_sizes = tuple(sizes)
     for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
         if process_set.process_set_id is None:
             add_process_set(process_set)
@@ -123,10 +118,7 @@ def stop_timeline() -> None:
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks."""
-    config, sizes = context.current().config, _queues().local_sizes
-    if sizes is None:  # the world was made by `ringtrain.init()`
-        return config.size == config.local_size * config.cross_size
-    return len(set(sizes)) == 1
+    return len(set(context.current().local_sizes)) == 1
 
 
 def _queues() -> _Queues:

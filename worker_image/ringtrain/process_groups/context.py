@@ -58,7 +58,7 @@ class RankContext:
         self._segment_bytes = segment_bytes
         ring = RingConfig(
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
-            config.stall_timeout_s,
+            config.stall_timeout_s, config.local_size,
         )  # fmt: skip
         warn_of_strangers(ring)
         self._member = Membership.join(ring, transport or _transport(ring, config))
@@ -156,6 +156,11 @@ class RankContext:
                 self._attached[kind] = make()
             found: T = self._attached[kind]
             return found
+
+    @property
+    def local_sizes(self) -> tuple[int, ...]:
+        """How many ranks the host or pod of each rank has."""
+        return self._member.local_sizes
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[RankContext]:

@@ -5,7 +5,7 @@ import struct
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 SESSION_BYTES: Final = 16
 
 HELLO: Final = "Hello"
@@ -37,6 +37,7 @@ class Hello:
     address: str
     instance: str
     nonce: str
+    local_size: int = 1
 
     @staticmethod
     def parse(value: object) -> "Hello":

@@ -54,6 +54,7 @@ class Handshake:
         self._met: dict[int, str] = {}  # the process that answers at each peer's address
         self._watched_by: set[int] = set()  # peers that have met this rank, and will hear when it leaves
         self._all_met = False
+        self.local_sizes: tuple[int, ...] = (ring.local_size,)  # by rank, once all are met
         failure_state.on_reached(self._wake)
 
     # What this rank answers
@@ -131,6 +132,10 @@ class Handshake:
         for peer, hello in hellos.items():
             self._prove_to(transport, peer, hello, theirs[peer], end)
             met(peer)
+        said = {peer: hello.local_size for peer, hello in theirs.items()} | {
+            self._ring.rank: self._ring.local_size
+        }
+        self.local_sizes = tuple(said[rank] for rank in sorted(said))
         self._await_all(end)
 
     def _greet(self, transport: Transport, peer: int, mine: Hello, answer: "Future[bytes]", end: float) -> Hello:
@@ -200,7 +205,10 @@ class Handshake:
 
     def _mine(self, nonce: str) -> Hello:
         p = self._ring
-        return Hello(PROTOCOL_VERSION, p.rank, p.size, p.generation, p.addresses[p.rank], self._instance, nonce)
+        return Hello(
+            version=PROTOCOL_VERSION, rank=p.rank, size=p.size, generation=p.generation,
+            address=p.addresses[p.rank], instance=self._instance, nonce=nonce, local_size=p.local_size,
+        )  # fmt: skip
 
     def _nonce_for(self, theirs: Hello) -> str:
         return hmac.digest(self._secret, b"nonce" + dump(theirs), "sha256").hex()

@@ -69,6 +69,11 @@ class Membership:
             f"same calls",
         )
 
+    @property
+    def local_sizes(self) -> tuple[int, ...]:
+        """How many ranks the host or pod of each rank has."""
+        return self._handshake.local_sizes
+
     def await_verdict(self) -> None:
         """After a report: wait until what follows from it is known to all, or this rank leaves."""
         self.failure_state.wait_over(self.ring.timeout_s / 5)

@@ -8,7 +8,7 @@ class RingConfig:
     """Rank `rank` of `size`. `addresses` by rank, `host:port`.
 
     `timeout_s`: of a process that does not answer. `stall_timeout_s`: how long a collective waits for one that
-    answers and does not come.
+    answers and does not come. `local_size`: ranks of this one's host or pod.
     """
 
     rank: int
@@ -18,6 +18,7 @@ class RingConfig:
     token: bytes | None = None
     timeout_s: float = 60.0
     stall_timeout_s: float = 600.0
+    local_size: int = 1
 
     @property
     def peers(self) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def test_any_request_to_a_rank(method: str, data: bytes, token: bytes | None) ->
     )
     with suppress(PullRefused, Broken):
         member.answer(method, data, MemoryCaller(0.01))
-    assert member.verdict.failure is None
+    assert member.failure_state.failure is None
 
 
 @given(st.binary(max_size=100))
