@@ -155,6 +155,6 @@ def test_a_wrapper_that_says_nothing_more_was_killed(told: bool, short_path: Pat
             os.close(file)
         send_frame(wrapper, {"pid": 1})
         if told:
-            send_frame(wrapper, {"code": -9, "world": None, "library": ""})
+            send_frame(wrapper, {"code": -9, "world": None, "library": "", "asked": False})
     assert host.departed.get(timeout=DEADLINE_S) == Departure(-9, told=told)
     registry.close()
