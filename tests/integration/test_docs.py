@@ -1,0 +1,34 @@
+"""`make docs`: the pages and the reference of the Python API are built without a warning."""
+
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ringtrain as rt
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_pages_build_and_hold_the_whole_public_api(tmp_path: Path) -> None:
+    """Strictly: no dead link or heading. Every public function and class of `ringtrain` has its entry."""
+    pytest.importorskip("mkdocs", reason="needs mkdocs-material and mkdocstrings: requirements-dev.txt")
+    made = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    page = html.unescape((tmp_path / "reference/python/index.html").read_text())
+    entries = {name.rpartition(".")[2] for name in re.findall(r'id="(ringtrain[\w.]*)"', page)}
+    public = {name for name in rt.__all__ if callable(getattr(rt, name))}
+    assert public - entries == set()
+    assert (tmp_path / "index.html").exists()
