@@ -1,9 +1,7 @@
-"""One rank of `ringtrain bench allreduce`: `python -m ringtrain.bench_rank BYTES REPETITIONS`; 0 prints JSON."""
+"""One rank of `ringtrain bench allreduce`."""
 
-import json
 import resource
 import statistics
-import sys
 import time
 
 import numpy as np
@@ -14,8 +12,8 @@ from ringtrain.process_groups.process_sets import group_of
 _WARM_UP = 3
 
 
-def main() -> None:
-    nbytes, repetitions = map(int, sys.argv[1:])
+def measure(nbytes: int, repetitions: int) -> dict[str, object]:
+    """Time allreduces of `nbytes` of float32 in the world of this rank."""
     rt.init()
     group = group_of()
     buffer = np.ones(nbytes // 4, np.float32)
@@ -29,9 +27,9 @@ def main() -> None:
         times.append(time.perf_counter() - started)
     cpu_s = sum(rt.allgather_object(_cpu_s() - cpu_before))
     slowest = [max(of_ranks) for of_ranks in zip(*rt.allgather_object(times), strict=True)]
-    if rt.rank() == 0:
-        print(json.dumps(_summary(slowest, nbytes, cpu_s)))
+    summary = _summary(slowest, nbytes, cpu_s)
     rt.shutdown()
+    return summary
 
 
 def _summary(times: list[float], nbytes: int, cpu_s: float) -> dict[str, object]:
@@ -50,7 +48,3 @@ def _summary(times: list[float], nbytes: int, cpu_s: float) -> dict[str, object]
 def _cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-if __name__ == "__main__":
-    main()

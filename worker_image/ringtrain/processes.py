@@ -1,14 +1,21 @@
-"""Starting rank processes, and leaving none behind."""
+"""Starting processes, and leaving none behind.
+
+Two ways find what a process started, whatever sessions and process groups it made. PID 1 of a pod ends its
+children, which every orphan becomes in time. An MPI daemon is one of several in its pod: what it started inherits
+its environment, in which a marker names the daemon.
+"""
 
 import ctypes
 import fcntl
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ringtrain import contract
 
@@ -18,6 +25,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 # 1 MiB: a burst of lines fits before the reader has had its turn.
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
+MARKER = "RINGTRAIN_MPI_DAEMON"
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,23 @@ def die_with_parent(parent: int) -> Callable[[], None]:
     return arrange
 
 
+def start_child(
+    command: Sequence[str], environment: Mapping[str, str], **streams: Any
+) -> "subprocess.Popen[bytes]":
+    """Start `command` as the leader of a session of its own that ends when this process does.
+
+    `streams`: further arguments of Popen. Call from a thread that lives as long as the child shall.
+    """
+    return subprocess.Popen(
+        list(command),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=die_with_parent(os.getpid()),
+        **streams,
+    )
+
+
 def start_rank(rank: int, command: Sequence[str], environment: Mapping[str, str]) -> RankProcess:
     """Start `command` as `rank`; raises OSError when it cannot be executed. Call from the main thread only."""
     log_read, log_write = make_pipe()
@@ -53,15 +79,12 @@ def start_rank(rank: int, command: Sequence[str], environment: Mapping[str, str]
     # A rank must never wait for its reports to be read.
     os.set_blocking(report_write, False)
     try:
-        process = subprocess.Popen(
-            list(command),
-            env={**environment, contract.ENV_REPORT_FD: str(report_write)},
-            stdin=subprocess.DEVNULL,
+        process = start_child(
+            command,
+            {**environment, contract.ENV_REPORT_FD: str(report_write)},
             stdout=log_write,
             stderr=log_write,
             pass_fds=(report_write,),
-            start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid()),
         )
     except OSError:
         os.close(log_read)
@@ -107,20 +130,51 @@ def kill_descendants() -> bool:
 
     With orphans adopted (`become_subreaper`), repeating this until it is False leaves no descendant.
     """
-    children = _children()
-    for pid in children:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return bool(children)
+    return _signal_all(_children(), signal.SIGKILL) > 0
+
+
+def signal_marked(marker: str, number: int) -> int:
+    """Send signal `number` to all processes of `marker`; returns how many there were."""
+    return _signal_all(marked_processes(marker), number)
+
+
+def end_marked(marker: str, grace_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    """End all processes of `marker`: SIGTERM, and SIGKILL to those that are still there after `grace_s`."""
+    deadline = clock() + grace_s
+    signal_marked(marker, signal.SIGTERM)
+    while marked_processes(marker) and clock() < deadline:
+        time.sleep(_POLL_S)
+    # Repeated: a process may have forked between the look and the signal.
+    while signal_marked(marker, signal.SIGKILL):
+        time.sleep(_POLL_S)
+
+
+def marked_processes(marker: str) -> list[int]:
+    """Process ids of all living processes with `marker` in their environment; a zombie's is empty."""
+    wanted = f"{MARKER}={marker}".encode()
+    return [pid for pid, environ in _read_all("environ") if wanted in environ.split(b"\0")]
 
 
 def _children() -> list[int]:
     found = []
+    for pid, stat in _read_all("stat"):
+        # pid (name) state parent …; the name may hold anything, parentheses and blanks included.
+        state, parent = stat.rpartition(b")")[2].split()[:2]
+        if int(parent) == os.getpid() and state != b"Z":
+            found.append(pid)
+    return found
+
+
+def _read_all(file: str) -> Iterator[tuple[int, bytes]]:
+    """(pid, content of `file` in /proc) of every process that can be read: it may end, or be another user's."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with suppress(OSError):  # it has just ended
-                # pid (name) state parent …; the name may hold anything, parentheses and blanks included.
-                after_name = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if int(after_name[1]) == os.getpid() and after_name[0] != "Z":
-                    found.append(int(entry.name))
-    return found
+            with suppress(OSError):
+                yield int(entry.name), (entry / file).read_bytes()
+
+
+def _signal_all(pids: Sequence[int], number: int) -> int:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return len(pids)

@@ -3,17 +3,18 @@
 import json
 import os
 import re
-import subprocess
-import sys
+from typing import Any
 
 import click
 
+import ringtrain as rt
 from ringtrain import contract
-from ringtrain.control.ports import HeldPorts
-from ringtrain.processes import die_with_parent
+from ringtrain.bench_rank import measure
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _DEADLINE_S = 600
+# What the agent sets: buffers of many megabytes stay mapped. The C library reads it when a process starts.
+_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 
 
 @click.group()
@@ -30,24 +31,18 @@ def bench() -> None:
 def allreduce(ranks: int, size: str, transport: str, repetitions: int, as_json: bool) -> None:
     """Time an allreduce of float32 between ranks on this machine; the slowest rank counts."""
     nbytes = parse_size(size)
-    held = HeldPorts()
-    addresses = ",".join(f"127.0.0.1:{port}" for port in held.take(0, ranks))
-    held.release()
-    command = [sys.executable, "-m", "ringtrain.bench_rank", str(nbytes), str(repetitions)]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=os.environ | _rank_env(rank, ranks, addresses, transport),
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            preexec_fn=die_with_parent(os.getpid()),
+    os.environ.update(_ALLOCATION)
+    try:
+        measured = rt.run(
+            measure,
+            (nbytes, repetitions),
+            np=ranks,
+            env={contract.ENV_TRANSPORT: transport},
+            timeout_s=_DEADLINE_S,
         )
-        for rank in range(ranks)
-    ]
-    output = processes[0].communicate(timeout=_DEADLINE_S)[0]
-    codes = [process.wait(_DEADLINE_S) for process in processes]
-    if any(codes):
-        raise click.ClickException(f"ranks ended with {codes}; what they said is above")
-    result = {"ranks": ranks, "bytes": nbytes, "transport": transport, **json.loads(output)}
+    except rt.RankFailed as exc:
+        raise click.ClickException(str(exc)) from exc
+    result = {"ranks": ranks, "bytes": nbytes, "transport": transport, **measured[0]}
     click.echo(json.dumps(result) if as_json else _line(result))
 
 
@@ -61,19 +56,7 @@ def parse_size(text: str) -> int:
     return max(4, int(found[1]) * _UNITS[found[2]] // 4 * 4)
 
 
-def _rank_env(rank: int, ranks: int, addresses: str, transport: str) -> dict[str, str]:
-    return {
-        contract.ENV_RANK: str(rank),
-        contract.ENV_SIZE: str(ranks),
-        contract.ENV_RING_ADDRESSES: addresses,
-        contract.ENV_TRANSPORT: transport,
-        # What the agent sets: buffers of many megabytes stay mapped.
-        "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
-        "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
-    }
-
-
-def _line(result: dict[str, float]) -> str:
+def _line(result: dict[str, Any]) -> str:
     low, middle, high = (1e3 * result[f"{name}_s"] for name in ("quartile1", "median", "quartile3"))
     return (
         f"{result['ranks']} ranks, {result['bytes']} bytes over {result['path']}: {middle:.3f} ms "

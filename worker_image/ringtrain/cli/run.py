@@ -24,7 +24,7 @@ from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.control.ports import HeldPorts
 from ringtrain.logs.layout import AttemptFiles
-from ringtrain.processes import die_with_parent
+from ringtrain.processes import start_child
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 _POLL_S = 0.2
@@ -191,13 +191,8 @@ def _start(
     stack: ExitStack, role: str, environment: dict[str, str], words: list[str]
 ) -> "subprocess.Popen[bytes]":
     """A `ringtrain` process that ends when this one does. In a session of its own: Ctrl-C is ours to pass on."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ringtrain", *words],
-        env={**environment, contract.ENV_ROLE: role},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=die_with_parent(os.getpid()),
-    )
+    command = [sys.executable, "-m", "ringtrain", *words]
+    process = start_child(command, {**environment, contract.ENV_ROLE: role})
 
     def end() -> None:
         process.kill()

@@ -9,7 +9,7 @@ from ringtrain.negotiation.queues import name_for
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import scalar_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain.torch.bridge import to_tensor
+from ringtrain.torch.bridge import to_tensors
 from ringtrain.torch.gradients import reduced
 from ringtrain.torch.handles import Handle, submit, synchronize
 
@@ -73,7 +73,7 @@ def _rows_before(rows: Sequence[int], name: str, process_set: ProcessSet) -> lis
 
 def _submit(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, single: bool = False) -> Handle:
     def finish(result: Sequence[Any]) -> Any:
-        gathered = [to_tensor(array, t.device) for array, t in zip(result, tensors, strict=True)]
+        gathered = to_tensors(result, tensors)
         return gathered[0] if single else gathered
 
     error = scalar_error([tensor.shape for tensor in tensors])

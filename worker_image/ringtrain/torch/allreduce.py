@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from ringtrain.collectives.tensors import Array
+from ringtrain.compression.casts import run_compressed
 from ringtrain.negotiation.queue import Finish
 from ringtrain.negotiation.queues import name_for
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.ops import ReduceOp, chosen_op
-from ringtrain.torch.bridge import to_tensor
+from ringtrain.torch.bridge import to_tensor, to_tensors
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradients import allreduce_gradients
 from ringtrain.torch.handles import Handle, submit, synchronize
@@ -32,7 +32,7 @@ def allreduce_async(
     or Product. `average`: deprecated form of `op`. Factors multiply before and after the reduction.
     """
     request = _request(name, op, average, (prescale_factor, postscale_factor), process_set)
-    return _submit([tensor], request, process_set, lambda result: to_tensor(result[0], tensor.device))
+    return _submit([tensor], request, process_set, lambda result: to_tensors(result, [tensor])[0])
 
 
 def allreduce_async_(
@@ -77,9 +77,7 @@ def allreduce(
     """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. Arguments as of
     `allreduce_async`; `compression` makes the tensor smaller on its way."""
     request = _request(name, op, average, (prescale_factor, postscale_factor), process_set)
-    small, ctx = compression.compress(tensor)
-    (reduced,) = _Allreduce.apply(request, process_set, small)
-    return compression.decompress(reduced, ctx)
+    return _differentiable([tensor], request, process_set, compression)[0]
 
 
 def grouped_allreduce_async(
@@ -94,7 +92,7 @@ def grouped_allreduce_async(
     """Begin to reduce all of `tensors` as one collective; `synchronize` returns a list. Arguments as of
     `allreduce_async`."""
     request = _request(name, op, average, (prescale_factor, postscale_factor), process_set, "grouped_allreduce")
-    return _submit(tensors, request, process_set, lambda result: _as_tensors(tensors, result))
+    return _submit(tensors, request, process_set, lambda result: to_tensors(result, tensors))
 
 
 def grouped_allreduce_async_(
@@ -137,15 +135,19 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Return all of `tensors`, reduced as one collective; gradients flow through."""
     request = _request(name, op, average, (prescale_factor, postscale_factor), process_set, "grouped_allreduce")
-    small = [compression.compress(tensor) for tensor in tensors]
-    reduced = _Allreduce.apply(request, process_set, *(tensor for tensor, _ in small))
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, small, strict=True)]
+    return _differentiable(tensors, request, process_set, compression)
+
+
+def _differentiable(
+    tensors: Sequence[torch.Tensor], request: Request, process_set: ProcessSet, compression: type[Compressor]
+) -> list[torch.Tensor]:
+    return run_compressed(compression, tensors, lambda small: _Allreduce.apply(request, process_set, *small))
 
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, request: Request, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
-        outputs = synchronize(_submit(tensors, request, process_set, lambda result: _as_tensors(tensors, result)))
+        outputs = synchronize(_submit(tensors, request, process_set, lambda result: to_tensors(result, tensors)))
         ctx.request, ctx.process_set = request, process_set
         # Not save_for_backward, which lets go of them with the first backward pass: the outputs of a group may be
         # taken back one by one. Detached, so that no output holds itself.
@@ -198,11 +200,7 @@ def _submit(tensors: Sequence[torch.Tensor], request: Request, process_set: Proc
     return submit(request, tensors, process_set, finish, error)
 
 
-def _as_tensors(like: Sequence[torch.Tensor], result: Sequence[Array]) -> list[torch.Tensor]:
-    return [to_tensor(array, tensor.device) for tensor, array in zip(like, result, strict=True)]
-
-
-def _write(tensors: Sequence[torch.Tensor], result: Sequence[Array]) -> list[torch.Tensor]:
+def _write(tensors: Sequence[torch.Tensor], result: Sequence[Any]) -> list[torch.Tensor]:
     with torch.no_grad():
         for tensor, array in zip(tensors, result, strict=True):
             tensor.detach().copy_(to_tensor(array))

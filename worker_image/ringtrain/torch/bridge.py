@@ -68,6 +68,11 @@ def to_tensor(array: Array, device: torch.device | str = "cpu") -> torch.Tensor:
     return tensor if str(device) == "cpu" else tensor.to(device)
 
 
+def to_tensors(arrays: Sequence[Array], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return each of `arrays` as a tensor on the device of its counterpart in `like`."""
+    return [to_tensor(array, tensor.device) for array, tensor in zip(arrays, like, strict=True)]
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Return the dtype called `name`."""
     return _DTYPES[name]

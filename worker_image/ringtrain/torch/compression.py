@@ -1,55 +1,14 @@
 """Send gradients in fewer bytes."""
 
-from typing import Any, Final, Protocol
+from typing import Final
 
 import torch
 
+from ringtrain.compression.casts import CompressionChoices, NoneCompressor, half_compressor
+from ringtrain.compression.casts import TensorCompressor as Compressor
 
-class Compressor(Protocol):
-    """How a tensor is made smaller before it travels and restored after."""
+FP16Compressor: Final = half_compressor(torch.float16, torch.Tensor.to, torch.is_floating_point)
+BF16Compressor: Final = half_compressor(torch.bfloat16, torch.Tensor.to, torch.is_floating_point)
+Compression: Final = CompressionChoices(FP16Compressor, BF16Compressor)
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor to send, and what `decompress` needs to know."""
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Return the received tensor as it would have been without compression."""
-
-
-class NoneCompressor:
-    """Send tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor
-
-
-def _half(half: torch.dtype) -> type[Compressor]:
-    class HalfCompressor:
-        @staticmethod
-        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-            return (tensor.to(half), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
-
-        @staticmethod
-        def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-            return tensor if ctx is None else tensor.to(ctx)
-
-    HalfCompressor.__doc__ = f"Send floating-point tensors as {half}."
-    return HalfCompressor
-
-
-FP16Compressor: Final = _half(torch.float16)
-BF16Compressor: Final = _half(torch.bfloat16)
-
-
-class Compression:
-    """The choices for the `compression` argument."""
-
-    none: Final = NoneCompressor
-    fp16: Final = FP16Compressor
-    bf16: Final = BF16Compressor
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

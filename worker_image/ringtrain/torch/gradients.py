@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from ringtrain.negotiation.queue import Finish
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.process_sets import ProcessSet, members
-from ringtrain.torch.bridge import to_tensor
+from ringtrain.torch.bridge import to_tensor, to_tensors
 from ringtrain.torch.handles import submit, synchronize
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -38,11 +38,7 @@ def allreduce_gradients(
 
 def reduced(tensors: Sequence[torch.Tensor], request: Request, process_set: ProcessSet) -> list[torch.Tensor]:
     """Return `tensors` after the allreduce `request`, without gradients."""
-    devices = [tensor.device for tensor in tensors]
-
-    def finish(arrays: Sequence[Any]) -> list[torch.Tensor]:
-        return [to_tensor(array, device) for array, device in zip(arrays, devices, strict=True)]
-
+    finish: Finish = lambda arrays: to_tensors(arrays, tensors)  # noqa: E731
     result: list[torch.Tensor] = synchronize(submit(request, tensors, process_set, finish))
     return result
 

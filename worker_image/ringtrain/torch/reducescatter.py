@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
+from ringtrain.compression.casts import run_compressed
 from ringtrain.negotiation.queues import name_for
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import scalar_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.ops import Average, chosen_op, only_sums
-from ringtrain.torch.bridge import to_tensor
+from ringtrain.torch.bridge import to_tensors
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.handles import Handle, submit, synchronize
 
@@ -43,9 +44,7 @@ def reducescatter(
     The gradient is every rank's, gathered; for Sum it is multiplied by the number of ranks, as Horovod does.
     """
     request = _request("reducescatter", name, op, process_set, (prescale_factor, postscale_factor))
-    small, ctx = compression.compress(tensor)
-    (output,) = _Reducescatter.apply(request, process_set, small)
-    return compression.decompress(output, ctx)
+    return _differentiable([tensor], request, process_set, compression)[0]
 
 
 def grouped_reducescatter_async(
@@ -72,9 +71,13 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
     request = _request("grouped_reducescatter", name, op, process_set, (prescale_factor, postscale_factor))
-    small = [compression.compress(tensor) for tensor in tensors]
-    outputs = _Reducescatter.apply(request, process_set, *(tensor for tensor, _ in small))
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(outputs, small, strict=True)]
+    return _differentiable(tensors, request, process_set, compression)
+
+
+def _differentiable(
+    tensors: Sequence[torch.Tensor], request: Request, process_set: ProcessSet, compression: type[Compressor]
+) -> list[torch.Tensor]:
+    return run_compressed(compression, tensors, lambda small: _Reducescatter.apply(request, process_set, *small))
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -86,9 +89,7 @@ class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         request = Request(CollectiveKind.ALLGATHER, f"{ctx.request.name}.grad")
-        gathered = synchronize(
-            submit(request, grads, ctx.process_set, lambda result: [to_tensor(a, grads[0].device) for a in result])
-        )
+        gathered = synchronize(submit(request, grads, ctx.process_set, lambda result: to_tensors(result, grads)))
         factor = ctx.request.prescale * ctx.request.postscale
         factor *= members(ctx.process_set) if ctx.request.op == "Sum" else 1
         return (None, None, *(grad * factor for grad in gathered))
@@ -106,8 +107,7 @@ def _submit(
     tensors: Sequence[torch.Tensor], request: Request, process_set: ProcessSet, single: bool = False
 ) -> Handle:
     def finish(result: Sequence[Any]) -> Any:
-        outputs = [to_tensor(array, t.device) for array, t in zip(result, tensors, strict=True)]
-        return outputs[0] if single else outputs
+        rows = to_tensors(result, tensors)
+        return rows[0] if single else rows
 
-    error = scalar_error([tensor.shape for tensor in tensors])
-    return submit(request, tensors, process_set, finish, error)
+    return submit(request, tensors, process_set, finish, scalar_error([tensor.shape for tensor in tensors]))

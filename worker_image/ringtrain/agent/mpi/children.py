@@ -16,7 +16,7 @@ from ringtrain.agent.main_thread import MainThread
 
 
 @dataclass(frozen=True)
-class Streams:
+class ChildStreams:
     """Open files that become the child's stdin, stdout and stderr."""
 
     stdin: int
@@ -35,7 +35,7 @@ class Child:
 class Spawner(Protocol):
     """Starts processes. OSError: it cannot be executed."""
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: Streams) -> Child:
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
         """Start `command` as the leader of a session of its own."""
 
 
@@ -51,7 +51,7 @@ class Children:
         """Whether any child lives. Of the main thread only."""
         return bool(self._running)
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: Streams) -> Child:
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
         """Start `command`. TimeoutError: the main thread is busy, or ending."""
         return self._main.run(lambda: self._start(command, environment, streams))
 
@@ -67,7 +67,7 @@ class Children:
             future.set_result(-signal.SIGKILL)
         self._running.clear()
 
-    def _start(self, command: Sequence[str], environment: Mapping[str, str], streams: Streams) -> Child:
+    def _start(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
         process = subprocess.Popen(
             list(command),
             env=dict(environment),

@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 
-from ringtrain.agent.mpi.children import Spawner, Streams
-from ringtrain.agent.mpi.process_tree import MARKER, end_marked, signal_marked
+from ringtrain.agent.mpi.children import ChildStreams, Spawner
 from ringtrain.control.model import JobIdentity
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import daemons_pb2 as pb
 from ringtrain.mpi.proof import Claim, make_nonce, proves
+from ringtrain.processes import MARKER, end_marked, signal_marked
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class _Daemon:
         err, child_err = os.pipe()
         try:
             environment = {**context.environment(command), MARKER: self._marker}
-            streams = Streams(child_in, child_out, child_err)
+            streams = ChildStreams(child_in, child_out, child_err)
             self._child = context.spawner.spawn(["/bin/sh", "-c", command], environment, streams)
         except (OSError, TimeoutError):
             for file in (self._stdin, out, err):

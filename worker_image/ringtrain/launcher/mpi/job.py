@@ -34,7 +34,7 @@ from ringtrain.mpi.implementation import find_mpirun
 from ringtrain.mpi.proof import Claim
 from ringtrain.mpi.settings import MpiSettings
 from ringtrain.mpi.shim import write_shim
-from ringtrain.processes import die_with_parent
+from ringtrain.processes import start_child
 
 log = logging.getLogger(__name__)
 
@@ -82,15 +82,12 @@ class MpiJob:
             words, program = self._command, self._command[0]
             environment |= write_mpirun_shims(self._directory / "bin", line)
         log.info("%s starts %d ranks on %d workers", self._mpirun, self._config.world_size, len(workers))
-        self._process = subprocess.Popen(
+        self._process = start_child(
             words,
+            environment,
             executable=shutil.which(program, path=environment.get("PATH")),
-            env=environment,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid()),
         )
         threading.Thread(target=self._follow, args=(self._process,), name="ringtrain-mpirun", daemon=True).start()
 

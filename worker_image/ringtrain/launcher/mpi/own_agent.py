@@ -11,7 +11,7 @@ from pathlib import Path
 from ringtrain import contract
 from ringtrain.agent.mpi.worker import registry_variables
 from ringtrain.control.model import host_port
-from ringtrain.processes import die_with_parent
+from ringtrain.processes import start_child
 
 
 class OwnAgent:
@@ -19,13 +19,8 @@ class OwnAgent:
 
     def __init__(self, directory: Path, index: int, port: int, inherited: Mapping[str, str]) -> None:
         self._directory = directory
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ringtrain", "agent"],
-            env={**inherited, **_variables(directory, index, port, inherited)},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid()),
-        )
+        command = [sys.executable, "-m", "ringtrain", "agent"]
+        self._process = start_child(command, {**inherited, **_variables(directory, index, port, inherited)})
 
     def variables(self) -> dict[str, str]:
         """Variables by which the ranks that mpirun starts in this pod find the agent's registry."""

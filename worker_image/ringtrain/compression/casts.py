@@ -1,0 +1,65 @@
+"""Send gradients of a framework in fewer bytes: the choices for the `compression` argument."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class TensorCompressor(Protocol):
+    """How a tensor is made smaller before it travels and restored after."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor to send, and what `decompress` needs to know."""
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the received tensor as it would have been without compression."""
+
+
+class NoneCompressor:
+    """Send tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+@dataclass(frozen=True)
+class CompressionChoices:
+    """The choices for the `compression` argument. `fp16`, `bf16`: floating-point tensors travel as that."""
+
+    fp16: type[TensorCompressor]
+    bf16: type[TensorCompressor]
+    none: type[TensorCompressor] = NoneCompressor
+
+
+def half_compressor(
+    half: Any, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
+) -> type[TensorCompressor]:
+    """A compressor that sends floating-point tensors as `half`. `cast(tensor, dtype)`: the framework's."""
+
+    class HalfCompressor:
+        @staticmethod
+        def compress(tensor: Any) -> tuple[Any, Any]:
+            return (cast(tensor, half), tensor.dtype) if is_floating(tensor) else (tensor, None)
+
+        @staticmethod
+        def decompress(tensor: Any, ctx: Any) -> Any:
+            return tensor if ctx is None else cast(tensor, ctx)
+
+    HalfCompressor.__doc__ = f"Send floating-point tensors as {half}."
+    return HalfCompressor
+
+
+def run_compressed(
+    compression: type[TensorCompressor], tensors: Sequence[Any], collective: Callable[[list[Any]], Sequence[Any]]
+) -> list[Any]:
+    """What `collective` returns for `tensors`, which travel as `compression` makes them."""
+    small = [compression.compress(tensor) for tensor in tensors]
+    results = collective([tensor for tensor, _ in small])
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(results, small, strict=True)]
