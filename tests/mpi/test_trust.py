@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ringtrain.agent.mpi.children import Child, Streams
+from ringtrain.agent.mpi.children import Child, ChildStreams
 from ringtrain.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
 from ringtrain.control.environment import Environment
 from ringtrain.control.model import JobIdentity
@@ -36,7 +36,7 @@ class Spawned:
 
     commands: list[str] = field(default_factory=list)
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: Streams) -> Child:
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> Child:
         self.commands.append(command[-1])
         files = {"stdin": streams.stdin, "stdout": streams.stdout, "stderr": streams.stderr}
         process = subprocess.Popen(command, env=dict(environment), start_new_session=True, **files)  # type: ignore[call-overload]
