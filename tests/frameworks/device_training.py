@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
+from support.simulated_device import Program, SimulatedSession, Speeds
 
 import ringtrain as rt
 from ringtrain import device
-from ringtrain.device.clock import Speeds
 from ringtrain.optim import SGD, Adam
 
 device.init()
 RANK, SIZE = rt.rank(), rt.size()
-PROGRAM = device.Program(widths=(6, 16, 8, 2), learning_rate=0.1)
+PROGRAM = Program(widths=(6, 16, 8, 2), learning_rate=0.1)
 STEPS = 50
 
 
@@ -23,25 +23,25 @@ def pooled(step: int) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.concatenate(parts) for parts in zip(*(batch(r, step) for r in range(SIZE)), strict=True))
 
 
-def weights(session: device.SimulatedSession) -> np.ndarray:
+def weights(session: SimulatedSession) -> np.ndarray:
     return np.concatenate([session.read_weight(name).reshape(-1) for name in session.parameters])
 
 
-def alone(steps: int = STEPS) -> device.SimulatedSession:
+def alone(steps: int = STEPS) -> SimulatedSession:
     """One device without a host, on the pooled batch, with its own gradient descent."""
-    session = device.SimulatedSession(PROGRAM)
+    session = SimulatedSession(PROGRAM)
     for step in range(steps):
         session.run(*pooled(step))
     return session
 
 
-def same_everywhere(session: device.SimulatedSession) -> None:
+def same_everywhere(session: SimulatedSession) -> None:
     for other in rt.allgather(weights(session)[None]):
         np.testing.assert_array_equal(other, weights(session))
 
 
 def check_host_optimizer_trains_like_one_device():
-    session = device.SimulatedSession(device.Program(PROGRAM.widths, seed=RANK))
+    session = SimulatedSession(Program(PROGRAM.widths, seed=RANK))
     optimizer = device.DistributedOptimizer(SGD(lr=0.1), session, device.Options(bucket_bytes=256))
     for step in range(STEPS):
         session.run(*batch(RANK, step))
@@ -52,7 +52,7 @@ def check_host_optimizer_trains_like_one_device():
 
 
 def check_host_allreduce_trains_like_one_device():
-    session = device.SimulatedSession(device.Program(PROGRAM.widths, seed=RANK))
+    session = SimulatedSession(Program(PROGRAM.widths, seed=RANK))
     device.broadcast_weights(session, root_rank=0)
     device.insert_host_allreduce(session)
     for step in range(STEPS):
@@ -63,17 +63,17 @@ def check_host_allreduce_trains_like_one_device():
 
 
 def check_weights_are_broadcast():
-    session = device.SimulatedSession(device.Program(PROGRAM.widths, seed=RANK))
+    session = SimulatedSession(Program(PROGRAM.widths, seed=RANK))
     device.broadcast_weights(session, root_rank=SIZE - 1)
-    expected = device.SimulatedSession(device.Program(PROGRAM.widths, seed=SIZE - 1))
+    expected = SimulatedSession(Program(PROGRAM.widths, seed=SIZE - 1))
     np.testing.assert_array_equal(weights(session), weights(expected))
 
 
 def check_the_device_holds_no_optimizer_state():
     """Memory that fits weights, activations and one gradient is enough, whatever the rule."""
-    plain = device.SimulatedSession(PROGRAM)
+    plain = SimulatedSession(PROGRAM)
     plain.run(*batch(RANK, 0))
-    session = device.SimulatedSession(PROGRAM, memory_bytes=plain.memory.peak_bytes)
+    session = SimulatedSession(PROGRAM, memory_bytes=plain.memory.peak_bytes)
     optimizer = device.DistributedOptimizer(Adam(lr=1e-2), session)
     for step in range(3):
         session.run(*batch(RANK, step))
@@ -84,7 +84,7 @@ def check_the_device_holds_no_optimizer_state():
 
 def check_gradients_leave_while_the_backward_pass_goes_on():
     slow_copies = Speeds(flops_per_s=1e6, out_bytes_per_s=1e6, in_bytes_per_s=1e6)
-    session = device.SimulatedSession(PROGRAM, speeds=slow_copies)
+    session = SimulatedSession(PROGRAM, speeds=slow_copies)
     device.DistributedOptimizer(SGD(lr=0.1), session)
     session.run(*batch(RANK, 0))
     trace = {(span.engine, span.what): span for span in session.engines.trace}
@@ -102,14 +102,14 @@ def check_state_continues():
         for step in steps:
             session.run(*batch(RANK, step))
 
-    whole = device.SimulatedSession(PROGRAM)
+    whole = SimulatedSession(PROGRAM)
     device.DistributedOptimizer(Adam(lr=1e-2), whole)
     train(whole, range(6))
     whole.settle()
-    first = device.SimulatedSession(PROGRAM)
+    first = SimulatedSession(PROGRAM)
     optimizer = device.DistributedOptimizer(Adam(lr=1e-2), first)
     train(first, range(3))
-    second = device.SimulatedSession(device.Program(PROGRAM.widths, seed=9))
+    second = SimulatedSession(Program(PROGRAM.widths, seed=9))
     resumed = device.DistributedOptimizer(Adam(lr=1e-2), second)
     resumed.load_state_dict(optimizer.state_dict())
     train(second, range(3, 6))
@@ -120,7 +120,7 @@ def check_state_continues():
 
 def check_errors_of_a_device():
     with pytest.raises(ValueError, match="does not fit: the device has 100 bytes"):
-        device.SimulatedSession(PROGRAM, memory_bytes=100)
-    session = device.SimulatedSession(PROGRAM)
+        SimulatedSession(PROGRAM, memory_bytes=100)
+    session = SimulatedSession(PROGRAM)
     with pytest.raises(ValueError, match=r"expected \(6, 16\)"):
         session.write_weight("layer0.weight", np.zeros(3, np.float32))

@@ -18,7 +18,7 @@ from ringtrain.transport.http2.frames import MAX_WINDOW
 from ringtrain.transport.http2.server import DataServer
 from ringtrain.transport.rpc import RingHandlers
 from ringtrain.transport.strangers import Strangers
-from ringtrain.wire.failure import PullRefused, Stranger, WorldFailure
+from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain.wire.frame import HEADER_BYTES, Frame
 
 DEADLINE_S = 60.0
@@ -56,7 +56,7 @@ class Sizes:
         try:
             asked = json.loads(request)
         except ValueError as error:
-            raise Stranger(WorldFailure("configuration", "no session")) from error
+            raise NotAPeer(WorldFailure("configuration", "no session")) from error
         caller.on_end(self.given_up.set)
         for index, size in enumerate(asked["sizes"]):
             yield Frame(head(index), memoryview(payload(size, index)))

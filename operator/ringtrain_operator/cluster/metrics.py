@@ -44,6 +44,7 @@ class Metrics:
         build.labels(version("ringtrain-operator"), python_version()).set(1)
         ProcessCollector(registry=self.registry)
         self._states: dict[Key, str] = {}
+        self._counted: set[str] = set()
 
     def job_is(self, key: Key, state: str) -> None:
         """A job's state was seen."""
@@ -68,10 +69,9 @@ class Metrics:
 
     def _count_states(self) -> None:
         tally = Tally(self._states.values())
-        for (known,) in list(self.jobs._metrics):
-            tally.setdefault(known, 0)
-        for state, count in tally.items():
-            self.jobs.labels(state).set(count)
+        self._counted.update(tally)
+        for state in self._counted:  # also those that no job is in any more
+            self.jobs.labels(state).set(tally[state])
 
     def text(self) -> bytes:
         """The Prometheus exposition."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.device.session import Array, Inbound, Session, Streams
+from ringtrain.device.session import Array, DeviceSession, HostCallbacks, Inbound
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
@@ -43,7 +43,7 @@ class DistributedOptimizer:
     Collective: every rank makes it with the same arguments. Rank 0's weights are sent to all.
     """
 
-    def __init__(self, optimizer: Rule, session: Session, options: Options | None = None) -> None:
+    def __init__(self, optimizer: Rule, session: DeviceSession, options: Options | None = None) -> None:
         chosen = options or Options()
         self._session = session
         self._group = open_group(chosen.process_set)
@@ -58,7 +58,7 @@ class DistributedOptimizer:
         )
         self._left = set(session.parameters)
         self.write_back()
-        session.connect(Streams(self._take, self._new_weight), Inbound.WEIGHTS)
+        session.connect(HostCallbacks(self._take, self._new_weight), Inbound.WEIGHTS)
 
     @property
     def updates(self) -> int:
@@ -105,7 +105,7 @@ class DistributedOptimizer:
 
 
 def insert_host_allreduce(
-    session: Session, op: Any = Average, process_set: ProcessSet = global_process_set
+    session: DeviceSession, op: Any = Average, process_set: ProcessSet = global_process_set
 ) -> None:
     """Reduce each gradient on the host on its way to the device's own optimizer.
 
@@ -125,10 +125,12 @@ def insert_host_allreduce(
         reduced: Array = begun.pop(name).result()[0]
         return reduced
 
-    session.connect(Streams(out, back), Inbound.GRADIENTS)
+    session.connect(HostCallbacks(out, back), Inbound.GRADIENTS)
 
 
-def broadcast_weights(session: Session, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
+def broadcast_weights(
+    session: DeviceSession, root_rank: int = 0, process_set: ProcessSet = global_process_set
+) -> None:
     """Overwrite the session's weights with those of `root_rank` (a rank of the world)."""
     begun = {
         name: arrays.begin_broadcast(session.read_weight(name), root_rank, process_set, f"weights.{name}")

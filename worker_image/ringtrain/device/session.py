@@ -26,8 +26,8 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Streams:
-    """The host's ends of a session's streams.
+class HostCallbacks:
+    """What a session calls on the host.
 
     `gradient_out(name, values)`: called when a gradient has left the device, in any order and from any thread; it
     does not wait for other ranks. `value_in(name)`: called before the device needs the value of the next step; it
@@ -38,7 +38,7 @@ class Streams:
     value_in: Callable[[str], Array]
 
 
-class Session(Protocol):
+class DeviceSession(Protocol):
     """A compiled training program on a device.
 
     The program makes gradients one after the other; each leaves the device as soon as it is complete, while the
@@ -55,5 +55,5 @@ class Session(Protocol):
     def write_weight(self, name: str, values: Array) -> None:
         """Copy a weight to the device. Not while a step runs."""
 
-    def connect(self, streams: Streams, inbound: Inbound) -> None:
-        """Use `streams` from the next step on."""
+    def connect(self, callbacks: HostCallbacks, inbound: Inbound) -> None:
+        """Use `callbacks` from the next step on."""

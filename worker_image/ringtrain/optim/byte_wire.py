@@ -13,7 +13,7 @@ from ringtrain.reduction.cuts import offsets
 
 
 @dataclass
-class _Memory:
+class _ByteFeedback:
     """Of one bucket. `lost`, `lost_change`: what rounding took from gradients and from the own shard's change.
     `before`: the own shard's weights before the update."""
 
@@ -82,7 +82,7 @@ class ByteWire:
     def _own_weights(self, bucket: Bucket) -> Flat:
         return self._arenas.weights(bucket)[bucket.shard(self._group.rank)]
 
-    def _memory(self, bucket: Bucket) -> _Memory:
+    def _memory(self, bucket: Bucket) -> _ByteFeedback:
         own = bucket.shard(self._group.rank)
         change, before = (np.zeros(own.stop - own.start, np.float32) for _ in range(2))
-        return _Memory(np.zeros(bucket.size, np.float32), change, before)
+        return _ByteFeedback(np.zeros(bucket.size, np.float32), change, before)

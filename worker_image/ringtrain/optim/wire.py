@@ -39,7 +39,7 @@ class Wire(Protocol):
 
 
 @dataclass
-class _Memory:
+class _HalfFeedback:
     """Of one bucket. `half`: what is sent. `lost`, `lost_change`: what rounding took from gradients and from the
     own shard's change. `before`: the own shard's weights before the update."""
 
@@ -59,7 +59,7 @@ class HalfWire:
         self._gatherer = gatherer
         self._arenas = arenas
         self._memories = {
-            bucket.index: _Memory(
+            bucket.index: _HalfFeedback(
                 np.empty(bucket.size, dtype),
                 np.zeros(bucket.size, np.float32),
                 np.zeros(self._shard(bucket).stop - self._shard(bucket).start, np.float32),

@@ -11,12 +11,12 @@ from ringtrain.negotiation.splits import scalar_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.bridge import to_tensors
 from ringtrain.torch.gradients import reduced
-from ringtrain.torch.handles import Handle, submit, synchronize
+from ringtrain.torch.handles import TorchHandle, submit, synchronize
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
+) -> TorchHandle:
     """Begin to gather the rows of every rank's `tensor`; the number of rows may differ, the rest of the shape
     not.
     """
@@ -36,7 +36,7 @@ def allgather(
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
+) -> TorchHandle:
     """Begin to gather each of `tensors`, as one collective; `synchronize` returns a list."""
     return _submit(tensors, name_for("grouped_allgather", name, process_set), process_set)
 
@@ -71,7 +71,9 @@ def _rows_before(rows: Sequence[int], name: str, process_set: ProcessSet) -> lis
     return [int(count) for count in everyone[:place].sum(dim=0)]
 
 
-def _submit(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, single: bool = False) -> Handle:
+def _submit(
+    tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet, single: bool = False
+) -> TorchHandle:
     def finish(result: Sequence[Any]) -> Any:
         gathered = to_tensors(result, tensors)
         return gathered[0] if single else gathered

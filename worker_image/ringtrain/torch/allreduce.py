@@ -14,7 +14,7 @@ from ringtrain.reduction.ops import ReduceOp, chosen_op
 from ringtrain.torch.bridge import to_tensor, to_tensors
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradients import allreduce_gradients
-from ringtrain.torch.handles import Handle, submit, synchronize
+from ringtrain.torch.handles import TorchHandle, submit, synchronize
 
 
 def allreduce_async(
@@ -25,7 +25,7 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> TorchHandle:
     """Begin to reduce `tensor` over the ranks of `process_set`; `synchronize` returns a new tensor.
 
     `name`: pairs this call with the others' (default: a counter). `op`: Average (default), Sum, Adasum, Min, Max
@@ -43,7 +43,7 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> TorchHandle:
     """Like `allreduce_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
     request = _request(name, op, average, (prescale_factor, postscale_factor), process_set)
     return _submit([tensor], request, process_set, lambda result: _write([tensor], result)[0])
@@ -88,7 +88,7 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> TorchHandle:
     """Begin to reduce all of `tensors` as one collective; `synchronize` returns a list. Arguments as of
     `allreduce_async`."""
     request = _request(name, op, average, (prescale_factor, postscale_factor), process_set, "grouped_allreduce")
@@ -103,7 +103,7 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> TorchHandle:
     """Like `grouped_allreduce_async`, in place."""
     request = _request(name, op, average, (prescale_factor, postscale_factor), process_set, "grouped_allreduce")
     return _submit(tensors, request, process_set, lambda result: _write(tensors, result))
@@ -192,7 +192,9 @@ def _request(
     )
 
 
-def _submit(tensors: Sequence[torch.Tensor], request: Request, process_set: ProcessSet, finish: Finish) -> Handle:
+def _submit(
+    tensors: Sequence[torch.Tensor], request: Request, process_set: ProcessSet, finish: Finish
+) -> TorchHandle:
     error = ""
     size = members(process_set)
     if request.op == "Adasum" and size & (size - 1):

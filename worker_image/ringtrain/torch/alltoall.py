@@ -10,7 +10,7 @@ from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import splits_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.torch.bridge import to_tensor
-from ringtrain.torch.handles import Handle, submit, synchronize
+from ringtrain.torch.handles import TorchHandle, submit, synchronize
 
 
 def alltoall_async(
@@ -18,13 +18,13 @@ def alltoall_async(
     splits: Any = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> TorchHandle:
     """Begin to send `splits[i]` rows of `tensor` to rank i of the set (default: equal parts).
 
     `synchronize` returns the rows received, in rank order, and with `splits` also how many came from each rank.
     """
     handle = _submit(tensor, _ints(splits), name_for("alltoall", name, process_set), process_set)
-    return handle if splits is not None else Handle(handle.future, lambda result: result[0])
+    return handle if splits is not None else TorchHandle(handle.future, lambda result: result[0])
 
 
 def alltoall(
@@ -55,7 +55,9 @@ class _Alltoall(torch.autograd.Function):
         return (back, None, None, None)
 
 
-def _submit(tensor: torch.Tensor, splits: tuple[int, ...] | None, name: str, process_set: ProcessSet) -> Handle:
+def _submit(
+    tensor: torch.Tensor, splits: tuple[int, ...] | None, name: str, process_set: ProcessSet
+) -> TorchHandle:
     def finish(result: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         return to_tensor(result[0], tensor.device), to_tensor(result[1])
 

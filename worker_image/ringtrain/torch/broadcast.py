@@ -10,12 +10,12 @@ from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.gradients import reduced
-from ringtrain.torch.handles import Handle, submit, synchronize
+from ringtrain.torch.handles import TorchHandle, submit, synchronize
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
+) -> TorchHandle:
     """Begin to send the tensor of `root_rank` (a rank of the world) to all; `synchronize` returns a new tensor."""
     name = name_for("broadcast", name, process_set)
     return _submit(tensor, root_rank, name, process_set, lambda result: to_tensor(result[0], tensor.device))
@@ -23,7 +23,7 @@ def broadcast_async(
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
+) -> TorchHandle:
     """Like `broadcast_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
 
     def finish(result: Any) -> torch.Tensor:
@@ -68,5 +68,7 @@ class _Broadcast(torch.autograd.Function):
         return (mean if own == ctx.root_rank else torch.zeros_like(mean), None, None, None)
 
 
-def _submit(tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet, finish: Finish) -> Handle:
+def _submit(
+    tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet, finish: Finish
+) -> TorchHandle:
     return submit(Request(CollectiveKind.BROADCAST, name, root=int(root_rank)), [tensor], process_set, finish)

@@ -14,7 +14,7 @@ from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain.torch.allreduce import grouped_allreduce_async
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.fingerprint import Fingerprint
-from ringtrain.torch.handles import Handle, synchronize
+from ringtrain.torch.handles import TorchHandle, synchronize
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
 
 # A parameter: torch.nn.Parameter, whose stubs are not looked at.
@@ -40,7 +40,7 @@ class SyncOptions:
 class _UnderWay:
     """`given`: what each parameter's gradient was when its reduction began."""
 
-    handle: Handle | SparseHandle
+    handle: TorchHandle | SparseHandle
     params: tuple[Param, ...]
     given: tuple[Fingerprint, ...]
     contexts: tuple[Any, ...]

@@ -15,7 +15,7 @@ from ringtrain.torch.bridge import name_of, to_arrays
 
 
 @dataclass(frozen=True, eq=False)
-class Handle:
+class TorchHandle:
     """A collective under way; pass it to `poll()` and `synchronize()`. `after`: the last touch, by whoever
     waits.
     """
@@ -26,7 +26,7 @@ class Handle:
 
 def submit(
     request: Request, tensors: Sequence[torch.Tensor], process_set: ProcessSet, finish: Finish, error: str = ""
-) -> Handle:
+) -> TorchHandle:
     """Submit `tensors` as `request`, whose dtypes, shapes and device are filled in here.
 
     `error`: what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
@@ -46,15 +46,15 @@ def submit(
     )
     # What is wrong fails on every rank before anyone looks at the data.
     arrays = tuple if described.error else to_arrays(tensors)
-    return Handle(queue_of(process_set).submit(described, arrays, finish))
+    return TorchHandle(queue_of(process_set).submit(described, arrays, finish))
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: TorchHandle) -> bool:
     """Return whether `synchronize(handle)` would return at once."""
     return handle.future.done()
 
 
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: TorchHandle) -> Any:
     """Wait for the collective and return its result: a tensor, or several where it has several.
 
     Raises MismatchError where ranks disagree, PeerLost where one is gone; both are HorovodInternalError.

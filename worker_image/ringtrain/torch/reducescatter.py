@@ -13,7 +13,7 @@ from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Average, chosen_op, only_sums
 from ringtrain.torch.bridge import to_tensors
 from ringtrain.torch.compression import Compression, Compressor
-from ringtrain.torch.handles import Handle, submit, synchronize
+from ringtrain.torch.handles import TorchHandle, submit, synchronize
 
 
 def reducescatter_async(
@@ -23,7 +23,7 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> TorchHandle:
     """Begin to reduce `tensor`; `synchronize` returns this rank's rows, where the first ranks have one more if the
     rows do not divide. `op`: Average or Sum."""
     request = _request("reducescatter", name, op, process_set, (prescale_factor, postscale_factor))
@@ -54,7 +54,7 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> TorchHandle:
     """Begin to reduce each of `tensors`, as one collective; `synchronize` returns a list of this rank's rows."""
     request = _request("grouped_reducescatter", name, op, process_set, (prescale_factor, postscale_factor))
     return _submit(tensors, request, process_set)
@@ -105,7 +105,7 @@ def _request(
 
 def _submit(
     tensors: Sequence[torch.Tensor], request: Request, process_set: ProcessSet, single: bool = False
-) -> Handle:
+) -> TorchHandle:
     def finish(result: Sequence[Any]) -> Any:
         rows = to_tensors(result, tensors)
         return rows[0] if single else rows

@@ -19,7 +19,7 @@ from ringtrain.transport.outcome import error_of, status_of
 from ringtrain.transport.strangers import Strangers
 from ringtrain.transport.threads import DaemonPool
 from ringtrain.transport.tls import Tls
-from ringtrain.wire.failure import PullRefused, Stranger, WorldFailure
+from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain.wire.frame import split_frame
 from ringtrain.wire.messages import METHODS
 
@@ -253,10 +253,10 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not self._tls.accepts(names):
             shown = ", ".join(names) or "no name"
             reason = f"the certificate is for {shown}, expected {self._tls.name}"
-            _abort(context, Stranger(WorldFailure("configuration", reason)))
+            _abort(context, NotAPeer(WorldFailure("configuration", reason)))
 
     def _refuse_pull(self, request: bytes, context: Any) -> bytes:
-        return _abort(context, Stranger(WorldFailure("configuration", "a pull without a session")))
+        return _abort(context, NotAPeer(WorldFailure("configuration", "a pull without a session")))
 
     def _answering(self, method: str) -> Callable[[bytes, Any], bytes]:
         def answer(request: bytes, context: Any) -> bytes:

@@ -50,5 +50,5 @@ class PullRefused(Exception):
         self.failure = failure
 
 
-class Stranger(PullRefused):
+class NotAPeer(PullRefused):
     """The request does not come from a peer: it has no session."""

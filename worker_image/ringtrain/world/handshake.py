@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from ringtrain.transport.base import Broken, How, Transport
-from ringtrain.wire.failure import PullRefused, Stranger, WorldFailure
+from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain.wire.messages import (
     HELLO,
     PROTOCOL_VERSION,
@@ -95,9 +95,9 @@ class Handshake:
         return instance is not None and authentication.same(self._session_for(rank, instance), session)
 
     def check_session(self, rank: int, session: bytes) -> None:
-        """Raises Stranger unless `session` is what the peer `rank` was given."""
+        """Raises NotAPeer unless `session` is what the peer `rank` was given."""
         if not self.is_peer(rank, session):
-            raise Stranger(WorldFailure("stranger", f"no session for a request in the name of rank {rank}"))
+            raise NotAPeer(WorldFailure("stranger", f"no session for a request in the name of rank {rank}"))
 
     def watched_by(self, rank: int) -> None:
         """Note that a peer, which has shown its session, will hear when this rank leaves."""

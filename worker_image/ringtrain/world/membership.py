@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 
 from ringtrain.transport.base import Broken, Caller, Transport
-from ringtrain.wire.failure import PullRefused, Stranger, WorldFailure
+from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import ABORT, HELLO, MEANING, PROVE, STATUS, Malformed, PullRequest, dump, load_fields
 from ringtrain.wire.signature import Signature, decode_signature, describe_mismatch, is_text
@@ -38,18 +38,21 @@ class Membership:
         Raises ConfigurationError or PeerLost, on every rank that can be told.
         """
         member = Membership(ring, transport)
-        try:
-            transport.serve(member)
-            member.monitor.start()
-            member._handshake.meet_all(transport, member.monitor.watch)
-            member._lateness.start()
-        except BaseException:
-            failure = member.failure_state.failure
-            if failure is not None:
-                member.monitor.announce(failure)
-            member.leave()
-            raise
+        member._meet_all()
         return member
+
+    def _meet_all(self) -> None:
+        try:
+            self.transport.serve(self)
+            self.monitor.start()
+            self._handshake.meet_all(self.transport, self.monitor.watch)
+            self._lateness.start()
+        except BaseException:
+            failure = self.failure_state.failure
+            if failure is not None:
+                self.monitor.announce(failure)
+            self.leave()
+            raise
 
     def pull_request(self, peer: int, key: Key, what: Signature) -> bytes:
         return PullRequest(self._handshake.session(peer), self.ring.rank, *key, what.compared()).encode()
@@ -100,7 +103,7 @@ class Membership:
         try:
             return self._answer(method, request, caller)
         except Malformed as error:
-            raise Stranger(WorldFailure("configuration", str(error))) from error
+            raise NotAPeer(WorldFailure("configuration", str(error))) from error
 
     def _answer(self, method: str, request: bytes, caller: Caller) -> bytes:
         if method == HELLO:
@@ -130,7 +133,7 @@ class Membership:
         try:
             pull = PullRequest.decode(request)
         except struct.error as error:
-            raise Stranger(WorldFailure("configuration", f"not a request of this protocol: {error}")) from error
+            raise NotAPeer(WorldFailure("configuration", f"not a request of this protocol: {error}")) from error
         self._handshake.check_session(pull.rank, pull.session)
         caller.on_end(self.offers.changed)
         try:
@@ -170,7 +173,7 @@ class Membership:
         return {"rank": self.ring.rank, "session": self._handshake.session(peer).hex()}
 
     def _check_identity(self, request: bytes) -> int:
-        """Return the peer that asks. Raises Stranger."""
+        """Return the peer that asks. Raises NotAPeer."""
         identity = load_fields(request, rank=int, session=bytes)
         self._handshake.check_session(identity["rank"], identity["session"])
         return int(identity["rank"])

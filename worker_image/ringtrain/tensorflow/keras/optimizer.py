@@ -14,7 +14,7 @@ from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_optimizer, keras
 from ringtrain.tensorflow.tape import groups_from, layers_of
 
 
-class DistributedMixin:
+class DistributedKeras3Mixin:
     """What `DistributedOptimizer` puts before the class of the optimizer that it wraps."""
 
     _reducer: GradientReducer
@@ -90,14 +90,14 @@ class Accumulator:
         return tf.cond(self._count % self._passes == 0, last, between)
 
 
-class AdasumMixin(DistributedMixin):
+class AdasumKeras3Mixin(DistributedKeras3Mixin):
     """Each rank applies its own gradients; the differences that its steps make are combined by Adasum."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""
         variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
-        wrapped: Any = super(DistributedMixin, self)
+        wrapped: Any = super(DistributedKeras3Mixin, self)
         wrapped.apply(grads, variables)
         if trains_alone(self._reducer.options.process_set):
             return
@@ -148,7 +148,7 @@ class DistributedKeras2Mixin:
 
 
 class AdasumKeras2Mixin(DistributedKeras2Mixin):
-    """As `AdasumMixin`, for optimizers of Keras 2."""
+    """As `AdasumKeras3Mixin`, for optimizers of Keras 2."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""
@@ -267,7 +267,7 @@ def PartialDistributedOptimizer(
 def _mixin(options: GradientOptions) -> type:
     if IS_KERAS_2:
         return AdasumKeras2Mixin if options.op is Adasum else DistributedKeras2Mixin
-    return AdasumMixin if options.op is Adasum else DistributedMixin
+    return AdasumKeras3Mixin if options.op is Adasum else DistributedKeras3Mixin
 
 
 def _derived(optimizer: Any, mixin: type) -> Any:

@@ -24,7 +24,7 @@ from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
 from ringtrain.transport.outcome import DEADLINE_EXCEEDED, UNKNOWN, status_of
 from ringtrain.transport.strangers import Complaints
 from ringtrain.transport.tls import Tls
-from ringtrain.wire.failure import PullRefused, Stranger
+from ringtrain.wire.failure import NotAPeer, PullRefused
 
 log = logging.getLogger("ringtrain")
 
@@ -156,7 +156,7 @@ class Serving:
                 connection.send_message(frame.head, frame.payload)
             self._prove()
             return caller.status()
-        except Stranger as error:
+        except NotAPeer as error:
             self.is_proven = False
             return status_of(error)
         except (PullRefused, Broken) as error:

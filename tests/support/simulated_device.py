@@ -9,10 +9,100 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ringtrain.device.clock import Engines, Speeds
-from ringtrain.device.memory import Memory
-from ringtrain.device.session import Array, Inbound, Parameter, Streams
+from ringtrain.device import HostCallbacks, Inbound, Parameter
+from ringtrain.device.session import Array
 from ringtrain.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What the device can do in a second of its own time."""
+
+    flops_per_s: float = 1e12
+    out_bytes_per_s: float = 1e10
+    in_bytes_per_s: float = 1e10
+
+
+@dataclass(frozen=True)
+class Span:
+    """One thing that an engine did. Seconds of device time."""
+
+    engine: str
+    what: str
+    start_s: float
+    end_s: float
+
+
+@dataclass
+class Engines:
+    """A compute engine and a copy engine each way. A copy out begins when what it copies is computed; a
+    computation begins when what it needs has come in. Apart from that they do not wait for each other.
+    """
+
+    speeds: Speeds
+    trace: list[Span] = field(default_factory=list)
+    _free_s: dict[str, float] = field(default_factory=dict)
+
+    def compute(self, what: str, flops: float) -> None:
+        begin = max(self._free("compute"), self._free("in"))
+        self._work("compute", what, begin, flops / self.speeds.flops_per_s)
+
+    def copy_out(self, what: str, nbytes: int) -> None:
+        begin = max(self._free("out"), self._free("compute"))
+        self._work("out", what, begin, nbytes / self.speeds.out_bytes_per_s)
+
+    def copy_in(self, what: str, nbytes: int) -> None:
+        # What comes in was made from what went out.
+        begin = max(self._free("in"), self._free("out"))
+        self._work("in", what, begin, nbytes / self.speeds.in_bytes_per_s)
+
+    @property
+    def now_s(self) -> float:
+        """When the last engine is done."""
+        return max(self._free_s.values(), default=0.0)
+
+    def _free(self, engine: str) -> float:
+        return self._free_s.get(engine, 0.0)
+
+    def _work(self, engine: str, what: str, begin_s: float, duration_s: float) -> None:
+        self._free_s[engine] = begin_s + duration_s
+        self.trace.append(Span(engine, what, begin_s, begin_s + duration_s))
+
+
+class Memory:
+    """`capacity_bytes` of memory. `peak_bytes`: the most that was ever in use."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.peak_bytes = 0
+        self._buffers: dict[str, Array] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def store(self, name: str, values: Array) -> None:
+        """Put `values` into the buffer `name`. Raises ConfigurationError when they do not fit."""
+        old = self._buffers.get(name)
+        used = self.used_bytes - (old.nbytes if old is not None else 0) + values.nbytes
+        if used > self.capacity_bytes:
+            raise ConfigurationError(
+                f"buffer {name!r} of {values.nbytes} bytes does not fit: the device has {self.capacity_bytes} "
+                "bytes and "
+                f"{used - values.nbytes} are in use; make the batch or the model smaller"
+            )
+        self._buffers[name] = values
+        self.peak_bytes = max(self.peak_bytes, used)
+
+    def load(self, name: str) -> Array:
+        """Return the buffer itself: only the device may look at it."""
+        return self._buffers[name]
+
+    def free(self, name: str) -> None:
+        del self._buffers[name]
+
+    def names(self) -> list[str]:
+        return list(self._buffers)
 
 
 @dataclass(frozen=True)
@@ -36,7 +126,7 @@ class SimulatedSession:
     def __post_init__(self) -> None:
         self.memory = Memory(self.memory_bytes)
         self.engines = Engines(self.speeds)
-        self._streams: Streams | None = None
+        self._host: HostCallbacks | None = None
         self._inbound = Inbound.WEIGHTS
         self._expected: set[str] = set()
         generator = np.random.default_rng(self.program.seed)
@@ -63,12 +153,12 @@ class SimulatedSession:
         self.memory.store(name, np.array(values))
         self._expected.discard(name)
 
-    def connect(self, streams: Streams, inbound: Inbound) -> None:
-        self._streams, self._inbound = streams, inbound
+    def connect(self, callbacks: HostCallbacks, inbound: Inbound) -> None:
+        self._host, self._inbound = callbacks, inbound
         self._expected.clear()
 
     def run(self, inputs: Array, targets: Array) -> float:
-        """Run one step on a batch and return its loss. Raises what the host's streams raise."""
+        """Run one step on a batch and return its loss. Raises what the host's callbacks raise."""
         activations = [inputs]
         for layer in range(self._depth):
             weight, bias = (self._arrived(f"layer{layer}.{part}") for part in ("weight", "bias"))
@@ -103,17 +193,17 @@ class SimulatedSession:
     def _send(self, name: str, gradient: Array) -> None:
         self.memory.store(f"gradient of {name}", gradient)
         self.engines.copy_out(name, gradient.nbytes)
-        if self._streams is None:
+        if self._host is None:
             self._descend(name, gradient)
         else:
-            self._streams.gradient_out(name, self.memory.load(f"gradient of {name}").copy())
+            self._host.gradient_out(name, self.memory.load(f"gradient of {name}").copy())
             self._expected.add(name)
         self.memory.free(f"gradient of {name}")
 
     def _arrived(self, name: str) -> Array:
         """Return the weight as the step needs it; take in what the host has for it first."""
-        if name in self._expected and self._streams is not None:
-            value = self._streams.value_in(name)
+        if name in self._expected and self._host is not None:
+            value = self._host.value_in(name)
             self.engines.copy_in(name, value.nbytes)
             self._expected.discard(name)
             if self._inbound is Inbound.WEIGHTS:

@@ -1,0 +1,104 @@
+"""Names in the code of both distributions: nothing private is used from another module, one class has one name."""
+
+import ast
+import functools
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = {
+    "runtime": ROOT / "worker_image" / "ringtrain",
+    "operator": ROOT / "operator" / "ringtrain_operator",
+}
+# Of libraries, which offer no other way.
+FOREIGN = {
+    "_BatchNorm",  # torch: the base of what SyncBatchNorm replaces
+    "_create_all_weights",  # Keras 2: makes an optimizer's variables outside a branch
+    "_exit",  # os: the documented way for a forked child
+    "_make_subclass",  # torch.Tensor: the documented way to a subclass that shares storage
+    "_replace",  # of named tuples: public
+    "_values",  # torch: of a sparse tensor that is not coalesced
+    "_version",  # torch: what autograd itself compares
+}
+# Pairs that users import: the same thing for arrays and for a framework.
+SHARED = {"HostOptimizer"}
+
+
+@functools.cache
+def modules(distribution: str) -> list[tuple[Path, ast.Module]]:
+    """Every module that people write; generated ones are left out."""
+    root = PRODUCT[distribution]
+    paths = [path for path in sorted(root.rglob("*.py")) if "gen" not in path.parts]
+    return [(path.relative_to(root), ast.parse(path.read_text())) for path in paths]
+
+
+def is_private(name: str) -> bool:
+    """Whether `name` begins with one underscore."""
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_own(node: ast.expr) -> bool:
+    """Whether `node` is `self`, `cls` or `super()`."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    return isinstance(node, ast.Name) and node.id in ("self", "cls", "super")
+
+
+def defined_in(tree: ast.Module) -> set[str]:
+    """The names that a module gives to what is its own: functions, classes, variables, attributes of `self`."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store()) if is_own(node.value):
+                names.add(name)
+    return names
+
+
+def borrowed(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of what is private to another module and used in this one."""
+    own = defined_in(tree) | FOREIGN
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value, attr=name) if (
+                is_private(name) and not is_own(value) and name not in own
+            ):
+                yield node.lineno, name
+            case ast.ImportFrom(module=module, names=names):
+                parts = [*(module or "").split("."), *(alias.name for alias in names)]
+                yield from ((node.lineno, name) for name in parts if is_private(name) and name not in FOREIGN)
+
+
+@pytest.mark.parametrize("distribution", PRODUCT)
+def test_nothing_private_is_used_from_another_module(distribution: str) -> None:
+    """What another module needs has a public name."""
+    found = [f"{path}:{line} {name}" for path, tree in modules(distribution) for line, name in borrowed(tree)]
+    assert found == []
+
+
+@pytest.mark.parametrize("distribution", PRODUCT)
+def test_a_class_name_means_one_thing(distribution: str) -> None:
+    """Each class says what it is in its own field, so that a search for its name finds one definition."""
+    places = defaultdict(list)
+    for path, tree in modules(distribution):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED}
+    assert twice == {}
+
+
+def test_what_is_private_elsewhere_is_found() -> None:
+    """Attributes of other objects and imports; not what the module itself defines, nor of `self`."""
+    source = """
+from a import _b
+from c._d import e
+class F:
+    _g = 1
+    def h(self, other): return self._i, other._g, other._j, super()._k, other.__dict__
+"""
+    assert {name for _, name in borrowed(ast.parse(source))} == {"_b", "_d", "_j"}
