@@ -34,12 +34,13 @@ _DIRECT_BYTES: Final = 16 << 10
 _LAG: Final = 1
 # Below this a broadcast goes from the root to all at once: one hop less counts for more than the root's bandwidth.
 _DIRECT_BROADCAST_BYTES: Final = 64 << 10
-# Longer tensors are not copied: an exchange of several leaves each where it is. See bench/README.
-_FUSION_BYTES: Final = 256 << 10
 
 
 class ExchangeCommunicator:
     """A `Communicator` over the streams of a Membership."""
+
+    # Longer tensors are not copied: an exchange of several leaves each where it is. See bench/README.
+    fusion_bytes: Final = 256 << 10
 
     def __init__(
         self, member: Membership, process_set: int, ranks: tuple[int, ...], segment_bytes: int = SEGMENT_BYTES
@@ -56,10 +57,6 @@ class ExchangeCommunicator:
     def overlaps(self) -> bool:
         return len(self.ranks) > 1
 
-    @property
-    def fusion_bytes(self) -> int:
-        return _FUSION_BYTES
-
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         if source.nbytes <= self._direct_bytes:
             self._reduce_all_alone(what, source, target, op)
@@ -68,7 +65,7 @@ class ExchangeCommunicator:
 
     def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Long pieces are sent from where they lie; short neighbours are copied to where their result will be."""
-        self._reduce_all(what, without_short_ones(sources, target, _FUSION_BYTES), target, op)
+        self._reduce_all(what, without_short_ones(sources, target, self.fusion_bytes), target, op)
 
     def _reduce_all(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""

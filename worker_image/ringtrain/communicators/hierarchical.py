@@ -33,15 +33,18 @@ _FLAT_BYTES: Final = 64 << 10
 # Segments fill the chain: of a short tensor they are shorter, down to where their fixed cost shows.
 _SEGMENTS: Final = 16
 _LEAST_SEGMENT_BYTES: Final = 128 << 10
-# An exchange costs milliseconds; see bench/README.
-_FUSION_BYTES: Final = 64 << 20
 
 
 class HierarchicalCommunicator:
     """A `Communicator` of equally large pods. What is small or rare takes the flat exchange, `network`."""
 
+    overlaps: Final = True
+    # An exchange costs milliseconds; see bench/README.
+    fusion_bytes: Final = 64 << 20
+
     def __init__(self, network: ExchangeCommunicator, hosts: Hosts) -> None:
         self._network = network
+        self.ranks, self.position = network.ranks, network.position
         self._hosts = hosts
         self._group = hosts.group
         local = hosts.group.position
@@ -55,22 +58,6 @@ class HierarchicalCommunicator:
             scratch=ScratchBuffers(),
         )
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._network.ranks
-
-    @property
-    def position(self) -> int:
-        return self._network.position
-
-    @property
-    def overlaps(self) -> bool:
-        return True
-
-    @property
-    def fusion_bytes(self) -> int:
-        return _FUSION_BYTES
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         if source.nbytes <= self._flat_bytes:

@@ -34,8 +34,6 @@ _EAGER_S: Final = 1e-3
 _PAUSE_S: Final = 50e-6
 # Open requests of collectives that failed: MPI may still write to their buffers.
 _ABANDONED: list[tuple[Any, ...]] = []
-# An exchange costs milliseconds; see bench/README.
-_FUSION_BYTES: Final = 64 << 20
 
 
 class Network(Communicator, Protocol):
@@ -48,6 +46,10 @@ class Network(Communicator, Protocol):
 class MpiCommunicator:
     """A `Communicator` over MPI, beside `network`, by whose membership a lost peer is noticed."""
 
+    overlaps: Final = False
+    # An exchange costs milliseconds; see bench/README.
+    fusion_bytes: Final = 64 << 20
+
     def __init__(self, member: Membership, process_set: int, network: Network) -> None:
         """Collective over the ranks of `network`. Raises ConfigurationError: no MPI, or another world."""
         world = load_world(member.ring.rank, member.ring.size)
@@ -56,24 +58,9 @@ class MpiCommunicator:
         group.Free()
         self._member = member
         self._network = network
+        self.ranks, self.position = network.ranks, network.position
         self._set = inside_number(process_set)
         self._sequence = 0
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._network.ranks
-
-    @property
-    def position(self) -> int:
-        return self._network.position
-
-    @property
-    def overlaps(self) -> bool:
-        return False
-
-    @property
-    def fusion_bytes(self) -> int:
-        return _FUSION_BYTES
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         bounds = even_bounds(len(source), len(self.ranks))

@@ -25,19 +25,4 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """As `ringtrain.tensorflow.keras.DistributedOptimizer`, which takes the same arguments in another order."""
-    return keras_optimizer.DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    return keras_optimizer.DistributedOptimizer(**locals())  # by name

@@ -96,12 +96,8 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
-    """Adam: mean and uncentred variance of the gradient, both corrected for their start at zero.
-
-    `weight_decay` is added to the gradient (L2), so it is rescaled too; AdamW is the one that decays the weights.
-    Kingma & Ba 2015, algorithm 1.
-    """
+class _AdamRule:
+    """What the rules with Adam's two moments have in common."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -110,16 +106,43 @@ class Adam:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_adam(self)
+        who = type(self).__name__
+        _require(who, "lr", self.lr, self.lr >= 0, ">= 0")
+        _require(who, "beta1", self.beta1, 0 <= self.beta1 < 1, "in [0, 1)")
+        _require(who, "beta2", self.beta2, 0 <= self.beta2 < 1, "in [0, 1)")
+        _require(who, "epsilon", self.epsilon, self.epsilon > 0, "> 0")
+        _require(who, "weight_decay", self.weight_decay, self.weight_decay >= 0, ">= 0")
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """Arrays of state for each weight."""
         return ("mean", "square")
 
+    def _terms(self, step: StepValues, *, coupled_decay: float = 0.0, decoupled_decay: float = 0.0) -> AdamTerms:
+        return AdamTerms(
+            rate=step.rate,
+            scale=step.scale,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            coupled_decay=coupled_decay,
+            decoupled_decay=decoupled_decay,
+            correction1=1.0 - self.beta1**step.number,
+            correction2=1.0 - self.beta2**step.number,
+        )
+
+
+@dataclass(frozen=True)
+class Adam(_AdamRule):
+    """Adam: mean and uncentred variance of the gradient, both corrected for their start at zero.
+
+    `weight_decay` is added to the gradient (L2), so it is rescaled too; AdamW is the one that decays the weights.
+    Kingma & Ba 2015, algorithm 1.
+    """
+
     def terms(self, step: StepValues) -> AdamTerms:
         """The numbers that compiled kernels apply this rule with."""
-        return _terms(self, step, coupled_decay=self.weight_decay)
+        return self._terms(step, coupled_decay=self.weight_decay)
 
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
         """Change the weights and the state of `part` in place."""
@@ -127,29 +150,17 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(_AdamRule):
     """Adam whose weights shrink by `lr * weight_decay` each step, apart from the gradient.
 
     Loshchilov & Hutter 2019, algorithm 2, with the decay multiplied by the learning rate as is usual in practice.
     """
 
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
     weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _check_adam(self)
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """Arrays of state for each weight."""
-        return ("mean", "square")
 
     def terms(self, step: StepValues) -> AdamTerms:
         """The numbers that compiled kernels apply this rule with."""
-        return _terms(self, step, decoupled_decay=self.weight_decay)
+        return self._terms(step, decoupled_decay=self.weight_decay)
 
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
         """Change the weights and the state of `part` in place."""
@@ -157,59 +168,23 @@ class AdamW:
 
 
 @dataclass(frozen=True)
-class LAMB:
+class LAMB(_AdamRule):
     """Adam's direction plus decay, scaled per layer by `norm(weights) / norm(direction)`, for very large batches.
 
     The ratio is 1 for a layer where either norm is 0. A layer is one registered parameter.
     You et al. 2020, algorithm 2, with the identity as phi.
     """
 
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
     epsilon: float = 1e-6
     weight_decay: float = 0.01
 
-    def __post_init__(self) -> None:
-        _check_adam(self)
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """Arrays of state for each weight."""
-        return ("mean", "square")
-
     def direction(self, part: Part, step: StepValues, kernels: Kernels) -> None:
         """Change the state of `part`, and put the direction of the update in the place of its gradient."""
-        kernels.lamb_direction(part, _terms(self, step, decoupled_decay=self.weight_decay))
+        kernels.lamb_direction(part, self._terms(step, decoupled_decay=self.weight_decay))
 
     def trust_ratio(self, weight_norm: float, direction_norm: float) -> float:
         """The factor on the learning rate for a layer whose weights and direction have these L2 norms."""
         return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
-
-
-def _terms(
-    rule: Adam | AdamW | LAMB, step: StepValues, *, coupled_decay: float = 0.0, decoupled_decay: float = 0.0
-) -> AdamTerms:
-    return AdamTerms(
-        rate=step.rate,
-        scale=step.scale,
-        beta1=rule.beta1,
-        beta2=rule.beta2,
-        epsilon=rule.epsilon,
-        coupled_decay=coupled_decay,
-        decoupled_decay=decoupled_decay,
-        correction1=1.0 - rule.beta1**step.number,
-        correction2=1.0 - rule.beta2**step.number,
-    )
-
-
-def _check_adam(rule: Adam | AdamW | LAMB) -> None:
-    who = type(rule).__name__
-    _require(who, "lr", rule.lr, rule.lr >= 0, ">= 0")
-    _require(who, "beta1", rule.beta1, 0 <= rule.beta1 < 1, "in [0, 1)")
-    _require(who, "beta2", rule.beta2, 0 <= rule.beta2 < 1, "in [0, 1)")
-    _require(who, "epsilon", rule.epsilon, rule.epsilon > 0, "> 0")
-    _require(who, "weight_decay", rule.weight_decay, rule.weight_decay >= 0, ">= 0")
 
 
 def _require(who: str, name: str, value: float, holds: bool, expected: str) -> None:

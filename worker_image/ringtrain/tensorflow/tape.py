@@ -102,19 +102,9 @@ def PartialDistributedGradientTape(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Like `DistributedGradientTape`, with the gradients of `local_layers` left to each rank."""
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    arguments = locals()
+    del arguments["local_layers"]
+    tape = DistributedGradientTape(**arguments)
     trainable(local_layers)
     tape._local_layers = layers_of(local_layers)
     return tape

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from ringtrain.agent.main_thread import MainThread
 from ringtrain.errors import ConfigurationError
 from ringtrain.mpi.frames import receive_frame, send_frame
+from ringtrain.mpi.listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -75,25 +75,11 @@ class RankRegistry:
     def __init__(self, path: Path, main: MainThread, host: RankHost) -> None:
         self._main = main
         self._host = host
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        path.chmod(0o600)
-        self._listener.listen(128)
-        threading.Thread(target=self._accept, name="ringtrain-ranks", daemon=True).start()
+        self._listener = Listener(path, self._serve, "ringtrain-rank")
 
     def close(self) -> None:
         """Take no more ranks."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._serve, args=(connection,), name="ringtrain-rank", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, TimeoutError):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ringtrain.launcher.mpi.remote import DaemonNotStarted, Output, RemoteDaemon
 from ringtrain.mpi.frames import receive_frame, send_frame
+from ringtrain.mpi.listener import Listener
 from ringtrain.mpi.rsh_client import FAILED
 
 log = logging.getLogger(__name__)
@@ -36,32 +37,17 @@ class Broker:
     ) -> None:
         self._dial = dial
         self._on_failed = on_failed
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen(128)
         self._lock = threading.Lock()
         self._running: set[RemoteDaemon] = set()
-        threading.Thread(target=self._accept, name="ringtrain-rsh", daemon=True).start()
+        self._listener = Listener(path, self._serve, "ringtrain-rsh")
 
     def close(self) -> None:
         """Take no more, and end what runs."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
             running = list(self._running)
         for daemon in running:
             daemon.cancel()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(
-                target=self._serve, args=(connection,), name="ringtrain-rsh-call", daemon=True
-            ).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:

@@ -243,22 +243,9 @@ def PartialDistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Like `DistributedOptimizer`, with the gradients of `local_layers` left to each rank."""
-    wrapped = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    layers = layers_of(local_layers)
+    arguments = locals()
+    layers = layers_of(arguments.pop("local_layers"))
+    wrapped = DistributedOptimizer(**arguments)
     trainable(layers)
     wrapped.__dict__["_local_layers"] = layers
     return wrapped
