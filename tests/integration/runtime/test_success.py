@@ -49,7 +49,7 @@ def test_a_gang_from_barrier_to_success(gang: Callable[..., GangProcesses]) -> N
     ended = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 4, "ranksSucceeded": 4}
     last_words = launcher.message()
     assert last_words.pop("progress")["step"] == 3
-    assert last_words.pop("logLines") == 12
+    assert (last_words.pop("logLines"), last_words.pop("rankLogLines")) == (12, [3, 3, 3, 3])
     assert last_words == ended
     assert [agent.message() for agent in agents] == [ended, ended]
     worlds = [_check_rank(job, rank) for rank in range(4)]
