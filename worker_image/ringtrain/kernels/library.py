@@ -6,9 +6,12 @@ import importlib.util
 import logging
 from typing import Final
 
+from ringtrain.kernels.structures import differing_layout
+
 _NAME: Final = "ringtrain.kernels._native"
-# Counted up with every change of a structure or signature in native/.
-_INTERFACE: Final = 7
+# Counted up with every change of a signature, or of what a field means, in native/.
+_INTERFACE: Final = 8
+
 
 log = logging.getLogger("ringtrain")
 
@@ -21,14 +24,20 @@ def native_library() -> ctypes.CDLL | None:
         log.info("ringtrain was installed without a C compiler: numpy does what compiled kernels would do faster")
         return None
     library = ctypes.CDLL(spec.origin)
+    if difference := _difference(library):
+        log.warning(
+            "%s is of another version of ringtrain: %s. Install ringtrain again; numpy does its work until then",
+            spec.origin, difference,
+        )  # fmt: skip
+        return None
+    return library
+
+
+def _difference(library: ctypes.CDLL) -> str:
     try:
         interface = int(library.ringtrain_interface())
     except AttributeError:
         interface = 0
     if interface != _INTERFACE:
-        log.warning(
-            "%s has interface %d, expected %d: install ringtrain again; numpy does its work until then",
-            spec.origin, interface, _INTERFACE,
-        )  # fmt: skip
-        return None
-    return library
+        return f"it has interface {interface}, expected {_INTERFACE}"
+    return differing_layout(library)

@@ -6,6 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ringtrain.kernels.structures import UpdateStruct
+
 Flat = NDArray[Any]
 
 
@@ -44,21 +46,9 @@ class ChunkUpdate:
         )
 
 
-class _Update(ctypes.Structure):
-    _fields_ = [
-        ("rule", ctypes.c_int32),
-        ("last", ctypes.c_int32),
-        ("targets", ctypes.c_int32),
-        ("terms", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("master", ctypes.c_void_p),
-        ("states", ctypes.c_void_p * 2),
-    ]
-
-
-def native_update(change: ChunkUpdate, weights: "ctypes.Array[ctypes.c_void_p]") -> _Update:
+def native_update(change: ChunkUpdate, weights: "ctypes.Array[ctypes.c_void_p]") -> UpdateStruct:
     """`change` as compiled code takes it. `weights`: where those of each rank begin."""
-    return _Update(
+    return UpdateStruct(
         rule=change.rule.code,
         last=change.last,
         targets=len(weights),

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.kernels.library import native_library
+from ringtrain.kernels.structures import AdamTermsStruct, SgdTermsStruct
 from ringtrain.kernels.update import NativeRule
 from ringtrain.optim.kernels import AdamTerms, Floats, Kernels, NumpyKernels, Part, SgdTerms
 
@@ -19,26 +20,6 @@ def best_kernels() -> Kernels:
     """Return the compiled kernels where they were built, else numpy's. Both give the same bits."""
     library = native_library()
     return NumpyKernels() if library is None else NativeKernels(library)
-
-
-class _SgdTerms(ctypes.Structure):
-    _fields_ = [
-        ("scale", ctypes.c_double),
-        ("rate", ctypes.c_double),
-        ("momentum", ctypes.c_double),
-        ("decay", ctypes.c_double),
-        ("nesterov", ctypes.c_int),
-    ]
-
-
-class _AdamTerms(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_double)
-        for name in (
-            "scale", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "root_correction", "epsilon",
-            "coupled_decay", "decoupled_decay", "keep", "step",
-        )
-    ]  # fmt: skip
 
 
 class NativeKernels:
@@ -81,12 +62,12 @@ def native_rule(terms: SgdTerms | AdamTerms) -> NativeRule:
     return NativeRule(2, _adam_terms(terms, terms.rate / terms.correction1))
 
 
-def _sgd_terms(terms: SgdTerms) -> _SgdTerms:
-    return _SgdTerms(terms.scale, terms.rate, terms.momentum, terms.decay, int(terms.nesterov))
+def _sgd_terms(terms: SgdTerms) -> SgdTermsStruct:
+    return SgdTermsStruct(terms.scale, terms.rate, terms.momentum, terms.decay, int(terms.nesterov))
 
 
-def _adam_terms(terms: AdamTerms, step: float) -> _AdamTerms:
-    return _AdamTerms(
+def _adam_terms(terms: AdamTerms, step: float) -> AdamTermsStruct:
+    return AdamTermsStruct(
         terms.scale, terms.beta1, 1.0 - terms.beta1, terms.beta2, 1.0 - terms.beta2, terms.correction2**-0.5,
         terms.epsilon, terms.coupled_decay, terms.decoupled_decay, 1.0 - terms.rate * terms.decoupled_decay, step,
     )  # fmt: skip

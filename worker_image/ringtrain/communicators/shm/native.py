@@ -1,4 +1,4 @@
-"""The compiled engine behind shared memory (`kernels/native/shm.c`), and the structures it shares with Python."""
+"""The compiled engine behind shared memory (`kernels/native/shm.c`)."""
 
 import ctypes
 import functools
@@ -14,14 +14,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain.kernels.structures import (
+    COUNTERS_BYTES,
+    PARITIES,
+    RANK_HEAD_BYTES,
+    SIGNATURE_BYTES,
+    ChannelStruct,
+    JobStruct,
+)
 from ringtrain.kernels.update import ChunkUpdate, lies_at, native_update
 from ringtrain.reduction.cuts import Bounds
 from ringtrain.reduction.fold import Flat
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import CODES, dtype_name
 
-PARITIES: Final = 2
-SIGNATURE_BYTES: Final = 32768
 _OPS: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, ReduceOp.Max: 2, ReduceOp.Product: 3}
 
 
@@ -42,44 +48,6 @@ class ShmResult(IntEnum):
     STOPPED = 3
     MISMATCH = 4
     LEFT = 5
-
-
-class _Channel(ctypes.Structure):
-    _fields_ = [
-        ("base", ctypes.c_void_p),
-        ("rank", ctypes.c_int32),
-        ("size", ctypes.c_int32),
-        ("chunk_bytes", ctypes.c_uint64),
-        ("round", ctypes.c_uint32),
-        ("collective", ctypes.c_uint32),
-        ("spins", ctypes.c_int32),
-        ("stop", ctypes.c_void_p),
-    ]
-
-
-class _Job(ctypes.Structure):
-    _fields_ = [
-        ("what", ctypes.c_char_p),
-        ("what_bytes", ctypes.c_uint64),
-        ("dtype", ctypes.c_int32),
-        ("op", ctypes.c_int32),
-        ("divisor", ctypes.c_int32),
-        ("reduces", ctypes.c_int32),
-        ("chunks", ctypes.c_void_p),
-        ("peers", ctypes.c_void_p),
-        ("pieces", ctypes.c_void_p),
-        ("source", ctypes.c_void_p),
-        ("before", ctypes.c_void_p),
-        ("partial", ctypes.c_void_p),
-        ("own", ctypes.c_void_p),
-        ("gathered", ctypes.c_void_p),
-        ("timeout_s", ctypes.c_double),
-        ("started", ctypes.c_uint32),
-        ("next", ctypes.c_uint32),
-        ("phase", ctypes.c_uint32),
-        ("piece", ctypes.c_uint32),
-        ("blamed", ctypes.c_int32),
-    ]
 
 
 @dataclass(frozen=True)
@@ -117,7 +85,7 @@ class NativeChannel:
         self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
         self._size = size
         self._chunk_bytes = chunk_bytes
-        self._channel = _Channel(
+        self._channel = ChannelStruct(
             base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spins=_spins(size),
             stop=ctypes.addressof(self._stop),
         )  # fmt: skip
@@ -154,7 +122,7 @@ class NativeChannel:
         update = native_update(change, weights)
         return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
 
-    def _repeat(self, function: Any, job: _Job, argument: Any) -> ShmResult:
+    def _repeat(self, function: Any, job: JobStruct, argument: Any) -> ShmResult:
         """AGAIN comes after a signal: the interpreter runs its handler here."""
         with self._in_use:
             if self._closed:
@@ -176,8 +144,7 @@ class NativeChannel:
 
     def signature_of(self, rank: int) -> bytes:
         """What `rank` has shown in the collective that ended with MISMATCH."""
-        counters = 4 * 128
-        at = rank * (counters + PARITIES * SIGNATURE_BYTES) + counters
+        at = rank * RANK_HEAD_BYTES + COUNTERS_BYTES
         at += self._channel.collective % PARITIES * SIGNATURE_BYTES
         length = int.from_bytes(self._memory[at : at + 4], "little")
         return bytes(self._memory[at + 4 : at + 4 + length])
@@ -205,11 +172,11 @@ class NativeChannel:
         # Folding everything everywhere costs size × bytes and saves one meeting; see bench/README.
         return min(self._chunk_bytes, _SMALL_BYTES // self._size)
 
-    def _job(self, what: bytes, work: Work, timeout_s: float) -> _Job:
+    def _job(self, what: bytes, work: Work, timeout_s: float) -> JobStruct:
         if len(what) > SIGNATURE_BYTES - 4:  # what is not compared as a whole is not compared
             raise ValueError(f"{len(what)} bytes to compare; a slot has room for {SIGNATURE_BYTES - 4}")
         pieces = None if work.pieces is None else _pieces(work.pieces)
-        job = _Job(
+        job = JobStruct(
             what=what,
             what_bytes=len(what),
             dtype=CODES[dtype_name(work.source.dtype)],

@@ -34,4 +34,7 @@ void narrow(int dtype, void *into, void *accumulated, size_t count, int divisor)
 /* into[i] = a[i] op b[i] in an accumulator's type. `into` may be `a` or `b`. */
 void combine(int dtype, int op, void *into, const void *a, const void *b, size_t count);
 
+/* into = (…(parts[0] op parts[1])…) op parts[n - 1]. */
+void ringtrain_fold(int dtype, int op, int divisor, void *into, const void *const *parts, int n, size_t count);
+
 #endif

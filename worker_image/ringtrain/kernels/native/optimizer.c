@@ -2,19 +2,9 @@
    element, so the same bits. */
 #include <math.h>
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "fold.h"
-
-typedef struct {
-    double scale, rate, momentum, decay;
-    int nesterov;
-} sgd_terms;
-
-typedef struct {
-    double scale, beta1, one_minus_beta1, beta2, one_minus_beta2, root_correction, epsilon;
-    double coupled_decay, decoupled_decay, keep, step;
-} adam_terms;
+#include "optimizer.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

@@ -1,4 +1,4 @@
-/* Collectives of ranks that map one segment of memory. The layout is mirrored in communicators/shm/native.py. */
+/* Collectives of ranks that map one segment of memory. The layout is mirrored in kernels/structures.py. */
 #ifndef RINGTRAIN_SHM_H
 #define RINGTRAIN_SHM_H
 
@@ -88,7 +88,7 @@ enum outcome { DONE = 0, AGAIN, TIMEOUT, STOPPED, MISMATCH, LEFT };
 
 static inline rank_head *head(const channel *c, int rank) { return (rank_head *)c->base + rank; }
 
-/* meet.c */
+/* meet.c: what shm.c and update.c wait by. It uses nothing of theirs. */
 void advance(progress *p, uint32_t value);
 int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target);
 int all_staged(const channel *c, job *j, uint32_t round);

@@ -9,9 +9,12 @@
 #endif
 
 #include "fold.h"
+#include "optimizer.h"
 
-void ringtrain_sgd(int dtype, void *w, const void *g, void *velocity, size_t n, const void *terms);
-void ringtrain_adam(int dtype, void *w, void *g, void *m, void *s, size_t n, const void *terms);
+/* What Python mirrors, in the order of kernels/structures.py, which compares when the library is loaded. */
+EXPORT const uint32_t ringtrain_struct_bytes[] = {
+    sizeof(rank_head), sizeof(channel), sizeof(job), sizeof(update), sizeof(sgd_terms), sizeof(adam_terms),
+};
 
 /* Copy past the caches: another rank reads it, and later. */
 static void copy_away(char *into, const char *from, uint64_t bytes) {
