@@ -216,10 +216,13 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
 def _fused(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> list[list[int]]:
     """Cut `indices` into runs of at least `fusion_bytes`, but for the last: each run is one exchange."""
     runs: list[list[int]] = [[]]
+    nbytes = 0  # of the last run
     for index in indices:
-        if sum(arrays[i].nbytes for i in runs[-1]) >= fusion_bytes:
+        if nbytes >= fusion_bytes:
             runs.append([])
+            nbytes = 0
         runs[-1].append(index)
+        nbytes += arrays[index].nbytes
     return runs
 
 
