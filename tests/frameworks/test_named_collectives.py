@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from ring.leftovers import leftovers
 from ring.worlds import TRANSPORTS, World, world_of
+from support.memory_transport import MemoryNetwork, MemoryTransport
 
 import ringtrain as rt
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
@@ -17,7 +18,6 @@ from ringtrain.negotiation import arrays, queues
 from ringtrain.optim import SGD, HostOptimizer
 from ringtrain.process_groups.context import RankContext
 from ringtrain.process_groups.process_sets import ProcessSet, open_group
-from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.world.config import WorkerConfig
 
 OVER = pytest.mark.parametrize("transport", TRANSPORTS)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 
 import ringtrain as rt
@@ -18,7 +19,6 @@ from ring.worlds import world_of
 from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
 from ringtrain.process_groups.context import RankContext
 from ringtrain.transport.base import Broken, Caller, How, Transport
-from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
 from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import ABORT, HELLO, PROTOCOL_VERSION, PROVE, STATUS, WATCH, Hello, dump, load

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
+from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 
 from ringtrain.communicators.exchange import SEGMENT_BYTES
 from ringtrain.process_groups.context import RankContext
 from ringtrain.transport.base import Transport
-from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
 from ringtrain.transport.rpc import RpcTransport
 from ringtrain.world.config import WorkerConfig
 

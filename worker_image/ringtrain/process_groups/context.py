@@ -23,7 +23,7 @@ from ringtrain.errors import ConfigurationError, NotInitializedError
 from ringtrain.process_groups.executor import Executor
 from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.transport.address import is_loopback
-from ringtrain.transport.base import Transport
+from ringtrain.transport.base import NoPeers, Transport
 from ringtrain.world.config import LONGEST_TIMEOUT_S, WorkerConfig
 from ringtrain.world.membership import Membership
 from ringtrain.world.ring_config import RingConfig
@@ -332,9 +332,7 @@ def warn_of_strangers(ring: RingConfig) -> None:
 
 def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
     if ring.size == 1:
-        from ringtrain.transport.memory import MemoryNetwork, MemoryTransport
-
-        return MemoryTransport(MemoryNetwork(), ring.rank)
+        return NoPeers()
     # Data loaders fork. gRPC's handlers for that wait for its threads, which are ours, and hang the child or abort
     # it. It looks here when it is loaded.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

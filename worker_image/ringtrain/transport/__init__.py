@@ -1,1 +1,1 @@
-"""How bytes get from rank to rank: the seam (`base`), between threads (`memory`), and between machines (`rpc`)."""
+"""How bytes get from rank to rank: the seam (`base`), and over it gRPC and sockets of our own (`rpc`)."""

@@ -103,3 +103,25 @@ class Transport(Protocol):
 
     def close(self, grace_s: float) -> None:
         """Let answers under way finish within `grace_s`, then close everything."""
+
+
+class NoPeers:
+    """The transport of a world of one: nobody asks this rank, and it has nobody to ask."""
+
+    data_port = None
+
+    def use_session(self, peer: int, session: bytes) -> None: ...
+
+    def use_data_port(self, peer: int, port: int, request: bytes) -> None: ...
+
+    def serve(self, service: Service) -> None: ...
+
+    def close(self, grace_s: float) -> None: ...
+
+    def ask(
+        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
+    ) -> "Future[bytes]":
+        raise Broken(How.CLOSED, "no such rank")
+
+    def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:
+        raise Broken(How.CLOSED, "no such rank")

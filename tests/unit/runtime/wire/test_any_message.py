@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.memory_transport import MemoryCaller, MemoryNetwork, MemoryTransport
 
 from ringtrain.transport.base import Broken
 from ringtrain.transport.connection_errors import ProtocolError
 from ringtrain.transport.http2 import frames
 from ringtrain.transport.http2.headers import BlockReader
-from ringtrain.transport.memory import MemoryCaller, MemoryNetwork, MemoryTransport
 from ringtrain.wire.failure import PullRefused, WorldFailure
 from ringtrain.wire.frame import HEADER_BYTES, describe_difference, split_frame
 from ringtrain.wire.messages import (
