@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 
 from ringtrain.agent.config import AgentConfig
-from ringtrain.control.model import RankState, Registration, Verdict, World
-from ringtrain.control.wire import rank_to_wire, registration_to_wire, verdict_from_wire, world_from_wire
+from ringtrain.control.model import AgentState, Order, Refusal, Registration
+from ringtrain.control.wire import message_fields, order_from_message
 from ringtrain.gen import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -27,49 +27,11 @@ _DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 @dataclass(frozen=True)
-class StartRanks:
-    """The gang is complete."""
-
-    world: World
-
-
-@dataclass(frozen=True)
-class StopRanks:
-    """The attempt is over."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Released:
-    """The launcher wants nothing more."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class RegistrationRefused:
-    """The launcher does not take this agent."""
-
-    reason: str
-    misconfigured: bool
-
-
-@dataclass(frozen=True)
 class LeaveNoted:
     """The launcher knows that this agent leaves, and has all its lines."""
 
 
-Message = StartRanks | StopRanks | Released | RegistrationRefused | LeaveNoted
-
-
-@dataclass(frozen=True)
-class AgentState:
-    """What the launcher is told at every heartbeat."""
-
-    ranks: tuple[RankState, ...]
-    drained: bool
-    leaving: str
+Message = Order | Refusal | LeaveNoted
 
 
 class CoordinatorClient:
@@ -151,12 +113,12 @@ class CoordinatorClient:
             self._closed.wait(_RETRY_S)
 
     def _register(self) -> bool:
-        request = registration_to_wire(self._registration())
+        request = pb.RegisterRequest(**message_fields(self._registration()))
         # Not waiting for the channel to be ready: then the error says why it is not, and not only that time is up.
         reply = self._stub.Register(request, timeout=self._config.call_s)
         self.heard()
         if not reply.accepted:
-            self._deliver(RegistrationRefused(reply.reason, reply.misconfigured))
+            self._deliver(Refusal(reply.reason, reply.misconfigured))
             self._closed.set()
             return False
         self._registered.set()
@@ -170,7 +132,7 @@ class CoordinatorClient:
             self._orders.cancel()
         for order in self._orders:
             self.heard()
-            self._deliver(_message(order))
+            self._deliver(order_from_message(order))
 
     def _send_state(self) -> None:
         while not self._closed.is_set():
@@ -179,8 +141,10 @@ class CoordinatorClient:
             if self._closed.is_set() or not self._registered.is_set():
                 continue
             state = self._state()
+            who = {"worker_index": self._config.index, "instance": self._instance}
+            request = pb.SyncRequest(**who, **message_fields(state))
             try:
-                reply = self._stub.Sync(self._sync_request(state), timeout=self._config.call_s)
+                reply = self._stub.Sync(request, timeout=self._config.call_s)
             except grpc.RpcError as error:
                 self._note_problem(error)
                 self._closed.wait(_RETRY_S)
@@ -194,24 +158,13 @@ class CoordinatorClient:
             if not reply.known and self._orders is not None:
                 self._orders.cancel()  # makes the other thread register again
 
-    def _sync_request(self, state: AgentState) -> Any:
-        return pb.SyncRequest(
-            worker_index=self._config.index,
-            instance=self._instance,
-            ranks=[rank_to_wire(rank) for rank in state.ranks],
-            drained=state.drained,
-            leaving=state.leaving,
-        )
-
     def _note_problem(self, error: grpc.RpcError) -> None:
         if self._closed.is_set():
             return
         code, details = error.code(), error.details()
         self._say_problem(f"{code.name}: {details}")
         if code in _DENIED:
-            self._deliver(
-                RegistrationRefused(f"the launcher does not trust this agent: {details}", misconfigured=True)
-            )
+            self._deliver(Refusal(f"the launcher does not trust this agent: {details}", misconfigured=True))
             self._closed.set()
 
     def _say_problem(self, problem: str) -> None:
@@ -224,12 +177,3 @@ class CoordinatorClient:
             self._said_at = now
         address = self._config.launcher_address
         log.warning("the launcher at %s has not been reached for %.0f s: %s", address, silent_s, problem)
-
-
-def _message(order: Any) -> Message:
-    kind = order.WhichOneof("order")
-    if kind == "start":
-        return StartRanks(world_from_wire(order.start))
-    if kind == "stop":
-        return StopRanks(verdict_from_wire(order.stop))
-    return Released(verdict_from_wire(order.release))

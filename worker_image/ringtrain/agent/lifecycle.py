@@ -11,17 +11,9 @@ from typing import Protocol
 
 from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
-from ringtrain.agent.coordinator import (
-    CoordinatorClient,
-    LeaveNoted,
-    Message,
-    RegistrationRefused,
-    Released,
-    StartRanks,
-    StopRanks,
-)
+from ringtrain.agent.coordinator import CoordinatorClient, LeaveNoted, Message
 from ringtrain.agent.ranks import Ranks
-from ringtrain.control.model import Failure, Outcome, Reason, Verdict, World
+from ringtrain.control.model import Failure, Outcome, Reason, Refusal, Release, Start, Stop, Verdict, World
 
 log = logging.getLogger(__name__)
 
@@ -107,18 +99,18 @@ class Lifecycle:
         match event:
             case SignalReceived(number):
                 self._on_signal(number)
-            case StartRanks(world):
+            case Start(world):
                 if not self._pod.ranks.started and self._verdict is None and not self._pod.leaving:
                     self._pod.start_ranks(world)
-            case StopRanks(verdict):
+            case Stop(verdict):
                 self._verdict = verdict
                 self._stop_ranks(signal.SIGTERM)
                 self._pod.stopping = True
                 self._pod.coordinator.changed()
-            case Released(verdict):
+            case Release(verdict):
                 self._stop_ranks(signal.SIGTERM)
                 self._ending = Ending(agent_exit_code(verdict, self._own_ranks()), verdict)
-            case RegistrationRefused(reason, misconfigured):
+            case Refusal(reason, misconfigured):
                 self._on_refused(reason, misconfigured)
             case LeaveNoted():
                 self._end_by_signal()

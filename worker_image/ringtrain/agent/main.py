@@ -4,31 +4,29 @@ import logging
 import queue
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ringtrain import contract
 from ringtrain.agent.collector import Collector
 from ringtrain.agent.config import AgentConfig
-from ringtrain.agent.coordinator import AgentState, CoordinatorClient
+from ringtrain.agent.coordinator import CoordinatorClient
 from ringtrain.agent.lifecycle import Asked, Event, Lifecycle, SignalReceived
 from ringtrain.agent.main_thread import MainThread
 from ringtrain.agent.mpi.worker import MPI_DAEMONS, MpiWorker
 from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
-from ringtrain.agent.service import AgentService
 from ringtrain.agent.shipper import Shipper, ShipperEvents
 from ringtrain.agent.spool import Spool
 from ringtrain.control.address import own_address
-from ringtrain.control.model import ENDED, RankState, Registration, World
+from ringtrain.control.model import ENDED, AgentState, RankState, Registration, World
 from ringtrain.control.ports import HeldPorts
 from ringtrain.control.rpc import Peer, dial, serve
 from ringtrain.control.termination import termination_message, write_termination_message
 from ringtrain.errors import ConfigurationError
-from ringtrain.gen import agent_pb2_grpc, coordinator_pb2_grpc
+from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.logs.journal import Stream
 from ringtrain.processes import RankProcess, become_subreaper
 
@@ -84,7 +82,7 @@ class _Pod:
         self._ring_ports = self._held.take(ports.ring_base, config.slots)
         self._tf_ports = self._held.take(ports.tf_base, config.slots)
         self._master_port = self._held.take(ports.master, 1)[0] if config.position == 0 else 0
-        self._agent_port = self._serve(stack)
+        self._agent_port = self._serve(self._mpi, stack) if self._mpi else 0
         channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.job.uid))
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         self.coordinator = CoordinatorClient(
@@ -178,7 +176,7 @@ class _Pod:
     def _registration(self) -> Registration:
         config = self._config
         return Registration(
-            uid=config.job.uid,
+            job_uid=config.job.uid,
             attempt=config.job.attempt,
             worker_index=config.index,
             slots=config.slots,
@@ -199,21 +197,13 @@ class _Pod:
         stack.callback(worker.close)
         return worker
 
-    def _serve(self, stack: ExitStack) -> int:
-        service = AgentService(self._config, self.state)
-        add: Callable[..., None] = agent_pb2_grpc.add_AgentServicer_to_server
-
-        def register(server: Any) -> None:
-            add(service, server)
-            if self._mpi is not None:
-                self._mpi.register(server)
-
+    def _serve(self, mpi: MpiWorker, stack: ExitStack) -> int:
         server = serve(
             self._config.ports.agent,
             self._config.secrets,
             Peer(contract.ROLE_LAUNCHER, self._config.job.uid),
-            threads=4 + (MPI_DAEMONS if self._mpi else 0),
-            register=register,
+            threads=4 + MPI_DAEMONS,
+            register=mpi.register,
         )
         stack.callback(server.close, 0.5)
         return server.port

@@ -72,10 +72,23 @@ class RankState:
 
 
 @dataclass(frozen=True)
+class AgentState:
+    """What the launcher is told at every heartbeat.
+
+    `drained`: all ranks have ended, and what they wrote is in the launcher's files. `leaving`: the signal that
+    asked the pod to stop.
+    """
+
+    ranks: tuple[RankState, ...]
+    drained: bool = False
+    leaving: str = ""
+
+
+@dataclass(frozen=True)
 class Registration:
     """What an agent brings to the barrier. `ranks` is empty unless the agent has started them already."""
 
-    uid: str
+    job_uid: str
     attempt: int
     worker_index: int
     slots: int
@@ -123,6 +136,38 @@ class Verdict:
     exit_code: int
     ranks_succeeded: int = 0
     failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """Order: the gang is complete, start the ranks."""
+
+    world: World
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Order: the attempt is over; stop the ranks, send the last lines, wait for the release."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Release:
+    """Order: exit."""
+
+    verdict: Verdict
+
+
+Order = Start | Stop | Release
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an agent may not join. `misconfigured`: trying again cannot help."""
+
+    reason: str
+    misconfigured: bool = False
 
 
 def host_port(host: str, port: int) -> str:

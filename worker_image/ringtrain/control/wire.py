@@ -1,150 +1,62 @@
-"""Values to protobuf and back: the one border where generated messages are touched field by field."""
+"""Values to protobuf and back: a dataclass and its message have fields of the same names."""
 
-from typing import Any
+import functools
+import typing
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from enum import Enum
+from types import NoneType
+from typing import Any, TypeVar
 
-from ringtrain.control.model import (
-    Failure,
-    Outcome,
-    RankPhase,
-    RankState,
-    Reason,
-    Registration,
-    Verdict,
-    World,
-)
+from ringtrain.control.model import Order, Release, Start, Stop, Verdict, World
 from ringtrain.gen import coordinator_pb2 as pb
 
-
-def rank_to_wire(state: RankState) -> Any:
-    """`state` as a message."""
-    return pb.RankState(
-        rank=state.rank,
-        phase=state.phase.value,
-        exit_code=state.exit_code,
-        signal=state.signal,
-        exit_order=state.exit_order,
-        exited_ago_s=state.exited_ago_s,
-        log_tail=[_utf8(line) for line in state.log_tail],
-        reason=state.reason.value if state.reason else "",
-        message=_utf8(state.message),
-    )
+T = TypeVar("T")
 
 
-def _utf8(text: str) -> str:
-    """`text` as protobuf takes it: a program's name may hold bytes that are no text (lone surrogates here)."""
-    return text.encode("utf-8", "replace").decode()
+def message_fields(value: Any) -> Any:
+    """The dataclass `value` as keyword arguments of its message. What is None stays absent there."""
+    if isinstance(value, str):  # a program's name may hold bytes that are no text (lone surrogates here)
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, tuple):
+        return [message_fields(item) for item in value]
+    return {name: message_fields(item) for name, item in vars(value).items()} if is_dataclass(value) else value
 
 
-def rank_from_wire(message: Any) -> RankState:
-    """The state in `message`; ValueError for a phase that does not exist."""
-    return RankState(
-        rank=message.rank,
-        phase=RankPhase(message.phase),
-        exit_code=message.exit_code if message.HasField("exit_code") else None,
-        signal=message.signal,
-        exit_order=message.exit_order,
-        exited_ago_s=message.exited_ago_s,
-        log_tail=tuple(message.log_tail),
-        reason=Reason(message.reason) if message.reason else None,
-        message=message.message,
-    )
+def from_message(kind: Callable[..., T], message: Any) -> T:
+    """The `kind` of dataclass that is in `message`. ValueError for a word that does not exist, as of a phase."""
+    return kind(*[read(message) for read in _readers(kind)])
 
 
-def registration_to_wire(registration: Registration) -> Any:
-    """`registration` as a message."""
-    return pb.RegisterRequest(
-        job_uid=registration.uid,
-        attempt=registration.attempt,
-        worker_index=registration.worker_index,
-        slots=registration.slots,
-        instance=registration.instance,
-        pod=registration.pod,
-        node=registration.node,
-        address=registration.address,
-        agent_port=registration.agent_port,
-        ring_ports=registration.ring_ports,
-        tf_ports=registration.tf_ports,
-        master_port=registration.master_port,
-        ranks=[rank_to_wire(state) for state in registration.ranks],
-    )
+def order_to_message(order: Order) -> Any:
+    """`order` as a message."""
+    if isinstance(order, Start):
+        return pb.Order(start=message_fields(order.world))
+    return pb.Order(**{"stop" if isinstance(order, Stop) else "release": message_fields(order.verdict)})
 
 
-def registration_from_wire(message: Any) -> Registration:
-    """The registration in `message`."""
-    return Registration(
-        uid=message.job_uid,
-        attempt=message.attempt,
-        worker_index=message.worker_index,
-        slots=message.slots,
-        instance=message.instance,
-        pod=message.pod,
-        node=message.node,
-        address=message.address,
-        agent_port=message.agent_port,
-        ring_ports=tuple(message.ring_ports),
-        tf_ports=tuple(message.tf_ports),
-        master_port=message.master_port,
-        ranks=tuple(rank_from_wire(state) for state in message.ranks),
-    )
+def order_from_message(message: Any) -> Order:
+    """The order in `message`."""
+    kind = message.WhichOneof("order")
+    if kind == "start":
+        return Start(from_message(World, message.start))
+    verdict = from_message(Verdict, getattr(message, kind))
+    return Stop(verdict) if kind == "stop" else Release(verdict)
 
 
-def world_to_wire(world: World) -> Any:
-    """`world` as a message."""
-    return pb.World(
-        attempt=world.attempt,
-        ring_addresses=world.ring_addresses,
-        tf_addresses=world.tf_addresses,
-        master_address=world.master_address,
-        master_port=world.master_port,
-    )
+@functools.cache  # every heartbeat of every worker is read
+def _readers(kind: Any) -> list[Callable[[Any], Any]]:
+    """What reads each field of the dataclass `kind` from its message."""
+    return [_reader(name, hint) for name, hint in typing.get_type_hints(kind).items()]
 
 
-def world_from_wire(message: Any) -> World:
-    """The world in `message`."""
-    return World(
-        attempt=message.attempt,
-        ring_addresses=tuple(message.ring_addresses),
-        tf_addresses=tuple(message.tf_addresses),
-        master_address=message.master_address,
-        master_port=message.master_port,
-    )
-
-
-def verdict_to_wire(verdict: Verdict) -> Any:
-    """`verdict` as a message."""
-    message = pb.Verdict(
-        outcome=verdict.outcome.value, exit_code=verdict.exit_code, ranks_succeeded=verdict.ranks_succeeded
-    )
-    failure = verdict.failure
-    if failure is not None:
-        message.failure.CopyFrom(
-            pb.Failure(
-                rank=failure.rank,
-                pod=failure.pod,
-                node=failure.node,
-                exit_code=failure.exit_code,
-                signal=failure.signal,
-                reason=failure.reason.value,
-                message=_utf8(failure.message),
-                log_tail=[_utf8(line) for line in failure.log_tail],
-            )
-        )
-    return message
-
-
-def verdict_from_wire(message: Any) -> Verdict:
-    """The verdict in `message`."""
-    failure = None
-    if message.HasField("failure"):
-        inner = message.failure
-        failure = Failure(
-            reason=Reason(inner.reason),
-            message=inner.message,
-            rank=inner.rank if inner.HasField("rank") else None,
-            pod=inner.pod,
-            node=inner.node,
-            exit_code=inner.exit_code if inner.HasField("exit_code") else None,
-            signal=inner.signal,
-            log_tail=tuple(inner.log_tail),
-        )
-    return Verdict(Outcome(message.outcome), message.exit_code, message.ranks_succeeded, failure)
+def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
+    inner = next(iter(typing.get_args(hint)), hint)
+    make = functools.partial(from_message, typing.cast(Any, inner)) if is_dataclass(inner) else inner
+    if typing.get_origin(hint) is tuple:
+        return lambda message: tuple(map(make, getattr(message, name)))
+    if NoneType not in typing.get_args(hint):
+        return lambda message: make(getattr(message, name))
+    if issubclass(inner, Enum):  # no word is the empty one
+        return lambda message: make(getattr(message, name)) if getattr(message, name) else None
+    return lambda message: make(getattr(message, name)) if message.HasField(name) else None

@@ -4,41 +4,19 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ringtrain.control.model import ENDED, RankPhase, RankState, Registration, Verdict, World, host_port
+from ringtrain.control.model import (
+    ENDED,
+    AgentState,
+    Order,
+    RankPhase,
+    RankState,
+    Refusal,
+    Registration,
+    World,
+    host_port,
+)
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.verdict import Exit, GangView, WorkerView
-
-
-@dataclass(frozen=True)
-class Start:
-    """Order: start the ranks."""
-
-    world: World
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Order: stop the ranks, send the last lines, wait for the release."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Release:
-    """Order: exit."""
-
-    verdict: Verdict
-
-
-Order = Start | Stop | Release
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why an agent may not join. `misconfigured`: trying again cannot help."""
-
-    reason: str
-    misconfigured: bool = False
 
 
 class OrderStream:
@@ -95,22 +73,17 @@ class Gang:
             self._changed.notify_all()
             return None
 
-    def knows(self, index: int, instance: str) -> bool:
-        """Whether this agent is registered here."""
-        with self._changed:
-            return self._member(index, instance) is not None
-
-    def sync(self, index: int, instance: str, ranks: tuple[RankState, ...], drained: bool, leaving: str) -> bool:
+    def sync(self, index: int, instance: str, state: AgentState) -> bool:
         """Take over an agent's state; False when it is not registered here."""
         with self._changed:
             member = self._member(index, instance)
             if member is None:
                 return False
             before = (_phases(member), member.drained, member.leaving)
-            self._note(member, ranks)
-            member.drained = drained
-            if leaving and not member.leaving:
-                member.leaving, member.leaving_since = leaving, self._clock()
+            self._note(member, state.ranks)
+            member.drained = state.drained
+            if state.leaving and not member.leaving:
+                member.leaving, member.leaving_since = state.leaving, self._clock()
             if before != (_phases(member), member.drained, member.leaving):  # most syncs are mere heartbeats
                 self._changed.notify_all()
             return True
@@ -131,7 +104,7 @@ class Gang:
             for stream in self._streams:
                 stream.news.set()
 
-    def wait_order(self, seen: Order | None, stream: "OrderStream") -> Order | None:
+    def wait_order(self, seen: Order | None, stream: OrderStream) -> Order | None:
         """The current order once it is another than `seen`; None when `stream` has ended."""
         with self._changed:
             self._streams.add(stream)
@@ -241,7 +214,7 @@ class Gang:
     def _mismatch(self, registration: Registration) -> Refusal | None:
         config = self._config
         told = (
-            ("job uid", registration.uid, config.job.uid),
+            ("job uid", registration.job_uid, config.job.uid),
             ("attempt", registration.attempt, config.job.attempt),
             ("slots per worker", registration.slots, config.slots),
         )

@@ -12,14 +12,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from ringtrain import contract
-from ringtrain.control.model import Failure, Outcome, Reason, Verdict
+from ringtrain.control.model import Failure, Outcome, Reason, Release, Start, Stop, Verdict
 from ringtrain.control.rpc import Peer, serve
 from ringtrain.control.termination import termination_message, write_termination_message
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.console import Console
-from ringtrain.launcher.gang import Gang, Release, Start, Stop, make_world
+from ringtrain.launcher.gang import Gang, make_world
 from ringtrain.launcher.http import StatusServer
 from ringtrain.launcher.mpi.job import MpiJob
 from ringtrain.launcher.mpi.verdict import decide_mpi

@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ringtrain.control.wire import rank_from_wire, registration_from_wire, verdict_to_wire, world_to_wire
+from ringtrain.control.model import AgentState, Registration
+from ringtrain.control.wire import from_message, order_to_message
 from ringtrain.gen import coordinator_pb2 as pb
-from ringtrain.launcher.gang import Gang, Order, OrderStream, Start, Stop
+from ringtrain.launcher.gang import Gang, OrderStream
 from ringtrain.logs.journal import Stream
 from ringtrain.logs.store import Chunk, LogStore
 
@@ -26,7 +27,7 @@ class CoordinatorService:
         self._complained_at = -_COMPLAIN_EVERY_S
 
     def Register(self, request: Any, context: Any) -> Any:
-        registration = registration_from_wire(request)
+        registration = from_message(Registration, request)
         refusal = self._gang.register(registration)
         who = f"worker {registration.worker_index} ({registration.pod}, {context.peer()})"
         if refusal is not None:
@@ -43,14 +44,13 @@ class CoordinatorService:
         try:
             if context.add_callback(stream.end):  # else it has ended already
                 while (order := self._gang.wait_order(order, stream)) is not None:
-                    yield _order_to_wire(order)
+                    yield order_to_message(order)
         finally:
             self._gang.detach(index, instance)
 
     def Sync(self, request: Any, context: Any) -> Any:
-        ranks = tuple(rank_from_wire(state) for state in request.ranks)
-        known = self._gang.sync(request.worker_index, request.instance, ranks, request.drained, request.leaving)
-        return pb.SyncReply(known=known)
+        state = from_message(AgentState, request)
+        return pb.SyncReply(known=self._gang.sync(request.worker_index, request.instance, state))
 
     def Append(self, request: Any, context: Any) -> Any:
         reply = pb.AppendReply()
@@ -74,11 +74,3 @@ class CoordinatorService:
         if now - self._complained_at >= _COMPLAIN_EVERY_S:
             self._complained_at = now
             log.error("log lines cannot be written, agents keep them for now: %s", error)
-
-
-def _order_to_wire(order: Order) -> Any:
-    if isinstance(order, Start):
-        return pb.Order(start=world_to_wire(order.world))
-    if isinstance(order, Stop):
-        return pb.Order(stop=verdict_to_wire(order.verdict))
-    return pb.Order(release=verdict_to_wire(order.verdict))

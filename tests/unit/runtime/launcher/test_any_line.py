@@ -17,7 +17,7 @@ from support.lines import TEXTS, report_lines
 from ringtrain.agent.spool import Spool
 from ringtrain.control.model import Failure, Outcome, RankPhase, RankState, Reason, Verdict
 from ringtrain.control.termination import termination_message
-from ringtrain.control.wire import rank_from_wire, rank_to_wire, verdict_from_wire, verdict_to_wire
+from ringtrain.control.wire import from_message, message_fields
 from ringtrain.gen import coordinator_pb2 as pb
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.console import Console
@@ -114,12 +114,14 @@ def test_the_end_of_a_log_travels(lines: list[str], end: bytes) -> None:
     """A failed rank's last lines and its failure reach the launcher and back, whatever they hold."""
     tail = (*last_lines(end), *lines)
     state = RankState(1, RankPhase.FAILED, 3, log_tail=tail, message="".join(lines))
-    there = rank_from_wire(pb.RankState.FromString(rank_to_wire(state).SerializeToString()))
+    there = from_message(
+        RankState, pb.RankState.FromString(pb.RankState(**message_fields(state)).SerializeToString())
+    )
     assert (there.rank, there.exit_code, len(there.log_tail)) == (1, 3, len(tail))
     lost_peer(tail, 0)
     failure = Failure(Reason.RANK_FAILED, "".join(lines), 1, log_tail=tail)
     verdict = Verdict(Outcome.FAILED, 3, 0, failure)
-    back = verdict_from_wire(pb.Verdict.FromString(verdict_to_wire(verdict).SerializeToString()))
+    back = from_message(Verdict, pb.Verdict.FromString(pb.Verdict(**message_fields(verdict)).SerializeToString()))
     assert back.exit_code == 3
     message = termination_message(verdict, 1, 2)
     assert len(message) <= 4096

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringtrain.control.model import RankPhase, RankState, Registration, World
+from ringtrain.control.model import AgentState, RankPhase, RankState, Refusal, Registration, Start, World
 from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.gang import Gang, OrderStream, Refusal, Start, make_world
+from ringtrain.launcher.gang import Gang, OrderStream, make_world
 
 CONFIG = LauncherConfig.from_env(
     {
@@ -54,7 +54,7 @@ def test_the_world_of_a_complete_gang() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"uid": "uid-2"}, "job uid is uid-2 at the worker and uid-1 at the launcher"),
+        ({"job_uid": "uid-2"}, "job uid is uid-2 at the worker and uid-1 at the launcher"),
         ({"attempt": 2}, "attempt is 2 at the worker and 1 at the launcher"),
         ({"slots": 4}, "slots per worker is 4 at the worker and 2 at the launcher"),
         ({"worker_index": 2}, "worker index 2 is not one of the 2 workers (from 0)"),
@@ -79,7 +79,7 @@ def test_registering_again() -> None:
     assert not refusal.misconfigured
     gang.detach(0, "first")
     assert gang.register(worker(0, "second")) is None
-    assert not gang.knows(0, "first")
+    assert not gang.sync(0, "first", AgentState(()))
     gang.give(Start(WORLD))
     assert gang.register(worker(0, "third")) is not None
 
@@ -104,9 +104,9 @@ def test_silence_and_heartbeats() -> None:
     assert gang.view().workers[0].silent_since is None
     clock.now += CONFIG.lost_after_s
     assert gang.view().workers[0].silent_since == 100.0
-    assert gang.sync(0, "first", (), drained=False, leaving="")
+    assert gang.sync(0, "first", AgentState(()))
     assert gang.view().workers[0].silent_since is None
-    assert not gang.sync(0, "another", (), drained=False, leaving="")
+    assert not gang.sync(0, "another", AgentState(()))
 
 
 def test_exits_are_dated_when_they_are_first_seen() -> None:
@@ -115,9 +115,9 @@ def test_exits_are_dated_when_they_are_first_seen() -> None:
     gang = Gang(CONFIG, clock)
     gang.register(worker(0))
     failed = RankState(1, RankPhase.FAILED, 1, exited_ago_s=2.0)
-    gang.sync(0, "first", (failed,), drained=False, leaving="")
+    gang.sync(0, "first", AgentState((failed,)))
     clock.now += 50
-    gang.sync(0, "first", (replace(failed, exited_ago_s=52.5),), drained=False, leaving="")
+    gang.sync(0, "first", AgentState((replace(failed, exited_ago_s=52.5),)))
     view = gang.view()
     assert [exit.at for exit in view.exits] == [98.0]
     assert [state.phase.value for state in view.ranks] == ["Waiting", "Failed", "Waiting", "Waiting"]

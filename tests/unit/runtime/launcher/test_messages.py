@@ -1,0 +1,58 @@
+"""What agent and launcher say to each other arrives as it was."""
+
+from typing import Any
+
+import pytest
+
+from ringtrain.control.model import (
+    AgentState,
+    Failure,
+    Order,
+    Outcome,
+    RankPhase,
+    RankState,
+    Reason,
+    Registration,
+    Release,
+    Start,
+    Stop,
+    Verdict,
+    World,
+)
+from ringtrain.control.wire import from_message, message_fields, order_from_message, order_to_message
+from ringtrain.gen import coordinator_pb2 as pb
+
+RANKS = (
+    RankState(1, RankPhase.FAILED, 0, "SIGTERM", 2, 0.5, ("a", "b"), Reason.NO_MPI_INIT, "why"),
+    RankState(2, RankPhase.WAITING),
+)
+FAILED = Verdict(Outcome.FAILED, 3, 1, Failure(Reason.AGENT_LOST, "why", 0, "pod", "node", 0, "SIGKILL", ("x",)))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (AgentState((), drained=True, leaving="SIGTERM"), pb.SyncRequest),
+        (Registration("uid", 1, 2, 3, "i", "p", "n", "a", 1, (1, 2), (3, 4), 5, RANKS), pb.RegisterRequest),
+        (FAILED, pb.Verdict),
+        (Verdict(Outcome.FAILED, 3, 1, Failure(Reason.NOT_ASSEMBLED, "why")), pb.Verdict),
+        (Verdict(Outcome.SUCCEEDED, 0), pb.Verdict),
+    ],
+    ids=["state", "registration", "rank-failed", "no-rank-to-blame", "succeeded"],
+)
+def test_a_value_there_and_back(value: Any, message: Any) -> None:
+    """What is 0 or empty is told from what is not given."""
+    sent = message(**message_fields(value)).SerializeToString()
+    assert from_message(type(value), message.FromString(sent)) == value
+
+
+@pytest.mark.parametrize("order", [Start(World(1, ("a:1",), ("a:2",), "a", 3)), Stop(FAILED), Release(FAILED)])
+def test_an_order_there_and_back(order: Order) -> None:
+    """Each kind of order is read as that kind."""
+    assert order_from_message(pb.Order.FromString(order_to_message(order).SerializeToString())) == order
+
+
+def test_a_word_that_does_not_exist() -> None:
+    """A phase that nobody knows is an error, not a rank that waits."""
+    with pytest.raises(ValueError, match="'Asleep' is not a valid RankPhase"):
+        from_message(RankState, pb.RankState(phase="Asleep"))
