@@ -1,16 +1,31 @@
 """What a trainer may pass to `HostOptimizer`."""
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.optim.schedules import Schedule
 from ringtrain.process_groups.group import Flat
 
 Params = Mapping[str, Flat] | Iterable[tuple[str, Flat]]
 
 SUPPORTED = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How gradients become one update.
+
+    `accumulate`: micro-steps whose mean is one update's gradient. `check_finite`: refuse NaN and infinity.
+    """
+
+    accumulate: int
+    clip_norm: float | None
+    schedule: Schedule
+    check_finite: bool
 
 
 def as_arrays(params: Params) -> dict[str, Flat]:
@@ -24,11 +39,7 @@ def as_arrays(params: Params) -> dict[str, Flat]:
 
 
 def check_arguments(
-    arrays: Mapping[str, Flat],
-    local: Collection[str],
-    bucket_bytes: int,
-    accumulate: int,
-    clip_norm: float | None,
+    arrays: Mapping[str, Flat], local: Collection[str], bucket_bytes: int, settings: Settings
 ) -> None:
     if not arrays:
         raise ConfigurationError("HostOptimizer was given no parameters; pass the model's arrays by name")
@@ -43,10 +54,11 @@ def check_arguments(
         raise ConfigurationError(f"local names {unknown} are not parameters; registered are {sorted(arrays)}")
     if bucket_bytes < 1:
         raise ConfigurationError(f"bucket_bytes is {bucket_bytes}; expected at least 1")
-    if accumulate < 1:
-        raise ConfigurationError(f"accumulate is {accumulate}; expected at least 1")
-    if clip_norm is not None and not clip_norm > 0:
-        raise ConfigurationError(f"clip_norm is {clip_norm}; expected a number above 0, or None for no clipping")
+    if settings.accumulate < 1:
+        raise ConfigurationError(f"accumulate is {settings.accumulate}; expected at least 1")
+    norm = settings.clip_norm
+    if norm is not None and not norm > 0:
+        raise ConfigurationError(f"clip_norm is {norm}; expected a number above 0, or None for no clipping")
 
 
 def described(value: Any) -> str:

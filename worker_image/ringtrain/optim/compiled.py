@@ -4,7 +4,6 @@ import ctypes
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringtrain.kernels.library import native_library
 from ringtrain.kernels.structures import AdamTermsStruct, SgdTermsStruct
@@ -27,7 +26,6 @@ class NativeKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._numpy = NumpyKernels()
 
     def sgd(self, part: Part, terms: SgdTerms) -> None:
         given = _sgd_terms(terms)
@@ -50,9 +48,6 @@ class NativeKernels:
             _code(weights), _pointer(weights), _pointer(direction), ctypes.c_size_t(weights.size),
             ctypes.c_double(rate),
         )  # fmt: skip
-
-    def square_sums(self, values: Floats, starts: NDArray[np.intp]) -> NDArray[np.float64]:
-        return self._numpy.square_sums(values, starts)  # numpy's order of summation is numpy's own
 
 
 def native_rule(terms: SgdTerms | AdamTerms) -> NativeRule:

@@ -14,18 +14,19 @@ from ringtrain.optim.arenas import MASTER
 from ringtrain.optim.compiled import native_rule
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Bucket
-from ringtrain.optim.pipeline import Abandoned, Arrivals, UpdateContext, UpdateOrder, mean_scale
+from ringtrain.optim.pipeline import Abandoned, Arrivals, UpdateContext
 from ringtrain.optim.rules import FusableRule, StepValues
 from ringtrain.reduction.ops import Average, Sum
 
 
-def can_fuse(context: UpdateContext, clip_norm: float | None) -> bool:
+def can_fuse(context: UpdateContext) -> bool:
     """Whether `FusedUpdate` does what `Update` does. The same on all ranks.
 
     A norm must be known before the first weight changes, a compressed bucket is not reduced where it lies, and
     unsharded state is updated whole by every rank.
     """
-    if clip_norm is not None or context.wire is not None or not context.sharded or context.group.size == 1:
+    clips, alone = context.settings.clip_norm is not None, context.group.size == 1
+    if clips or alone or context.wire is not None or not context.sharded:
         return False
     arenas = [(context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in _shared(context)]
     updates = all(context.group.can_update(*arena) for arena in arenas)
@@ -33,16 +34,17 @@ def can_fuse(context: UpdateContext, clip_norm: float | None) -> bool:
 
 
 class FusedUpdate:
-    """The run of one update."""
+    """The run of update `number`, from 1."""
 
     norm: float | None = None
 
-    def __init__(self, context: UpdateContext, inbox: Inbox, order: UpdateOrder) -> None:
+    def __init__(self, context: UpdateContext, inbox: Inbox, number: int, rate: float) -> None:
         assert isinstance(context.rule, FusableRule), "ask can_fuse first"
         self._rule = context.rule
         self._m = context
         self._inbox = inbox
-        self._order = order
+        self._number = number
+        self._rate = rate
         self._last = _shared(context)[-1]
         self.arrivals = Arrivals(context.layout.buckets)
 
@@ -92,8 +94,7 @@ class FusedUpdate:
         self.arrivals.arrived(bucket)
 
     def _step(self, bucket: Bucket) -> StepValues:
-        scale = mean_scale(bucket, self._order, self._m.group.size)
-        return StepValues(self._order.number, self._order.rate, scale)
+        return StepValues(self._number, self._rate, self._m.mean_scale(bucket))
 
 
 def _shared(context: UpdateContext) -> list[Bucket]:

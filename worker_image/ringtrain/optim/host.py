@@ -6,7 +6,6 @@ import contextvars
 import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -16,33 +15,22 @@ from ringtrain import timeline
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim.arenas import Arenas
-from ringtrain.optim.arguments import Params, as_arrays, check_arguments, described
-from ringtrain.optim.byte_wire import ByteWire
+from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, described
 from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import FusedUpdate, can_fuse
-from ringtrain.optim.inbox import Inbox, InboxRules
+from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
-from ringtrain.optim.pipeline import Abandoned, Update, UpdateContext, UpdateOrder
+from ringtrain.optim.pipeline import Abandoned, Update, UpdateContext
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import check_same_model, gather_state, restore_state
-from ringtrain.optim.wire import HalfWire, Wire
+from ringtrain.optim.wire import ByteWire, HalfWire, Wire
 from ringtrain.process_groups.group import Flat, Group
 from ringtrain.process_groups.process_sets import group_of
 
 # 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
 # longest bucket is what is left to do at its end; see docs/decisions/0004-host-optimizer.md.
 BUCKET_BYTES = 10 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How gradients become one update."""
-
-    accumulate: int
-    clip_norm: float | None
-    schedule: Schedule
-    check_finite: bool
 
 
 class HostOptimizer:
@@ -90,7 +78,8 @@ class HostOptimizer:
         group: Group | None = None,
     ) -> None:
         arrays = as_arrays(params)
-        check_arguments(arrays, local, bucket_bytes, accumulate, clip_norm)
+        settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
+        check_arguments(arrays, local, bucket_bytes, settings)
         group = group or group_of()
         specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
         layout = plan_layout(specs, bucket_bytes, group.size)
@@ -101,10 +90,9 @@ class HostOptimizer:
             )
         lane = group.beside() if group.size > 1 else None
         wire = None if compression is None else _wire((group, lane or group), layout, arenas, compression)
-        self._context = UpdateContext(group, layout, arenas, rule, best_kernels(), sharded, wire, lane)
-        self._settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
-        self._fused = can_fuse(self._context, clip_norm)
-        self._inbox = Inbox(layout, arenas, InboxRules(group.rank, accumulate, check_finite))
+        self._context = UpdateContext(group, layout, arenas, rule, settings, best_kernels(), sharded, wire, lane)
+        self._fused = can_fuse(self._context)
+        self._inbox = Inbox(layout, arenas, group.rank, settings)
         self._updates = 0
         self._norm: float | None = None
         self._update: Update | FusedUpdate | None = None
@@ -112,15 +100,11 @@ class HostOptimizer:
         self._ending = False
         self._error: BaseException | None = None
 
-        settings: dict[str, Any] = {
-            "rule": rule,
-            "bucket_bytes": bucket_bytes,
-            "sharded": sharded,
-            "accumulate": accumulate,
-            "compression": compression,
-        }
-        settings |= {"clip_norm": clip_norm, "schedule": self._settings.schedule}
-        check_same_model(self._context, {name: described(value) for name, value in settings.items()})
+        compared = {
+            "rule": rule, "bucket_bytes": bucket_bytes, "sharded": sharded, "accumulate": accumulate,
+            "compression": compression, "clip_norm": clip_norm, "schedule": settings.schedule,
+        }  # fmt: skip
+        check_same_model(self._context, {name: described(value) for name, value in compared.items()})
         self._backward_began_ns = time.perf_counter_ns()
         self._views = self._make_views()
         for name, array in arrays.items():
@@ -143,7 +127,7 @@ class HostOptimizer:
     @property
     def rate(self) -> float:
         """The learning rate of the next update."""
-        return self._context.rule.lr * self._settings.schedule(self._updates)
+        return self._context.rule.lr * self._context.settings.schedule(self._updates)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -234,11 +218,8 @@ class HostOptimizer:
         self._updates = restore_state(self._context, state)
 
     def _start_update(self) -> None:
-        settings = self._settings
-        order = UpdateOrder(
-            self._updates + 1, self.rate, settings.accumulate, settings.clip_norm, settings.check_finite
-        )
-        self._update = (FusedUpdate if self._fused else Update)(self._context, self._inbox, order)
+        kind = FusedUpdate if self._fused else Update
+        self._update = kind(self._context, self._inbox, self._updates + 1, self.rate)
         # A thread per update: it costs 0.1 ms and leaves nothing to close. Daemon, because a backward pass that
         # raises would leave it waiting for gradients for ever.
         # In the caller's context, where a process that holds several ranks keeps which one this is.

@@ -1,7 +1,6 @@
 """Where gradients enter: checked, copied into their bucket, counted until the bucket is complete."""
 
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,18 +8,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import Arenas
-from ringtrain.optim.layout import Layout, ParamSpec
+from ringtrain.optim.arguments import Settings
+from ringtrain.optim.layout import HALF_TYPES, Layout, ParamSpec
 
 MAX_NAMES_IN_MESSAGE = 5
-
-
-@dataclass(frozen=True)
-class InboxRules:
-    """`accumulate`: micro-steps whose mean is one update's gradient. `check_finite`: refuse NaN and infinity."""
-
-    rank: int
-    accumulate: int
-    check_finite: bool
 
 
 class Inbox:
@@ -30,13 +21,14 @@ class Inbox:
     are summed in float32, and their mean is rounded once.
     """
 
-    def __init__(self, layout: Layout, arenas: Arenas, rules: InboxRules) -> None:
+    def __init__(self, layout: Layout, arenas: Arenas, rank: int, settings: Settings) -> None:
         self._layout = layout
         self._arenas = arenas
-        self._rules = rules
+        self._me = f"rank {rank}"
+        self._settings = settings
         self._wide: dict[str, NDArray[np.float32]] = {}
-        if rules.accumulate > 1:
-            halves = (s for b in layout.buckets if b.half for s in (location.spec for location in b.locations))
+        if settings.accumulate > 1:
+            halves = (spec for spec in layout.specs if spec.dtype.name in HALF_TYPES)
             self._wide = {spec.name: np.zeros(spec.size, np.float32) for spec in halves}
         self._changed = threading.Condition()
         self._micro_step = 0
@@ -119,11 +111,7 @@ class Inbox:
 
     @property
     def _last_micro_step(self) -> bool:
-        return self._micro_step == self._rules.accumulate - 1
-
-    @property
-    def _me(self) -> str:
-        return f"rank {self._rules.rank}"
+        return self._micro_step == self._settings.accumulate - 1
 
     def _find(self, name: str) -> Any:
         found = self._layout.locations.get(name)
@@ -146,7 +134,7 @@ class Inbox:
                 f'{self._me}: gradient "{spec.name}" is {gradient.dtype} and its parameter is {spec.dtype}; '
                 f"convert it with .astype({spec.dtype.name!r}), or register the parameter as {gradient.dtype}"
             )
-        if self._rules.check_finite and not np.isfinite(gradient).all():
+        if self._settings.check_finite and not np.isfinite(gradient).all():
             bad = np.flatnonzero(~np.isfinite(gradient))
             raise ConfigurationError(
                 f'{self._me}: gradient "{spec.name}" has {bad.size} of {gradient.size} values that are not '
@@ -163,7 +151,7 @@ class Inbox:
         else:
             np.add(into, values, out=into)
         if summed is not target and self._last_micro_step:
-            target[:] = summed * np.float32(1.0 / self._rules.accumulate)
+            target[:] = summed * np.float32(1.0 / self._settings.accumulate)
 
 
 def _weighted(values: NDArray[Any], weight: float) -> NDArray[Any]:

@@ -82,9 +82,6 @@ class Kernels(Protocol):
     def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
         """`weights -= rate * direction`; `direction` is consumed."""
 
-    def square_sums(self, values: Floats, starts: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return the sum of squares of every segment (`starts`: their first elements), in float64."""
-
 
 class NumpyKernels:
     """The kernels in numpy. Not for two threads at once: the scratch block is shared."""
@@ -136,19 +133,6 @@ class NumpyKernels:
     def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
         np.multiply(direction, rate, out=direction)
         np.subtract(weights, direction, out=weights)
-
-    def square_sums(self, values: Floats, starts: NDArray[np.intp]) -> NDArray[np.float64]:
-        sums = np.empty(starts.size, np.float64)
-        per_block = 512  # segments have at most 128 elements: 64 Ki in all
-        for first in range(0, starts.size, per_block):
-            local = starts[first : first + per_block]
-            after = first + per_block
-            stop = int(starts[after]) if after < starts.size else values.size
-            wide = values[int(local[0]) : stop].astype(np.float64)
-            with np.errstate(over="ignore"):  # an infinite norm is reported by who asked for it
-                np.multiply(wide, wide, out=wide)
-                sums[first:after] = np.add.reduceat(wide, local - local[0])
-        return sums
 
     @staticmethod
     def _moments(block: Part, terms: AdamTerms, scratch: Floats) -> None:

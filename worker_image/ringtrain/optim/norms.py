@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain.optim.kernels import Floats
 from ringtrain.optim.layout import SEGMENT, Bucket
 from ringtrain.process_groups.group import Group
 
@@ -36,7 +37,22 @@ def exchange(group: Group, own: Sequence[Sums], buckets: Sequence[Bucket]) -> li
     return whole
 
 
-def squares_by_place(bucket: Bucket, sums: Sums) -> list[float]:
+def square_sums(values: Floats, starts: NDArray[np.intp]) -> Sums:
+    """Return the sum of squares of every segment (`starts`: their first elements), added in numpy's order."""
+    sums = np.empty(starts.size, np.float64)
+    per_block = 512  # segments have at most 128 elements: 64 Ki in all
+    for first in range(0, starts.size, per_block):
+        local = starts[first : first + per_block]
+        after = first + per_block
+        stop = int(starts[after]) if after < starts.size else values.size
+        wide = values[int(local[0]) : stop].astype(np.float64)
+        with np.errstate(over="ignore"):  # an infinite norm is reported by who asked for it
+            np.multiply(wide, wide, out=wide)
+            sums[first:after] = np.add.reduceat(wide, local - local[0])
+    return sums
+
+
+def squares_by_parameter(bucket: Bucket, sums: Sums) -> list[float]:
     """Return the sum of squares of every parameter of `bucket`, from the sums of its segments."""
     edges = [0, *accumulate(-(-location.spec.size // SEGMENT) for location in bucket.locations)]
     return [math.fsum(sums[first:stop]) for first, stop in pairwise(edges)]

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.arguments import Settings
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.kernels import Floats, Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.optim.norms import Sums, exchange, squares_by_place
+from ringtrain.optim.norms import Sums, exchange, square_sums, squares_by_parameter
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
 from ringtrain.optim.wire import Wire
 from ringtrain.process_groups.group import Group, Pending
@@ -39,28 +40,27 @@ class UpdateContext:
     layout: Layout
     arenas: Arenas
     rule: Rule
+    settings: Settings
     kernels: Kernels
     sharded: bool
     wire: Wire | None = None
     lane: Group | None = None
 
+    def stays_here(self, bucket: Bucket) -> bool:
+        """Whether no other rank has to do with `bucket`."""
+        return bucket.local or bucket.size == 0 or self.group.size == 1
 
-@dataclass(frozen=True)
-class UpdateOrder:
-    """What one update is asked to do. `number`: counted from 1. `micro_steps`: gradients summed per rank."""
+    def wire_of(self, bucket: Bucket) -> Wire | None:
+        """What sends `bucket` in fewer bytes; None where it travels as it is, or not at all."""
+        wire = self.wire
+        return wire if wire is not None and wire.carries(bucket) and not self.stays_here(bucket) else None
 
-    number: int
-    rate: float
-    micro_steps: int
-    clip_norm: float | None
-    check_finite: bool
-
-
-def mean_scale(bucket: Bucket, order: UpdateOrder, size: int) -> float:
-    """What turns the sum over `size` ranks and all micro-steps into the mean."""
-    if bucket.half:
-        return 1.0  # averaged by the inbox and by the ring
-    return 1.0 / (order.micro_steps * (1 if bucket.local else size))
+    def mean_scale(self, bucket: Bucket) -> float:
+        """What turns the sum over ranks and all micro-steps into the mean."""
+        if bucket.half:
+            return 1.0  # averaged by the inbox and by the ring
+        is_mean = bucket.local or self.wire_of(bucket) is not None
+        return 1.0 / (self.settings.accumulate * (1 if is_mean else self.group.size))
 
 
 class Abandoned(Exception):
@@ -87,12 +87,13 @@ class Arrivals:
 
 
 class Update:
-    """The run of one update. `norm` is the global gradient norm when clipping asks for it."""
+    """The run of update `number`, from 1. `norm` is the global gradient norm when clipping asks for it."""
 
-    def __init__(self, context: UpdateContext, inbox: Inbox, order: UpdateOrder) -> None:
+    def __init__(self, context: UpdateContext, inbox: Inbox, number: int, rate: float) -> None:
         self._m = context
         self._inbox = inbox
-        self._order = order
+        self._number = number
+        self._rate = rate
         self._reductions: list[list[Pending]] = []
         self.arrivals = Arrivals(context.layout.buckets)
         self.norm: float | None = None
@@ -100,7 +101,8 @@ class Update:
     def run(self) -> None:
         """Return when every weight is new on this rank. Raises what a collective raised."""
         buckets = self._m.layout.buckets
-        clip = 1.0 if self._order.clip_norm is None else self._clip_factor(self._order.clip_norm)
+        clip_norm = self._m.settings.clip_norm
+        clip = 1.0 if clip_norm is None else self._clip_factor(clip_norm)
         gathers: list[list[Pending]] = []
         for bucket in buckets:
             self._reduce_through(bucket.index)
@@ -108,11 +110,11 @@ class Update:
             if self._m.lane is not None:
                 self._reduce_next_if_complete(bucket.index)
             began_ns = time.perf_counter_ns()
-            if self._is_compressed(bucket):
-                self._wire.remember(bucket)
+            if (wire := self._m.wire_of(bucket)) is not None:
+                wire.remember(bucket)
             part = self._m.arenas.part(bucket)
-            scale = self._scale(bucket) * (1.0 if bucket.local else clip)
-            values = StepValues(self._order.number, self._order.rate, scale)
+            scale = self._m.mean_scale(bucket) * (1.0 if bucket.local else clip)
+            values = StepValues(self._number, self._rate, scale)
             if isinstance(self._m.rule, LayerRule):
                 self._m.rule.direction(part, values, self._m.kernels)
                 self._descend_by_layer(self._m.rule, bucket, part)
@@ -140,10 +142,10 @@ class Update:
             self._reduce_through(index + 1)
 
     def _reduce(self, bucket: Bucket) -> list[Pending]:
-        if self._stays_here(bucket):
+        if self._m.stays_here(bucket):
             return []
-        if self._is_compressed(bucket):
-            return [self._wire.reduce_scatter(bucket)]
+        if (wire := self._m.wire_of(bucket)) is not None:
+            return [wire.reduce_scatter(bucket)]
         buffer, group = self._m.arenas.gradients(bucket), self._m.group
         # Half types are averaged by the ring, in float32: their sum could overflow. Others are summed, and the
         # update multiplies by 1 / size in a pass that it makes anyway.
@@ -156,28 +158,11 @@ class Update:
                 reduction.wait()
 
     def _gather(self, bucket: Bucket) -> list[Pending]:
-        if self._stays_here(bucket) or not self._m.sharded:
+        if self._m.stays_here(bucket) or not self._m.sharded:
             return []
-        if self._is_compressed(bucket):
-            return [self._wire.all_gather(bucket)]
+        if (wire := self._m.wire_of(bucket)) is not None:
+            return [wire.all_gather(bucket)]
         return [(self._m.lane or self._m.group).all_gather(self._m.arenas.weights(bucket), bucket.bounds)]
-
-    def _is_compressed(self, bucket: Bucket) -> bool:
-        return self._m.wire is not None and self._m.wire.carries(bucket) and not self._stays_here(bucket)
-
-    @property
-    def _wire(self) -> Wire:
-        assert self._m.wire is not None
-        return self._m.wire
-
-    def _stays_here(self, bucket: Bucket) -> bool:
-        return bucket.local or bucket.size == 0 or self._m.group.size == 1
-
-    def _scale(self, bucket: Bucket) -> float:
-        """What turns the bucket's sum into the mean over ranks and micro-steps."""
-        if self._is_compressed(bucket):
-            return 1.0 / self._order.micro_steps
-        return mean_scale(bucket, self._order, self._m.group.size)
 
     def _clip_factor(self, clip_norm: float) -> float:
         """min(1, clip_norm / norm), the norm being that of all synchronised gradients after averaging."""
@@ -191,14 +176,14 @@ class Update:
                 own.append(self._square_sums(bucket, self._m.arenas.part(bucket).gradients))
         whole = self._exchanged(own, synced)
         scaled = [
-            squares * self._scale(bucket) ** 2
+            squares * self._m.mean_scale(bucket) ** 2
             for bucket, sums in zip(synced, whole, strict=True)
-            for squares in squares_by_place(bucket, sums)
+            for squares in squares_by_parameter(bucket, sums)
         ]
         self.norm = math.sqrt(math.fsum(scaled))
-        if self._order.check_finite and not math.isfinite(self.norm):
+        if self._m.settings.check_finite and not math.isfinite(self.norm):
             raise ConfigurationError(
-                f"update {self._order.number}: the global gradient norm is {self.norm}; lower the learning rate "
+                f"update {self._number}: the global gradient norm is {self.norm}; lower the learning rate "
                 f"or look for an overflow in the loss"
             )
         return min(1.0, clip_norm / (self.norm + 1e-6))
@@ -206,20 +191,20 @@ class Update:
     def _descend_by_layer(self, rule: LayerRule, bucket: Bucket, part: Part) -> None:
         own = [self._square_sums(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
-        weight_squares = squares_by_place(bucket, weight_sums)
-        direction_squares = squares_by_place(bucket, direction_sums)
+        weight_squares = squares_by_parameter(bucket, weight_sums)
+        direction_squares = squares_by_parameter(bucket, direction_sums)
         owned = self._m.arenas.owned(bucket)
         for location, weight, direction in zip(bucket.locations, weight_squares, direction_squares, strict=True):
             start, stop = max(location.start, owned.start), min(location.stop, owned.stop)
             if start < stop:
                 cut = slice(start - owned.start, stop - owned.start)
-                rate = self._order.rate * rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
+                rate = self._rate * rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
                 self._m.kernels.descend(part.weights[cut], part.gradients[cut], rate)
 
     def _square_sums(self, bucket: Bucket, values: Floats) -> Sums:
         starts = bucket.segments[self._m.arenas.owned_segments(bucket)] - self._m.arenas.owned(bucket).start
-        return self._m.kernels.square_sums(values, starts)
+        return square_sums(values, starts)
 
     def _exchanged(self, own: list[Sums], buckets: list[Bucket]) -> list[Sums]:
-        alone = not self._m.sharded or all(self._stays_here(bucket) for bucket in buckets)
+        alone = not self._m.sharded or all(self._m.stays_here(bucket) for bucket in buckets)
         return own if alone else exchange(self._m.lane or self._m.group, own, buckets)

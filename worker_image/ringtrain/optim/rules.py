@@ -150,7 +150,7 @@ class Adam(_AdamRule):
 
 
 @dataclass(frozen=True)
-class AdamW(_AdamRule):
+class AdamW(Adam):
     """Adam whose weights shrink by `lr * weight_decay` each step, apart from the gradient.
 
     Loshchilov & Hutter 2019, algorithm 2, with the decay multiplied by the learning rate as is usual in practice.
@@ -161,10 +161,6 @@ class AdamW(_AdamRule):
     def terms(self, step: StepValues) -> AdamTerms:
         """The numbers that compiled kernels apply this rule with."""
         return self._terms(step, decoupled_decay=self.weight_decay)
-
-    def update(self, part: Part, step: StepValues, kernels: Kernels) -> None:
-        """Change the weights and the state of `part` in place."""
-        kernels.adam(part, self.terms(step))
 
 
 @dataclass(frozen=True)

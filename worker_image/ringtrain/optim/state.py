@@ -1,4 +1,8 @@
-"""The whole of an optimizer as plain arrays by parameter name, so that it can be loaded at another world size."""
+"""The whole of an optimizer as plain arrays by parameter name, so that it can be loaded at another world size.
+
+What compression still owes is part of it. Each rank owes what rounding took from its own gradients (`lost`, as
+long as the weights on every rank), and the owner of a shard what it took from its last change (`lost_change`).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import ConfigurationError, MismatchError
-from ringtrain.optim import feedback
 from ringtrain.optim.layout import Bucket, ParamSpec
 from ringtrain.optim.pipeline import UpdateContext
-from ringtrain.process_groups.group import Flat
+from ringtrain.optim.wire import Wire
+from ringtrain.process_groups.group import Flat, Group
 
 WEIGHTS = "weights"
+FEEDBACK, LOST, LOST_CHANGE = "error_feedback", "lost", "lost_change"
 
 
 def gather_state(context: UpdateContext, updates: int, root: int | None, error_feedback: bool) -> dict[str, Any]:
@@ -30,12 +35,18 @@ def gather_state(context: UpdateContext, updates: int, root: int | None, error_f
             whole = _gathered(context, bucket, values, complete=slot == WEIGHTS)
             if keep:
                 arrays.setdefault(slot, {}).update(_by_name(bucket, whole))
-    owed = feedback.gather_feedback(context, keep) if error_feedback else {}
+    owed: dict[str, dict[str, Flat]] = {}
+    for bucket, wire in _compressed(context) if error_feedback else ():
+        lost = _stacked(context.group, wire.lost(bucket))
+        change = _gathered(context, bucket, wire.lost_change(bucket), complete=False)
+        if keep:
+            owed.setdefault(LOST, {}).update(_by_name(bucket, lost))
+            owed.setdefault(LOST_CHANGE, {}).update(_by_name(bucket, change))
     if not keep:
         return {}
     rule = type(context.rule).__name__
     state = {"updates": updates, "rule": rule, "size": context.group.size, "arrays": arrays}
-    return {**state, feedback.KEY: owed} if owed else state
+    return {**state, FEEDBACK: owed} if owed else state
 
 
 def restore_state(context: UpdateContext, state: Mapping[str, Any]) -> int:
@@ -48,7 +59,7 @@ def restore_state(context: UpdateContext, state: Mapping[str, Any]) -> int:
         for slot, values in _slots(context, bucket).items():
             whole = _flat(context, bucket, state["arrays"][slot])
             values[:] = whole if values.size == bucket.size else whole[context.arenas.owned(bucket)]
-    feedback.restore_feedback(context, state)
+    _restore_feedback(context, state.get(FEEDBACK, {}))
     return int(state["updates"])
 
 
@@ -56,9 +67,9 @@ def _agree(context: UpdateContext, asked: Mapping[str, Any]) -> None:
     """Meet, also where no array will travel: a call that one rank makes alone must not pass."""
     if context.group.size == 1:
         return
-    told = context.group.allgather_object({"state_dict": True, **asked})
-    for rank, other in enumerate(told[1:], start=1):
-        for what, expected in told[0].items():
+    reported = context.group.allgather_object({"state_dict": True, **asked})
+    for rank, other in enumerate(reported[1:], start=1):
+        for what, expected in reported[0].items():
             if other.get(what) != expected:
                 raise MismatchError(
                     f"state_dict: {what} is {expected} on rank 0 and {other.get(what)} on rank {rank}; every rank "
@@ -74,11 +85,7 @@ def _gathered(context: UpdateContext, bucket: Bucket, values: Flat, *, complete:
     """All ranks' `values` of one slot of `bucket`. `complete`: every rank has them all, unless local."""
     group, size = context.group, bucket.size
     if bucket.local:
-        rows = np.empty(group.size * size, values.dtype)
-        rows[group.rank * size : (group.rank + 1) * size] = values
-        if group.size > 1 and size:
-            group.all_gather(rows, [rank * size for rank in range(group.size + 1)]).wait()
-        return rows.reshape(group.size, size)
+        return _stacked(group, values)
     whole = np.empty(size, values.dtype)
     if complete or not context.sharded:
         whole[:] = values
@@ -89,6 +96,15 @@ def _gathered(context: UpdateContext, bucket: Bucket, values: Flat, *, complete:
     return whole
 
 
+def _stacked(group: Group, values: Flat) -> Flat:
+    """Every rank's `values`, equally long, as rows by rank."""
+    rows = np.empty((group.size, len(values)), values.dtype)
+    rows[group.rank] = values
+    if group.size > 1 and len(values):
+        group.all_gather(rows.reshape(-1), [rank * len(values) for rank in range(group.size + 1)]).wait()
+    return rows
+
+
 def _by_name(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
     return {
         location.spec.name: whole[..., location.start : location.stop].reshape(
@@ -96,6 +112,31 @@ def _by_name(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
         )
         for location in bucket.locations
     }
+
+
+def _compressed(context: UpdateContext) -> list[tuple[Bucket, Wire]]:
+    """The buckets that travel in fewer bytes."""
+    found = ((bucket, context.wire_of(bucket)) for bucket in context.layout.buckets)
+    return [(bucket, wire) for bucket, wire in found if wire is not None]
+
+
+def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Flat]]) -> None:
+    """Owe what was owed when the state was saved; nothing where it holds none.
+
+    In a world of another size each rank owes the mean of what the ranks owed, so that the mean over ranks, which
+    weights are updated with, is the same.
+    """
+    rank, ranks = context.group.rank, context.group.size
+    for bucket, wire in _compressed(context):
+        lost, change = wire.lost(bucket), np.zeros(bucket.size, np.float32)
+        lost[:] = 0
+        for location in bucket.locations:
+            if location.spec.name in owed.get(LOST, {}):
+                rows = owed[LOST][location.spec.name]
+                own = rows[rank] if len(rows) == ranks else rows.mean(axis=0, dtype=np.float64)
+                lost[location.start : location.stop] = own.reshape(-1)
+                change[location.start : location.stop] = owed[LOST_CHANGE][location.spec.name].reshape(-1)
+        wire.lost_change(bucket)[:] = change[bucket.shard(rank)]
 
 
 def _flat(context: UpdateContext, bucket: Bucket, by_name: Mapping[str, Flat]) -> Flat:
@@ -122,7 +163,22 @@ def _check(context: UpdateContext, state: Mapping[str, Any]) -> None:
         for slot in _slots(context, bucket):
             for location in bucket.locations:
                 _check_array(context, location.spec, slot, state)
-    feedback.check_feedback(context, state)
+    _check_feedback(context, state)
+
+
+def _check_feedback(context: UpdateContext, state: Mapping[str, Any]) -> None:
+    owed = state.get(FEEDBACK, {})
+    for bucket, _ in _compressed(context) if owed else ():
+        for location in bucket.locations:
+            name, shape = location.spec.name, location.spec.shape
+            for slot, expected in ((LOST, (state["size"], *shape)), (LOST_CHANGE, shape)):
+                array = owed.get(slot, {}).get(name)
+                if array is None or array.shape != expected:
+                    raise ConfigurationError(
+                        f'the saved error feedback "{slot}" of parameter "{name}" is '
+                        f"{'missing' if array is None else array.shape}; expected {expected}: load the state that "
+                        f"state_dict() gave, or leave out its {FEEDBACK!r}"
+                    )
 
 
 def _check_array(context: UpdateContext, spec: ParamSpec, slot: str, state: Mapping[str, Any]) -> None:
@@ -153,9 +209,9 @@ def check_same_model(context: UpdateContext, settings: Mapping[str, Any]) -> Non
     """
     described = [f"{spec.shape} {spec.dtype}{' local' if spec.local else ''}" for spec in context.layout.specs]
     names = [spec.name for spec in context.layout.specs]
-    told = context.group.allgather_object({"names": names, "described": described, "settings": dict(settings)})
-    root = told[0]
-    for rank, other in enumerate(told[1:], start=1):
+    reported = context.group.allgather_object({"names": names, "described": described, "settings": dict(settings)})
+    root = reported[0]
+    for rank, other in enumerate(reported[1:], start=1):
         for name, there in other["settings"].items():
             if there != root["settings"][name]:
                 raise MismatchError(

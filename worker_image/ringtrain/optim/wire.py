@@ -1,113 +1,152 @@
 """Buckets on the wire in fewer bytes: gradients as they are, weights as what changed, both with error feedback."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from ringtrain.compression.halves import Flat, half_dtype, squeeze, stretch
+from ringtrain.compression import int8
+from ringtrain.compression.halves import half_dtype, squeeze, stretch
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.process_groups.group import Group, Pending
+from ringtrain.process_groups.group import Flat, Group, Pending
+from ringtrain.reduction.cuts import Bounds, offsets
 from ringtrain.reduction.ops import Average
 
 
-class Wire(Protocol):
+@dataclass(frozen=True)
+class _Feedback:
+    """Of one bucket. `lost`, `lost_change`: what rounding took from gradients and from the own shard's change.
+    `before`: the own shard's weights before the update."""
+
+    lost: Flat
+    lost_change: Flat
+    before: Flat
+
+
+class Wire(ABC):
     """Carries float32 buckets of a sharded optimizer in fewer bytes.
 
     All ranks, the owner of a shard included, apply the rounded change to the weights they had, so that all hold
     the same bits; what the rounding took away is part of the owner's next change.
     """
 
-    def carries(self, bucket: Bucket) -> bool: ...
+    def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: Arenas) -> None:
+        self._group = group
+        self._gatherer = gatherer
+        self._arenas = arenas
+        self._carried = [b for b in layout.buckets if b.dtype == np.float32 and not b.local and b.size]
+        self._feedback: dict[int, _Feedback] = {}
+        for bucket in self._carried:
+            own = bucket.shard(group.rank)
+            change, before = (np.zeros(own.stop - own.start, np.float32) for _ in range(2))
+            self._feedback[bucket.index] = _Feedback(np.zeros(bucket.size, np.float32), change, before)
 
+    def carries(self, bucket: Bucket) -> bool:
+        return bucket.index in self._feedback
+
+    @abstractmethod
     def reduce_scatter(self, bucket: Bucket) -> Pending:
         """Average the gradients of `bucket` over ranks; the own shard is in the gradient arena after `wait`."""
 
     def remember(self, bucket: Bucket) -> None:
         """Note the weights of the own shard; called before they are updated."""
+        self._feedback[bucket.index].before[:] = self._own_weights(bucket)
 
     def all_gather(self, bucket: Bucket) -> Pending:
         """Send what changed in the own shard; all weights are new, and the same on all ranks, after `wait`."""
+        feedback, own = self._feedback[bucket.index], self._own_weights(bucket)
+        np.subtract(own, feedback.before, out=own)
+        encoded, bounds = self._encode_change(bucket, own, feedback.lost_change)
+        own[:] = feedback.before
+        weights = self._arenas.weights(bucket)
+
+        def apply(_: object) -> None:
+            for rank, (start, end) in enumerate(pairwise(bounds)):
+                shard = weights[bucket.shard(rank)]
+                np.add(shard, self._decode(encoded[start:end], len(shard)), out=shard)
+
+        return Then(self._gatherer.all_gather(encoded, bounds), apply)
 
     def lost(self, bucket: Bucket) -> Flat:
         """What rounding has taken from this rank's gradients of `bucket`, and the next ones will get; writable."""
+        return self._feedback[bucket.index].lost
 
     def lost_change(self, bucket: Bucket) -> Flat:
         """What rounding has taken from the last change of the own shard; writable."""
+        return self._feedback[bucket.index].lost_change
+
+    @abstractmethod
+    def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
+        """A message of all ranks, with the own `change` + `lost` in it, and where each rank's part begins."""
+
+    @abstractmethod
+    def _decode(self, message: Flat, length: int) -> Flat:
+        """The `length` float32 values in one rank's part."""
+
+    def _own_weights(self, bucket: Bucket) -> Flat:
+        return self._arenas.weights(bucket)[bucket.shard(self._group.rank)]
 
 
-@dataclass
-class _HalfFeedback:
-    """Of one bucket. `half`: what is sent. `lost`, `lost_change`: what rounding took from gradients and from the
-    own shard's change. `before`: the own shard's weights before the update."""
-
-    half: Flat
-    lost: Flat
-    lost_change: Flat
-    before: Flat = field(default_factory=lambda: np.empty(0, np.float32))
-
-
-class HalfWire:
+class HalfWire(Wire):
     """`Wire` of "bf16" and "fp16": half of the bytes."""
 
     def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: Arenas, compression: str) -> None:
         """Raises ConfigurationError for an unknown `compression`."""
+        super().__init__(group, gatherer, layout, arenas)
         dtype = half_dtype(compression)
-        self._group = group
-        self._gatherer = gatherer
-        self._arenas = arenas
-        self._memories = {
-            bucket.index: _HalfFeedback(
-                np.empty(bucket.size, dtype),
-                np.zeros(bucket.size, np.float32),
-                np.zeros(self._shard(bucket).stop - self._shard(bucket).start, np.float32),
-            )
-            for bucket in compressible(layout)
-        }
-
-    def carries(self, bucket: Bucket) -> bool:
-        return bucket.index in self._memories
+        self._halves = {bucket.index: np.empty(bucket.size, dtype) for bucket in self._carried}
 
     def reduce_scatter(self, bucket: Bucket) -> Pending:
-        memory, gradients, shard = (
-            self._memories[bucket.index],
-            self._arenas.gradients(bucket),
-            self._shard(bucket),
-        )
-        squeeze(gradients, memory.lost, memory.half)
-        pending = self._group.reduce_scatter(memory.half, bucket.bounds, Average)
-        return Then(pending, lambda _: stretch(memory.half[shard], gradients[shard]))
+        half, gradients = self._halves[bucket.index], self._arenas.gradients(bucket)
+        shard = bucket.shard(self._group.rank)
+        squeeze(gradients, self.lost(bucket), half)
+        pending = self._group.reduce_scatter(half, bucket.bounds, Average)
+        return Then(pending, lambda _: stretch(half[shard], gradients[shard]))
 
-    def remember(self, bucket: Bucket) -> None:
-        self._memories[bucket.index].before = self._arenas.weights(bucket)[self._shard(bucket)].copy()
+    def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
+        half = self._halves[bucket.index]
+        squeeze(change, lost, half[bucket.shard(self._group.rank)])
+        return half, bucket.bounds
 
-    def all_gather(self, bucket: Bucket) -> Pending:
-        memory, weights, shard = self._memories[bucket.index], self._arenas.weights(bucket), self._shard(bucket)
-        np.subtract(weights[shard], memory.before, out=weights[shard])
-        squeeze(weights[shard], memory.lost_change, memory.half[shard])
-        weights[shard] = memory.before
-        pending = self._gatherer.all_gather(memory.half, bucket.bounds)
-        return Then(pending, lambda _: self._apply(weights, memory.half))
-
-    def lost(self, bucket: Bucket) -> Flat:
-        return self._memories[bucket.index].lost
-
-    def lost_change(self, bucket: Bucket) -> Flat:
-        return self._memories[bucket.index].lost_change
-
-    def _apply(self, weights: Flat, changes: Flat) -> None:
-        wide = np.empty(len(changes), np.float32)
-        stretch(changes, wide)
-        np.add(weights, wide, out=weights)
-
-    def _shard(self, bucket: Bucket) -> slice:
-        return slice(bucket.bounds[self._group.rank], bucket.bounds[self._group.rank + 1])
+    def _decode(self, message: Flat, length: int) -> Flat:
+        wide = np.empty(length, np.float32)
+        stretch(message, wide)
+        return wide
 
 
-def compressible(layout: Layout) -> list[Bucket]:
-    return [b for b in layout.buckets if b.dtype == np.float32 and not b.local and b.size]
+class ByteWire(Wire):
+    """`Wire` of "int8": a quarter of the bytes.
+
+    Sums of bytes would overflow: each rank's contributions go to the owners of the shards as they are, and are
+    folded there in float32, in rank order.
+    """
+
+    def reduce_scatter(self, bucket: Bucket) -> Pending:
+        gradients, lost = self._arenas.gradients(bucket), self.lost(bucket)
+        shards = [bucket.shard(rank) for rank in range(self._group.size)]
+        parts = [int8.encode(gradients[shard], lost[shard]) for shard in shards]
+        own = gradients[shards[self._group.rank]]
+
+        def fold(messages: list[Flat]) -> None:
+            own[:] = int8.decode(messages[0], len(own))
+            for message in messages[1:]:
+                np.add(own, int8.decode(message, len(own)), out=own)
+            np.divide(own, np.float32(self._group.size), out=own)
+
+        return Then(self._group.all_to_all(parts), fold)
+
+    def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
+        bounds = offsets([int8.encoded_length(end - start) for start, end in pairwise(bucket.bounds)])
+        encoded = np.empty(bounds[-1], np.uint8)
+        encoded[bounds[self._group.rank] : bounds[self._group.rank + 1]] = int8.encode(change, lost)
+        return encoded, bounds
+
+    def _decode(self, message: Flat, length: int) -> Flat:
+        return int8.decode(message, length)
 
 
 @dataclass(frozen=True)
