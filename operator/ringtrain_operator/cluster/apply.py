@@ -11,7 +11,6 @@ from ringtrain_operator.cluster.api import (
     PODS,
     SECRETS,
     AlreadyExists,
-    ApiClient,
     Conflict,
     Forbidden,
     Invalid,
@@ -20,7 +19,7 @@ from ringtrain_operator.cluster.api import (
     resource_of,
 )
 from ringtrain_operator.cluster.observe import Memory, find_owner
-from ringtrain_operator.cluster.pods import PodReader
+from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe import Foreign, ObjectRef, Refusal
 from ringtrain_operator.plan import Deletion, Plan
 
@@ -33,8 +32,7 @@ Outcome = Refusal | Foreign | None
 class _Work:
     """The job that is worked on, and whom to tell what was done."""
 
-    api: ApiClient
-    pods: PodReader
+    versions: Versions
     job: Mapping[str, Any]
     memory: Memory
 
@@ -43,13 +41,13 @@ class _Work:
         return str(self.job["metadata"]["namespace"])
 
 
-async def apply_plan(pods_of: PodReader, job: Mapping[str, Any], plan: Plan, memory: Memory) -> bool:
+async def apply_plan(versions: Versions, job: Mapping[str, Any], plan: Plan, memory: Memory) -> bool:
     """Do what `plan` says besides the status; returns whether another look is due at once.
 
     What the API refuses for a reason (quota, admission, a template that breaks a rule) is kept in `memory` for the
     next plan to report. Faults of the API itself are raised, after everything was tried.
     """
-    work = _Work(pods_of.api, pods_of, job, memory)
+    work = _Work(versions, job, memory)
     pods = [obj for obj in plan.create if obj["kind"] == PODS.kind]
     others = [obj for obj in plan.create if obj["kind"] != PODS.kind]
     outcomes = await _together(
@@ -82,7 +80,7 @@ async def _together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
 async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
     resource, ref = resource_of(obj), ObjectRef(obj["kind"], obj["metadata"]["name"])
     try:
-        version = await work.api.create_unread(resource, work.namespace, obj)
+        version = await work.versions.api.create_unread(resource, work.namespace, obj)
     except AlreadyExists:
         return await _explain_taken(work, resource, ref)
     except (Forbidden, Invalid, NotFound) as refused:
@@ -91,7 +89,7 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
         )
         return Refusal(ref, refused.code, refused.reason, refused.message)
     if resource is PODS:
-        work.pods.saw(version)
+        work.versions.saw_pod(version)
     else:
         work.memory.owned.add(ref)
     if resource is SECRETS:
@@ -106,7 +104,7 @@ async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> For
         # plan takes another name.
         work.memory.taken_secrets.add(ref)
         return Foreign(ref)
-    found = await find_owner(work.api, work.job, resource, ref.name)
+    found = await find_owner(work.versions.api, work.job, resource, ref.name)
     if isinstance(found, Foreign):
         work.memory.foreign[ref] = found
         return found
@@ -120,7 +118,7 @@ async def _delete(work: _Work, deletion: Deletion) -> None:
     ref = deletion.ref
     resource = resource_of({"apiVersion": _VERSIONS.get(ref.kind, "v1"), "kind": ref.kind})
     try:
-        await work.api.delete(
+        await work.versions.api.delete(
             resource, work.namespace, ref.name, uid=deletion.uid, grace_period_s=deletion.grace_s
         )
     except (NotFound, Conflict) as gone:

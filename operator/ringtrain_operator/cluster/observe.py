@@ -20,8 +20,8 @@ from ringtrain_operator.cluster.api import (
     NotFound,
     Resource,
 )
-from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.cluster.poll import Answer
+from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe import Foreign, ObjectRef, Observed, Refusal, owned_by, owner_name, view_pod
 from ringtrain_operator.spec.parse import parse_time
 
@@ -66,14 +66,14 @@ class Reading:
 
 
 async def read_surroundings(
-    pods_of: PodReader, job: Mapping[str, Any], memory: Memory, answer: Answer, now: datetime
+    versions: Versions, job: Mapping[str, Any], memory: Memory, answer: Answer, now: datetime
 ) -> Reading:
     """Everything `plan` looks at. Raises ApiError."""
-    api, meta, status = pods_of.api, job["metadata"], job.get("status") or {}
+    api, meta, status = versions.api, job["metadata"], job.get("status") or {}
     selector = f"{contract.LABEL_JOB}={meta['name']}"
     began, ended = bool(status.get("attempt")), status.get("state") in ("Succeeded", "Failed")
     # What an earlier leader made or deleted shows in the store for certain, in a cache of it sooner or later.
-    pods = await pods_of.select(meta["namespace"], selector, quorum=began and not memory.listed)
+    pods = await versions.list_pods(meta["namespace"], selector, quorum=began and not memory.listed)
     memory.listed = True
     ours = [p for p in pods if owned_by(p, meta["uid"])]
     if not any(_is_of(p, status.get("attempt")) for p in ours):

@@ -13,11 +13,11 @@ from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.health import HealthServer, Probes
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 from ringtrain_operator.cluster.metrics import Metrics
-from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.reach import ApiReach, ReachTimes
 from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
+from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
 from ringtrain_operator.observe import ObjectRef
 
@@ -52,11 +52,10 @@ class Operator:
         self.api = ApiClient(connection, connections=config.connections)
         self._reach = ApiReach(connection, reach_times)
         self._poller = LauncherPoller(self.queue.add, poll_times)
-        self._pods = PodReader(self.api)
+        self._versions = Versions(self.api)
         self._reconciler = Reconciler(
-            self._pods, self.queue, self._poller, self.metrics, clock, _settings(config, connection)
+            self._versions, self.queue, self._poller, self.metrics, clock, _settings(config, connection)
         )
-        self._changed_while_busy: dict[Key, str] = {}
         self._standby = False
         self._watch_turned_at: float | None = None
 
@@ -147,8 +146,8 @@ class Operator:
                 await self._reconcile(key)
             finally:
                 self.queue.done(key)
-                if key in self._changed_while_busy:
-                    self._job_changed(key, self._changed_while_busy.pop(key))
+                if self._versions.look_ended(key):
+                    self.queue.add(key)
 
     async def _reconcile(self, key: Key) -> None:
         """One look, with every failure turned into a later one."""
@@ -174,14 +173,12 @@ class Operator:
         self.metrics.queue_depth.set(len(self.queue))
 
     def _job_changed(self, key: Key, version: str) -> None:
-        if self.queue.is_busy(key):
-            self._changed_while_busy[key] = version  # perhaps of the very write whose answer is still on its way
-        elif not self._reconciler.settled_at(key, version):
+        if self._versions.is_news(key, version, during_look=self.queue.is_busy(key)):
             self.queue.add(key)
 
     def _pod_changed(self, key: Key, version: str, new: bool) -> None:
         """A pod that ended goes before jobs that wait to be started; that a new pod exists can wait like them."""
-        self._pods.saw(version)
+        self._versions.saw_pod(version)
         self.queue.add(key, urgent=not new)
 
     def _object_gone(self, key: Key, ref: ObjectRef) -> None:

@@ -15,9 +15,9 @@ from ringtrain_operator.cluster.events import send_events
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.observe import Memory, Reading, read_surroundings
 from ringtrain_operator.cluster.pod_schema import ServedPodSchema
-from ringtrain_operator.cluster.pods import PodReader
 from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
+from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe import ObjectRef, Observed, status_token
 from ringtrain_operator.plan import Plan, plan_object
 
@@ -36,7 +36,7 @@ class Reconciler:
 
     def __init__(
         self,
-        pods: PodReader,
+        versions: Versions,
         queue: KeyedQueue,
         poller: LauncherPoller,
         metrics: Metrics,
@@ -44,16 +44,15 @@ class Reconciler:
         settings: Settings | None = None,
     ) -> None:
         self._settings = settings or Settings()
-        self._api = pods.api
-        self._pods = pods
-        self.pod_schema = ServedPodSchema(pods.api)
+        self._api = versions.api
+        self._versions = versions
+        self.pod_schema = ServedPodSchema(versions.api)
         self._queue = queue
         self._poller = poller
         self._metrics = metrics
         self._clock = clock
         self._memories: dict[str, Memory] = {}
         self._uids: dict[Key, str] = {}
-        self._settled: dict[Key, str] = {}
 
     async def reconcile(self, key: Key) -> None:
         """One look at the job `key`. Raises ApiError: the caller tries again later."""
@@ -64,12 +63,12 @@ class Reconciler:
             return
         memory = self._memory_of(key, job)
         now = self._clock()
-        reading = await read_surroundings(self._pods, job, memory, self._poller.answer(key), now)
+        reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
         plan = self._plan(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
         if plan.status and not (plan.create or plan.delete) and self._settles(job, reading, now):
-            self._settled[key] = job["metadata"]["resourceVersion"]
-        surprised = await apply_plan(self._pods, job, plan, memory)
+            self._versions.settled(key, job["metadata"]["resourceVersion"])
+        surprised = await apply_plan(self._versions, job, plan, memory)
         await send_events(self._api, job, plan.events)
         self._follow_up(key, job, reading, plan)
         if surprised:
@@ -84,10 +83,6 @@ class Reconciler:
         memory = self._memories.get(self._uids.get(key, ""))
         if memory is not None:
             memory.owned.discard(ref)
-
-    def settled_at(self, key: Key, version: str) -> bool:
-        """Whether this version of the job is our own writing, after which there was nothing left to do."""
-        return self._settled.get(key) == version
 
     async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
         """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""
@@ -141,7 +136,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         uid = self._uids.pop(key, "")
-        self._settled.pop(key, None)
+        self._versions.forget(key)
         self._memories.pop(uid, None)
         self._poller.forget(key)
         self._queue.forget(key)

@@ -21,7 +21,7 @@ from ringtrain_operator.cluster.api import (
     Resource,
     VersionAhead,
 )
-from ringtrain_operator.cluster.pods import PodReader
+from ringtrain_operator.cluster.versions import Versions
 
 
 async def next_event(events: AsyncIterator[Json]) -> tuple[str, str]:
@@ -72,24 +72,24 @@ async def test_a_list_may_not_be_older_than_a_version(open_cluster: OpenCluster)
 async def test_pods_are_read_no_older_than_they_were_seen(open_cluster: OpenCluster) -> None:
     """Each list shows what was made before it; a store that was set back is read anew."""
     async with open_cluster() as c:
-        ns, reader = await c.new_namespace(), PodReader(c.api)
-        assert await reader.select(ns, "") == []
+        ns, versions = await c.new_namespace(), Versions(c.api)
+        assert await versions.list_pods(ns, "") == []
         for count in (1, 2, 3):
-            reader.saw(await c.api.create_unread(PODS, ns, pod(f"p{count}")))
-            assert len(await reader.select(ns, "")) == count
-        reader.saw("1000000000")
-        assert len(await reader.select(ns, "")) == 3
+            versions.saw_pod(await c.api.create_unread(PODS, ns, pod(f"p{count}")))
+            assert len(await versions.list_pods(ns, "")) == count
+        versions.saw_pod("1000000000")
+        assert len(await versions.list_pods(ns, "")) == 3
 
 
 async def test_pods_are_listed_at_once_though_others_write(open_cluster: OpenCluster) -> None:
     """A floor is a pod's version, which a cache of pods has reached, not the store's."""
     async with open_cluster() as c:
-        ns, reader = await c.new_namespace(), PodReader(c.api)
-        reader.saw(await c.api.create_unread(PODS, ns, pod("p")))
+        ns, versions = await c.new_namespace(), Versions(c.api)
+        versions.saw_pod(await c.api.create_unread(PODS, ns, pod("p")))
         for number in range(5):
             await c.api.create(CONFIG_MAPS, ns, config_map(f"c{number}"))
             async with asyncio.timeout(2.5):  # a server waits 3 s for a version that does not come
-                assert len(await reader.select(ns, "")) == 1
+                assert len(await versions.list_pods(ns, "")) == 1
 
 
 async def test_generate_name_makes_names_apart(open_cluster: OpenCluster) -> None:

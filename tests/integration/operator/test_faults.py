@@ -13,7 +13,7 @@ from support.jobs import state
 from support.stage import Stage, open_stage
 
 from ringtrain_operator.cluster.api import EVENTS, ApiClient, Connection
-from ringtrain_operator.cluster.pods import PodReader
+from ringtrain_operator.cluster.versions import Versions
 
 
 async def finish(s: Stage) -> dict[str, Any]:
@@ -98,9 +98,9 @@ async def test_dropped_watches_and_lost_history_are_made_good(tmp_path: Path) ->
 async def test_a_quorum_read_has_no_floor() -> None:
     """What this process was told may be older than what its forerunner did."""
     async with FakeApi() as fake, ApiClient(Connection(fake.url)) as api:
-        reader = PodReader(api)
-        reader.saw("1000000000")  # a list that had this for a floor would be refused, and come again
-        assert await reader.select("default", "", quorum=True) == []
+        versions = Versions(api)
+        versions.saw_pod("1000000000")  # a list that had this for a floor would be refused, and come again
+        assert await versions.list_pods("default", "", quorum=True) == []
         assert len(fake.calls) == 1
 
 
