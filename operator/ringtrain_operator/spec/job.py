@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_snake
 
 from ..contract import CHECKPOINT_DIR
 from .base import Rule, Schema, SpecModel
@@ -84,7 +87,7 @@ class Worker(SpecModel):
             cel=f"!has(self.devices) || self.devices.all(name, name.matches({DEVICE_NAME!r}))",
             message="a device is an extended resource with a domain, for example nvidia.com/gpu",
             path="devices",
-            holds=lambda w: all(_is_device_name(name) for name in w.devices),
+            holds=lambda w: all(re.search(DEVICE_NAME, name) for name in w.devices),
         ),
         # For the models spec/template.py says the next two, with the container's path.
         Rule(
@@ -150,24 +153,20 @@ class Networking(SpecModel):
     )
 
 
-def _is_device_name(name: str) -> bool:
-    import re
-
-    return re.search(DEVICE_NAME, name) is not None
-
-
-def _frozen_unless_suspended(field: str) -> str:
-    return f"oldSelf.runPolicy.suspend || {field}"
+def _unchanged(field: str, optional: bool) -> str:
+    """CEL: `field` of the spec is as it was; an `optional` one may be absent, before as after."""
+    same = f"self.{field} == oldSelf.{field}"
+    return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same}))" if optional else same
 
 
-def _frozen_section(section: str) -> Rule:
-    """An optional section of the spec that can be set, changed and removed only while the job is suspended."""
-    same = f"(!has(self.{section}) || self.{section} == oldSelf.{section})"
+def _frozen(field: str, *, optional: bool = False, name: str = "") -> Rule:
+    """A field (`name`: in the message) that can be set, changed and removed only while the job is suspended."""
+    of = attrgetter(".".join(map(to_snake, field.split("."))))
     return Rule(
-        cel=_frozen_unless_suspended(f"(has(self.{section}) == has(oldSelf.{section}) && {same})"),
-        message=f"{section} can change only while the job is suspended; set runPolicy.suspend: true first",
-        path=section,
-        holds_update=lambda new, old: old.run_policy.suspend or getattr(new, section) == getattr(old, section),
+        cel=f"oldSelf.runPolicy.suspend || {_unchanged(field, optional)}",
+        message=f"{name or field} can change only while the job is suspended; set runPolicy.suspend: true first",
+        path=field,
+        holds_update=lambda new, old: old.run_policy.suspend or of(new) == of(old),
     )
 
 
@@ -225,46 +224,14 @@ class JobSpec(SpecModel):
             path="slotsPerWorker",
             holds=lambda s: s.slots_per_worker is not None or len(s.worker.devices) < 2,
         ),
+        _frozen("backend"),
+        _frozen("slotsPerWorker", optional=True),
+        _frozen("worker.devices", optional=True, name="devices"),
+        _frozen("worker.template", name="a pod template"),
+        _frozen("launcher.template", name="a pod template"),
+        *(_frozen(section, optional=True) for section in ("checkpoint", "logs", "mpi", "networking")),
         Rule(
-            cel=_frozen_unless_suspended("self.backend == oldSelf.backend"),
-            message="backend can change only while the job is suspended; set runPolicy.suspend: true first",
-            path="backend",
-            holds_update=lambda new, old: old.run_policy.suspend or new.backend == old.backend,
-        ),
-        Rule(
-            cel=_frozen_unless_suspended(
-                "(has(self.slotsPerWorker) == has(oldSelf.slotsPerWorker) && "
-                "(!has(self.slotsPerWorker) || self.slotsPerWorker == oldSelf.slotsPerWorker))"
-            ),
-            message="slotsPerWorker can change only while the job is suspended; set runPolicy.suspend: true first",
-            path="slotsPerWorker",
-            holds_update=lambda new, old: old.run_policy.suspend or new.slots_per_worker == old.slots_per_worker,
-        ),
-        Rule(
-            cel=_frozen_unless_suspended(
-                "(has(self.worker.devices) == has(oldSelf.worker.devices) && "
-                "(!has(self.worker.devices) || self.worker.devices == oldSelf.worker.devices))"
-            ),
-            message="devices can change only while the job is suspended; set runPolicy.suspend: true first",
-            path="worker.devices",
-            holds_update=lambda new, old: old.run_policy.suspend or new.worker.devices == old.worker.devices,
-        ),
-        Rule(
-            cel=_frozen_unless_suspended("self.worker.template == oldSelf.worker.template"),
-            message="a pod template can change only while the job is suspended; set runPolicy.suspend: true first",
-            path="worker.template",
-            holds_update=lambda new, old: old.run_policy.suspend or new.worker.template == old.worker.template,
-        ),
-        Rule(
-            cel=_frozen_unless_suspended("self.launcher.template == oldSelf.launcher.template"),
-            message="a pod template can change only while the job is suspended; set runPolicy.suspend: true first",
-            path="launcher.template",
-            holds_update=lambda new, old: old.run_policy.suspend or new.launcher.template == old.launcher.template,
-        ),
-        *map(_frozen_section, ("checkpoint", "logs", "mpi", "networking")),
-        Rule(
-            cel="(has(self.managedBy) == has(oldSelf.managedBy) && "
-            "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy))",
+            cel=_unchanged("managedBy", optional=True),
             message="managedBy cannot change; delete the job and create it anew",
             path="managedBy",
             holds_update=lambda new, old: new.managed_by == old.managed_by,
