@@ -3,6 +3,7 @@
 OperatorError
 ├── SpecInvalid      the user's DistributedTrainingJob cannot be run as written; lists every problem
 ├── ManifestUnreadable  a file is not there, is not YAML, or does not hold what it should
+├── LocalUnsupported  a pod asks for what one machine cannot give (dtj local)
 ├── SchemaUnsupported  a model uses something the CRD converter does not understand (a defect of ours)
 └── ApiError         the Kubernetes API refused or did not answer; its own tree is in cluster/api/errors.py
 """
@@ -38,6 +39,10 @@ class SpecInvalid(OperatorError):
 
 class ManifestUnreadable(OperatorError):
     """The file is not there, is not YAML, or does not hold what it should. The message names the file."""
+
+
+class LocalUnsupported(OperatorError):
+    """The pod needs something that only a cluster has."""
 
 
 def shown(value: object) -> str:

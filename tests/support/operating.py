@@ -7,10 +7,10 @@ from typing import Any
 
 from ringtrain_operator.cluster.api import Connection
 from ringtrain_operator.cluster.config import OperatorConfig
+from ringtrain_operator.cluster.health import ReachTimes
 from ringtrain_operator.cluster.lease import LeaseTimes
 from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.poll import PollTimes
-from ringtrain_operator.cluster.reach import ReachTimes
 from ringtrain_operator.cluster.reconcile import Clock, utc_now
 
 QUICK_POLLS = PollTimes(interval_s=0.2, first_s=0.05)

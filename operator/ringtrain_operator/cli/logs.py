@@ -65,7 +65,7 @@ def logs(
     spec.logs, by a short-lived pod (that needs the right to create pods). See docs/logs.md.
     """
     if without_cluster(local, cluster):
-        from .local_logs import print_local_log
+        from ..local.kept import print_local_log
 
         if follow:
             raise click.UsageError(

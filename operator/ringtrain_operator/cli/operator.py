@@ -91,7 +91,7 @@ def operator(
     from ringtrain_operator.cluster.api import Connection
     from ringtrain_operator.cluster.config import OperatorConfig, default_identity
     from ringtrain_operator.cluster.logs import configure_logging
-    from ringtrain_operator.cluster.main import run_until_signalled
+    from ringtrain_operator.cluster.operator import run_until_signalled
 
     config = OperatorConfig(
         identity=default_identity(os.environ),

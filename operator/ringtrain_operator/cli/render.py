@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
 
+from .. import build, contract
+from ..spec import Job, parse_job
 from .failures import told
+
+# A manifest has no uid before an API server gives it one.
+PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 
 
 @click.command()
@@ -15,10 +22,22 @@ from .failures import told
 def render(manifest: Path) -> None:
     """Print what the operator would create for the job in MANIFEST, as YAML. Credentials are left out."""
     from ..local.manifest import load_objects
-    from ..local.render import rendered
-    from ..spec import parse_job
 
     with told(f"{manifest}: "):
         jobs = [parse_job(obj) for obj in load_objects(manifest)]
     objects = [obj for job in jobs for obj in rendered(job)]
     click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
+
+
+def rendered(job: Job) -> list[dict[str, Any]]:
+    """The objects of the job's first attempt. The Secret has no values: they are made anew for every job."""
+    job = replace(job, uid=job.uid or PLACEHOLDER_UID)
+    secret = build.build_secret(job, dict.fromkeys(contract.SECRET_KEYS, b""))
+    return [
+        secret,
+        build.build_service(job),
+        build.build_service_account(job),
+        build.build_network_policy(job),
+        build.build_launcher_pod(job, 1),
+        *(build.build_worker_pod(job, 1, index) for index in range(job.num_workers)),
+    ]

@@ -1,7 +1,9 @@
 """One operator process: its parts, their start, their watch over each other, their end."""
 
 import asyncio
+import gc
 import logging
+import signal
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
@@ -10,12 +12,11 @@ from typing import Any
 from ringtrain_operator.build import Settings
 from ringtrain_operator.cluster.api import ApiClient, ApiError, Conflict, Connection, NotFound, NotLeader
 from ringtrain_operator.cluster.config import OperatorConfig
-from ringtrain_operator.cluster.health import HealthServer, Probes
+from ringtrain_operator.cluster.health import ApiReach, HealthServer, Probes, ReachTimes
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
-from ringtrain_operator.cluster.reach import ApiReach, ReachTimes
 from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
@@ -232,3 +233,25 @@ async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+def run_until_signalled(config: OperatorConfig, connection: Connection) -> Exception | None:
+    """Run until SIGTERM or SIGINT; returns what made it end otherwise."""
+    gc.freeze()  # what was imported stays: the collector need not look at it again and again
+    try:
+        asyncio.run(_run(config, connection))
+    except (LeaseLost, ApiError) as exc:
+        return exc
+    return None
+
+
+async def _run(config: OperatorConfig, connection: Connection) -> None:
+    operator = Operator(config, connection)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError):
+            loop.add_signal_handler(number, operator.stop)
+    scope = ", ".join(config.namespaces) or "the whole cluster"
+    log.info("serving %s on %s as %s", scope, connection.server, config.identity)
+    await operator.run()
+    log.info("stopped")

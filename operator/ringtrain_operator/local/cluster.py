@@ -15,7 +15,8 @@ from ..contract import KIND, LABEL_ROLE, ROLE_LAUNCHER
 from ..observe import LauncherReport, ObjectRef, Observed, read_report, status_token, view_pod
 from ..plan import Plan
 from ..status import parse_status
-from .runner import Pod, PodRunner
+from .places import Pod
+from .process import ProcessRunner
 
 # The launcher is on this machine: what it does not answer in this time it does not answer at all.
 STATUS_TIMEOUT_S = 1.0
@@ -29,7 +30,7 @@ class LocalCluster:
     """
 
     job: dict[str, Any]
-    runner: PodRunner
+    runner: ProcessRunner
     objects: dict[ObjectRef, dict[str, Any]] = field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] = lambda _: None
 

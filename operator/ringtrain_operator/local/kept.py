@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,3 +66,42 @@ def newest_run(runs: Path, name: str) -> Run:
             return run
     names = ", ".join(sorted({run.job["metadata"]["name"] for run in found})) or "none"
     raise NoSuchRun(f"{runs.resolve()} has no run of {name}; jobs that `dtj local` has run there: {names}")
+
+
+def print_local_log(runs: Path, name: str, rank: int | None, attempt: int | None, tail: int | None) -> None:
+    """Write the log to stdout, byte for byte. Raises NoSuchRun."""
+    path = newest_run(runs, name).log(rank, attempt)
+    try:
+        with path.open("rb") as file:
+            sys.stdout.buffer.writelines(file if tail is None else deque(file, tail))
+        sys.stdout.buffer.flush()
+    except OSError as exc:
+        raise NoSuchRun(f"{path}: {exc.strerror}") from exc
+
+
+@dataclass
+class Tail:
+    """Reads on in `<root>/<attempt>/job.log`; `root` is the job's directory in the log store."""
+
+    root: Path
+    attempt: int = 0
+    offset: int = 0
+
+    def lines(self, attempt: int) -> list[str]:
+        """Whole lines that are new since the last call: first what is left of the attempt before this one."""
+        if attempt == self.attempt:
+            return self._new_lines()
+        left = self._new_lines()
+        self.attempt, self.offset = attempt, 0
+        return left + self._new_lines()
+
+    def _new_lines(self) -> list[str]:
+        try:
+            with (self.root / str(self.attempt) / "job.log").open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return whole.decode(errors="replace").splitlines()

@@ -7,14 +7,17 @@ import os
 import random
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import shown
+from ..errors import LocalUnsupported, shown
 from ..spec.reserved import VOLUME_LOGS
-from .errors import LocalUnsupported
-from .runner import Secrets
+
+Pod = dict[str, Any]
+Secrets = Mapping[str, Mapping[str, bytes]]
+"""Contents of Secrets by name and key."""
 
 _PORTS = (15_000, 32_000)
 _PORT_TRIES = 1000

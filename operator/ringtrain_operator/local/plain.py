@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from .driver import View
-from .tail import Tail
+from .kept import Tail
 from .telling import job_name, numbers, progress_of, why
 
 # Between two lines about progress alone.

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import contract
+from ..errors import LocalUnsupported
 from ..status.model import format_time
-from .errors import LocalUnsupported
 from .orphans import adopt_orphans, die_with_parent, end_orphans
-from .places import Places
-from .runner import Pod, Secrets
+from .places import Places, Pod, Secrets
 from .sandbox import Command, command_of
 
 DEFAULT_GRACE_S = 30
@@ -50,7 +49,10 @@ class _LocalPod:
 
 
 class ProcessRunner:
-    """A `PodRunner` whose pods are process groups. Not thread-safe; `close` must be called."""
+    """Runs pods as process groups and tells what became of them, as a kubelet does.
+
+    Not thread-safe; `close` must be called.
+    """
 
     def __init__(self, run_dir: Path, claims_dir: Path) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="dtj-"))
@@ -59,7 +61,7 @@ class ProcessRunner:
         adopt_orphans()
 
     def start(self, pod: Pod, secrets: Secrets) -> None:
-        """Run `pod` in its own process group."""
+        """Run `pod` in its own process group. One that cannot start is a pod that failed, not an exception."""
         uid = str(uuid.uuid4())
         pod["metadata"]["uid"] = uid
         pod["metadata"]["creationTimestamp"] = format_time(datetime.now(UTC))
@@ -84,7 +86,7 @@ class ProcessRunner:
         return [{**local.pod, "status": local.status} for local in self._pods.values()]
 
     def delete(self, name: str, grace_s: int | None) -> None:
-        """SIGTERM now, SIGKILL after the grace period."""
+        """SIGTERM now, SIGKILL after the grace period (None: the pod's own)."""
         local = self._pods[name]
         own = local.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
         grace = own if grace_s is None else grace_s
@@ -97,7 +99,7 @@ class ProcessRunner:
             _signal_leader(local.process, signal.SIGTERM)
 
     def status_url(self, attempt: int) -> str | None:
-        """The launcher's /status, once its port is chosen."""
+        """Where the launcher of `attempt` serves /status; None before its port is chosen."""
         ports = self._places.ports.get(attempt)
         return f"http://127.0.0.1:{ports.status}/status" if ports is not None else None
 

@@ -15,13 +15,12 @@ from ..spec import parse_job
 from ..status import JobStatus
 from .cluster import LocalCluster
 from .driver import Display, Driver
-from .kept import keep_job
+from .kept import Tail, keep_job
 from .live import LiveDisplay
 from .manifest import ManifestFile, load_job
 from .plain import PlainDisplay
 from .process import ProcessRunner
 from .summary import Results, read_results
-from .tail import Tail
 from .telling import counted
 
 

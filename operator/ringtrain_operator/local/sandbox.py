@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import contract
-from ..errors import shown
-from .errors import LocalUnsupported
-from .places import Places, volume_directory
-from .runner import Pod, Secrets
+from ..errors import LocalUnsupported, shown
+from .places import Places, Pod, Secrets, volume_directory
 
 _LOOPBACK = "127.0.0.1"
 # Variables of the caller's own world, not of the pod's: a rank must not find itself in another job.

@@ -1,4 +1,4 @@
-"""runPolicy.cleanPodPolicy: which pods of a finished job are deleted."""
+"""Pods and jobs that are over: cleanPodPolicy, ttlSecondsAfterFinished, pods that stay Terminating."""
 
 from __future__ import annotations
 
@@ -8,11 +8,41 @@ from ..observe import PodView
 from ..status import JobStatus
 from ..status.situation import Situation
 from . import active_deadline
+from .result import Deletion
 
 # How long a finished gang's pods have to end by themselves before they count as still running.
 SETTLE_S = 10
 # How long the launcher of a job that was out of time has to take in the last lines of its workers, and to end.
 DRAIN_S = 60
+# After the grace period of a pod whose node is dead (its deletionTimestamp includes that).
+FORCE_AFTER_S = 60
+
+
+def expiry(s: Situation) -> datetime | None:
+    """When a finished job is to be deleted, with all it owns (ttlSecondsAfterFinished); None: never."""
+    ttl = s.job.spec.run_policy.ttl_seconds_after_finished
+    if ttl is None or s.status.completion_time is None:
+        return None
+    return s.status.completion_time + timedelta(seconds=ttl)
+
+
+def force_time(pod: PodView) -> datetime | None:
+    """When a Terminating pod may be deleted by force: nobody is left on a dead node to say that it ended.
+
+    None while its node may still be ending it.
+    """
+    dead = pod.node_ready is False or pod.reason == "NodeLost" or pod.disruption == "DeletionByTaintManager"
+    if pod.deletion_time is None or not dead:
+        return None
+    return pod.deletion_time + timedelta(seconds=FORCE_AFTER_S)
+
+
+def deletion(pod: PodView, now: datetime) -> Deletion | None:
+    """How to get rid of `pod`: ask, force, or (None) wait."""
+    if pod.deletion_time is None:
+        return Deletion(pod.ref, pod.uid)
+    due = force_time(pod)
+    return Deletion(pod.ref, pod.uid, grace_s=0) if due is not None and now >= due else None
 
 
 def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:

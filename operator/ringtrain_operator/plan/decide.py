@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ..build import Settings
+from ..contract import GROUP
 from ..errors import SpecInvalid
 from ..observe import Observed
 from ..spec import Job, parse_job
@@ -19,13 +20,15 @@ from .decision import Decision, Policy, PolicyResult, condition_of
 from .disruption import disruption
 from .events import events_between
 from .ledger import enter, name_credentials
-from .managed_by import is_ours
 from .objects import changes
 from .outcome import attempt_failure, success
 from .progress_deadline import progress_deadline
 from .result import Plan
 from .scale import scale
 from .suspend import suspension
+
+# Of spec.managedBy: a job that names another controller is left alone.
+OURS = f"{GROUP}/operator"
 
 # A success that came in time is one, whatever else happened since; a suspension goes before judging a failure;
 # a lost pod explains a failed rank, not the other way round.
@@ -76,7 +79,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings | None 
     Applying the answer and planning again ends, after a few rounds without anything happening, in an empty plan.
     """
     now = now.replace(microsecond=0)
-    if job.deleting or not is_ours(job):
+    if job.deleting or job.spec.managed_by not in (None, OURS):
         return Plan()
     previous = parse_status(observed.status)
     s = Situation(job, observed, previous, now)

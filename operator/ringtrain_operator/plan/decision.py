@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from ..status import Failure
-from ..status.conditions import ConditionChange
+from ..status.model import ConditionChange
 from ..status.situation import Situation
 
 

@@ -13,9 +13,8 @@ from ..contract import KIND
 from ..observe import ObjectRef, PodView
 from ..spec import Job
 from ..status.situation import Situation
-from . import cleanup, ttl
+from .cleanup import deletion, expiry, force_time, unwanted_pods
 from .result import Deletion
-from .stuck import deletion, force_time
 
 # A suspended job's launcher ends as soon as it has taken note of the workers' end; one that hangs is deleted.
 LAUNCHER_ENDS_S = 30
@@ -64,11 +63,11 @@ def companion_refs(job: Job) -> tuple[ObjectRef, ...]:
 
 
 def _finished(s: Situation) -> Changes:
-    expiry = ttl.expiry(s)
-    if expiry is not None and s.now >= expiry:
+    expires = expiry(s)
+    if expires is not None and s.now >= expires:
         return Changes(delete=(Deletion(ObjectRef(KIND, s.job.name), s.job.uid),))
-    pods, requeue_at = cleanup.unwanted_pods(s)
-    return _delete(s, pods, _earliest(expiry, requeue_at))
+    pods, requeue_at = unwanted_pods(s)
+    return _delete(s, pods, _earliest(expires, requeue_at))
 
 
 def _delete(s: Situation, pods: tuple[PodView, ...], requeue_at: datetime | None) -> Changes:

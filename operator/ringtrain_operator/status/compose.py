@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from ..errors import SpecInvalid
-from .conditions import ConditionChange, with_conditions
 from .counts import counts
-from .model import ConditionType, JobStatus, State
+from .model import ConditionChange, ConditionType, JobStatus, State, with_conditions
 from .progress import progress_fields
 from .situation import Situation
 from .waiting import running_or_why_not

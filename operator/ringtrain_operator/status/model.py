@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -144,6 +145,38 @@ class JobStatus(StatusModel):
     def finished(self) -> bool:
         """Whether the job has ended; that never changes back."""
         return self.is_true("Succeeded") or self.is_true("Failed")
+
+
+ORDER: tuple[ConditionType, ...] = ("Accepted", "Running", "Suspended", "Restarting", "Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class ConditionChange:
+    """A condition to set."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str
+    message: str = ""
+
+
+def with_conditions(
+    status: JobStatus, changes: tuple[ConditionChange, ...], generation: int, now: datetime
+) -> JobStatus:
+    """`status` with each condition of `changes` set; of two for one type the later one counts."""
+    conditions: dict[ConditionType, Condition] = {c.type: c for c in status.conditions}
+    for one in changes:
+        before = status.condition(one.type)
+        turned = before is None or before.status != one.status
+        conditions[one.type] = Condition(
+            type=one.type,
+            status=one.status,
+            reason=one.reason,
+            message=one.message,
+            last_transition_time=now if before is None or turned else before.last_transition_time,
+            observed_generation=generation,
+        )
+    return status.model_copy(update={"conditions": tuple(conditions[t] for t in ORDER if t in conditions)})
 
 
 def parse_status(raw: Mapping[str, Any] | None) -> JobStatus:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from ..contract import KIND
 from ..observe import Foreign, PodView, Refusal
-from .conditions import ConditionChange
-from .model import format_time
+from .model import ConditionChange, format_time
 from .situation import Situation
 
 # Named in a message; the rest are counted. A message with a thousand names helps nobody.

@@ -15,8 +15,8 @@ from support.ports import free_ports
 
 from ringtrain_operator.cluster.api import ApiClient, Connection, Unreachable
 from ringtrain_operator.cluster.api.transport import RetryPolicy
+from ringtrain_operator.cluster.health import ReachTimes
 from ringtrain_operator.cluster.operator import Operator
-from ringtrain_operator.cluster.reach import ReachTimes
 
 QUICK = ReachTimes(every_s=0.05, deadline_s=1.0, lost_after_s=0.2)
 

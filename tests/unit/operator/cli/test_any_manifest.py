@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from support.mutants import mutants
 
 from ringtrain_operator.cli.main import main
-from ringtrain_operator.errors import OperatorError
-from ringtrain_operator.local.errors import LocalUnsupported
+from ringtrain_operator.cli.render import rendered
+from ringtrain_operator.errors import LocalUnsupported, OperatorError
 from ringtrain_operator.local.manifest import load_job
 from ringtrain_operator.local.places import Places
-from ringtrain_operator.local.render import rendered
 from ringtrain_operator.local.sandbox import command_of
 from ringtrain_operator.spec import parse_job
 

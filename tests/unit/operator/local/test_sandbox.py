@@ -10,7 +10,7 @@ import pytest
 from support.jobs import job
 
 from ringtrain_operator import build, contract
-from ringtrain_operator.local.errors import LocalUnsupported
+from ringtrain_operator.errors import LocalUnsupported
 from ringtrain_operator.local.places import Places
 from ringtrain_operator.local.sandbox import Command, command_of, expand
 from ringtrain_operator.spec import parse_job

@@ -14,12 +14,12 @@ from support.planworld import World
 
 from ringtrain_operator.local.cluster import LocalCluster
 from ringtrain_operator.local.driver import Driver, View
+from ringtrain_operator.local.kept import Tail
 from ringtrain_operator.local.live import render
 from ringtrain_operator.local.manifest import ManifestFile, ManifestUnreadable, load_job
 from ringtrain_operator.local.plain import PlainDisplay
 from ringtrain_operator.local.process import ProcessRunner
 from ringtrain_operator.local.summary import print_summary, read_results
-from ringtrain_operator.local.tail import Tail
 
 
 def view(w: World) -> View:

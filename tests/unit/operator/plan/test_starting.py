@@ -12,7 +12,7 @@ from support.planworld import World, condition, running, world
 from ringtrain_operator.cli.why import explain
 from ringtrain_operator.cluster.poll import PollTimes
 from ringtrain_operator.observe import ObjectRef, Refusal
-from ringtrain_operator.plan import companion_refs
+from ringtrain_operator.plan.objects import companion_refs
 from ringtrain_operator.spec import parse_job
 
 
