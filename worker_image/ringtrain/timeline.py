@@ -6,12 +6,13 @@ Ranks that share a directory write to one file, each as a process of its own. Th
 it is a JSON array whose end may be missing, which the format allows, and ranks append whole lines.
 """
 
+import contextlib
 import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 # Events are kept until there are so many: a write every few hundred steps costs nothing beside them.
@@ -82,36 +83,25 @@ class Timeline:
         os.write(self._fd, lines.encode())
 
 
-class _Span:
+@contextlib.contextmanager
+def _span(timeline: Timeline, name: str, category: str, args: dict[str, Any]) -> Iterator[None]:
     """A stretch of time in one thread."""
-
-    def __init__(self, timeline: Timeline, name: str, category: str, args: dict[str, Any]) -> None:
-        self._timeline, self._name, self._category, self._args = timeline, name, category, args
-        self._began_ns = 0
-
-    def __enter__(self) -> None:
-        self._began_ns = time.perf_counter_ns()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timeline.record(self._name, self._category, self._began_ns, time.perf_counter_ns(), self._args)
+    began_ns = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        timeline.record(name, category, began_ns, time.perf_counter_ns(), args)
 
 
-class _NoSpan:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *args: object) -> None: ...
-
-
-NO_SPAN: Final = _NoSpan()  # in the place of a span: nothing is recorded
+Span = contextlib.AbstractContextManager[None]
+NO_SPAN: Final[Span] = contextlib.nullcontext()  # in the place of a span: nothing is recorded
 _active: Timeline | None = None
 
 
-def span(name: str, category: str, **args: Any) -> _Span | _NoSpan:
+def span(name: str, category: str, **args: Any) -> Span:
     """A context whose time is recorded if a timeline is being written; costs next to nothing otherwise."""
     timeline = _active  # which another thread may stop meanwhile
-    return NO_SPAN if timeline is None else _Span(timeline, name, category, args)
+    return NO_SPAN if timeline is None else _span(timeline, name, category, args)
 
 
 def record_since(began_ns: int, name: str, category: str) -> None:

@@ -12,12 +12,12 @@ import pytest
 from support.certificates import JobAuthority
 from support.gang import DEADLINE_S, GangProcesses
 
-from ringtrain.control.address import own_address
 from ringtrain.control.environment import Environment
 from ringtrain.control.rpc import ControlServer, Peer, dial, serve
 from ringtrain.control.secrets import Secrets, load_secrets
 from ringtrain.gen import coordinator_pb2 as pb
 from ringtrain.gen import coordinator_pb2_grpc
+from ringtrain.transport.address import own_address
 
 UID = "uid-1"
 WORKERS, LAUNCHER = Peer("worker", UID), Peer("launcher", UID)

@@ -20,7 +20,6 @@ from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
 from ringtrain.agent.shipper import Shipper, ShipperEvents
 from ringtrain.agent.spool import Spool
-from ringtrain.control.address import own_address
 from ringtrain.control.model import ENDED, AgentState, RankState, Registration, World
 from ringtrain.control.ports import HeldPorts
 from ringtrain.control.rpc import Peer, dial, serve
@@ -29,6 +28,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.logs.journal import Stream
 from ringtrain.processes import RankProcess, become_subreaper
+from ringtrain.transport.address import own_address
 
 log = logging.getLogger(__name__)
 

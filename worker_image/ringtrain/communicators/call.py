@@ -80,7 +80,7 @@ class Call:
             # Also for a verdict that was reached in the meantime: it calls back at once.
             self._member.failure_state.on_reached(self._cancel)
         except BaseException as error:
-            with self._released(error):
+            with self._released():
                 if isinstance(error, Broken):
                     self._fail(peer, error)
             raise
@@ -111,14 +111,14 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._released(error):
+        with self._released():
             if error is None:
                 self._finish()
             elif self._member.failure_state.failure is None and not self._member.left:
                 self._give_up(error)
 
     @contextlib.contextmanager
-    def _released(self, error: BaseException | None) -> Iterator[None]:
+    def _released(self) -> Iterator[None]:
         """Afterwards, however it ends, nobody else uses the buffers and no stream is open."""
         try:
             yield
@@ -129,7 +129,7 @@ class Call:
             self._offer.frames_for = _no_frames
             for stream in self._streams.values():
                 stream.close()
-            self._span.__exit__(None if error is None else type(error), error, None)
+            self._span.__exit__(None, None, None)
 
     def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
         key, name = self._key, dtype_name(payload.dtype)

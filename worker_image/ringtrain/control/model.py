@@ -168,8 +168,3 @@ class Refusal:
 
     reason: str
     misconfigured: bool = False
-
-
-def host_port(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 import grpc
 
 from ringtrain.control.ports import PortTaken
-from ringtrain.control.secrets import Secrets, channel_credentials, dns_name, server_credentials
+from ringtrain.control.secrets import Secrets, dns_name
 from ringtrain.transport.strangers import Complaints
+from ringtrain.transport.tls import caller_problem
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def dial(address: str, secrets: Secrets, peer: Peer) -> grpc.Channel:
     else:
         # Names in the certificate are of role and uid: what the server is called in DNS proves nothing.
         options = (*_CLIENT, ("grpc.ssl_target_name_override", dns_name(peer.role, peer.uid)))
-        channel = grpc.secure_channel(address, channel_credentials(secrets.tls), options=options)
+        channel = grpc.secure_channel(address, secrets.tls.for_channel(), options=options)
     return grpc.intercept_channel(channel, _SendToken(secrets.token)) if secrets.token else channel
 
 
@@ -94,7 +95,7 @@ def serve(
         if secrets.tls is None:
             bound = server.add_insecure_port(f"127.0.0.1:{port}")
         else:
-            bound = _bind_everywhere(server, port, server_credentials(secrets.tls))
+            bound = _bind_everywhere(server, port, secrets.tls.for_server())
     except RuntimeError as exc:
         raise PortTaken(f"port {port} cannot be listened on: is another process using it? ({exc})") from exc
     server.start()
@@ -111,21 +112,18 @@ def _bind_everywhere(server: grpc.Server, port: int, credentials: grpc.ServerCre
 class _SendToken(
     grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
     grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
 ):
     """Adds the job's token to every call."""
 
     def __init__(self, token: str) -> None:
         self._token = token
 
-    def _with_token(self, details: Any) -> Any:
-        metadata = [*(details.metadata or ()), (TOKEN_KEY, self._token)]
-        return details._replace(metadata=metadata)
+    def _intercept(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        metadata = [*(client_call_details.metadata or ()), (TOKEN_KEY, self._token)]
+        return continuation(client_call_details._replace(metadata=metadata), request)
 
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._with_token(client_call_details), request)
-
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._with_token(client_call_details), request)
+    intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _intercept
 
 
 class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
@@ -146,11 +144,8 @@ class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
             if handler.response_streaming:
                 return grpc.stream_stream_rpc_method_handler(refuse)
             return grpc.stream_unary_rpc_method_handler(refuse)
-        if handler.unary_unary:
-            return handler._replace(unary_unary=self._guard(handler.unary_unary))
-        if handler.unary_stream:
-            return handler._replace(unary_stream=self._guard(handler.unary_stream))
-        return handler._replace(stream_stream=self._guard(handler.stream_stream))
+        kind = next(name for name in ("unary_unary", "unary_stream", "stream_stream") if getattr(handler, name))
+        return handler._replace(**{kind: self._guard(getattr(handler, kind))})
 
     def _guard(self, behaviour: Any) -> Any:
         def guarded(request: Any, context: Any) -> Any:
@@ -174,10 +169,5 @@ class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
         return not self._secrets.token or hmac.compare_digest(given, self._secrets.token.encode())
 
     def _problem(self, context: Any) -> str:
-        if self._secrets.tls is None:
-            return ""
-        wanted = dns_name(self._peer.role, self._peer.uid)
-        names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]
-        if wanted in names:
-            return ""
-        return f"the certificate is for {', '.join(names) or 'no name'}, expected {wanted}"
+        expected = dns_name(self._peer.role, self._peer.uid)
+        return "" if self._secrets.tls is None else caller_problem(context, expected)

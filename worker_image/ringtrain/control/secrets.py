@@ -1,31 +1,19 @@
-"""The job's certificates and token, as files in RINGTRAIN_SECRET_DIR; and the gRPC credentials made of them."""
+"""The job's certificates and token, as files in RINGTRAIN_SECRET_DIR."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
-
 from ringtrain import contract
 from ringtrain.control.environment import Environment
 from ringtrain.errors import ConfigurationError, quoted
-
-CERTIFICATE_FILES = ("ca.crt", "tls.crt", "tls.key")
-
-
-@dataclass(frozen=True)
-class TlsFiles:
-    """One role's certificate and key, and the job's CA, in PEM."""
-
-    ca: bytes
-    certificate: bytes
-    key: bytes = field(repr=False)
+from ringtrain.transport.tls import CERTIFICATE_FILES, Certificates
 
 
 @dataclass(frozen=True)
 class Secrets:
     """What a pod proves itself with. No `tls`: control stays on loopback. Empty `token`: none is asked for."""
 
-    tls: TlsFiles | None = None
+    tls: Certificates | None = None
     token: str = field(default="", repr=False)
     token_file: Path | None = None
     directory: Path | None = None
@@ -66,19 +54,7 @@ def _load(directory: Path, said: str) -> Secrets:
 
 
 def _read(directory: Path, token_file: Path, *, with_tls: bool) -> Secrets:
-    tls = TlsFiles(*((directory / name).read_bytes() for name in CERTIFICATE_FILES)) if with_tls else None
+    tls = Certificates.read(directory) if with_tls else None
     if not token_file.is_file():
         return Secrets(tls, directory=directory)
     return Secrets(tls, token_file.read_text().strip(), token_file, directory)
-
-
-def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials of a server that asks every client for a certificate of the job's CA."""
-    return grpc.ssl_server_credentials(
-        [(tls.key, tls.certificate)], root_certificates=tls.ca, require_client_auth=True
-    )
-
-
-def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
-    """Credentials of a client that trusts the job's CA and shows its own certificate."""
-    return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)

@@ -13,10 +13,10 @@ from ringtrain.control.model import (
     Refusal,
     Registration,
     World,
-    host_port,
 )
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.verdict import Exit, GangView, WorkerView
+from ringtrain.transport.address import host_port
 
 
 class OrderStream:

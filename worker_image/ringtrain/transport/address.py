@@ -30,6 +30,20 @@ def _is_host(name: str) -> bool:
         return False
 
 
+def host_port(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_address(address: str) -> str:
+    """The address of this host on the way to `address` (host:port). Nothing is sent. OSError: no such name."""
+    host, port = split_address(address)
+    family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
 def listening_address(address: str) -> str:
     """Return where the rank that peers reach at `address` listens.
 
@@ -40,7 +54,7 @@ def listening_address(address: str) -> str:
     ip = _looked_up(host, port)
     if ip is None or not ip.is_loopback:
         return f"[::]:{port}"
-    return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"
+    return host_port(str(ip), port)
 
 
 def is_loopback(address: str) -> bool:

@@ -18,7 +18,7 @@ from ringtrain.transport.options import channel_options, server_options
 from ringtrain.transport.outcome import error_of, status_of
 from ringtrain.transport.strangers import Strangers
 from ringtrain.transport.threads import DaemonPool
-from ringtrain.transport.tls import Tls
+from ringtrain.transport.tls import Tls, caller_problem
 from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain.wire.frame import split_frame
 from ringtrain.wire.messages import METHODS
@@ -130,9 +130,7 @@ class RpcTransport:
             if self._tls is None:
                 self._server.add_insecure_port(listening_address(address))
             else:
-                pair = [(self._tls.key, self._tls.certificate)]
-                shown = grpc.ssl_server_credentials(pair, self._tls.ca, require_client_auth=True)
-                self._server.add_secure_port(listening_address(address), shown)
+                self._server.add_secure_port(listening_address(address), self._tls.certificates.for_server())
         except RuntimeError as error:
             raise ConfigurationError(
                 f"rank {self._rank} can't listen on {address}: another process, or a second task with index "
@@ -183,9 +181,8 @@ class RpcTransport:
         options = channel_options(self._timeout_s)
         if self._tls is None:
             return grpc.insecure_channel(address, options=options)
-        shown = grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.certificate)
         named = [*options, ("grpc.ssl_target_name_override", self._tls.name)]
-        return grpc.secure_channel(address, shown, options=named)
+        return grpc.secure_channel(address, self._tls.certificates.for_channel(), options=named)
 
     def _method(self, peer: int, method: str) -> Any:
         made = self._methods.get((peer, method))
@@ -209,7 +206,8 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._service = service
         self._tls = tls
         self._strangers = strangers
-        self._calls = _Count()
+        # Twice as many as may stay: those that have to go need a moment.
+        self._calls = threading.BoundedSemaphore(2 * _MOST_CALLS)
         self._of_peers = {
             method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS
         }
@@ -226,8 +224,8 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         shown = dict(handler_call_details.invocation_metadata or ()).get(_SESSION_KEY, "")
         if self._is_peer(shown):
             return self._of_peers[method]
-        # Twice as many as may stay: those that have to go need a moment. None: the caller is told to come again.
-        return self._of_strangers[method] if self._calls.add_one(2 * _MOST_CALLS) else None
+        # None: the caller is told to come again.
+        return self._of_strangers[method] if self._calls.acquire(blocking=False) else None
 
     def _is_peer(self, shown: str | bytes) -> bool:
         rank, _, session = (shown if isinstance(shown, str) else "").partition("-")
@@ -247,13 +245,8 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _check_certificate(self, context: Any) -> None:
         """Refuse who has a certificate of the job, but not a rank's: a launcher takes no part."""
-        if self._tls is None:
-            return
-        names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]
-        if not self._tls.accepts(names):
-            shown = ", ".join(names) or "no name"
-            reason = f"the certificate is for {shown}, expected {self._tls.name}"
-            _abort(context, NotAPeer(WorldFailure("configuration", reason)))
+        if self._tls is not None and (problem := caller_problem(context, self._tls.name)):
+            _abort(context, NotAPeer(WorldFailure("configuration", problem)))
 
     def _refuse_pull(self, request: bytes, context: Any) -> bytes:
         return _abort(context, NotAPeer(WorldFailure("configuration", "a pull without a session")))
@@ -277,29 +270,9 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return answer(next(requests, b""), context)
             finally:
                 self._strangers.leave(stranger)
-                self._calls.take_one()
+                self._calls.release()
 
         return limited
-
-
-class _Count:
-    """How many of something there are."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def add_one(self, most: int) -> bool:
-        """Count one more; False if there are `most` already."""
-        with self._lock:
-            if self._count >= most:
-                return False
-            self._count += 1
-            return True
-
-    def take_one(self) -> None:
-        with self._lock:
-            self._count -= 1
 
 
 def _abort(context: Any, error: PullRefused | Broken) -> NoReturn:

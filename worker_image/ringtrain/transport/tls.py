@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
+
 from ringtrain.errors import ConfigurationError
 from ringtrain.transport.connection_errors import ConnectionLost
 
@@ -21,12 +23,45 @@ _RECORD_BYTES: Final = 16 << 10
 
 
 @dataclass(frozen=True)
-class Tls:
-    """What a rank proves itself with. `name`: the DNS name in the certificate of every rank of the job."""
+class Certificates:
+    """A certificate and key, and the job's CA, in PEM."""
 
     ca: bytes
     certificate: bytes
     key: bytes = field(repr=False)
+
+    @staticmethod
+    def read(directory: Path) -> "Certificates":
+        """Those in the three files of `directory`. Raises OSError."""
+        return Certificates(*((directory / file).read_bytes() for file in CERTIFICATE_FILES))
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """Credentials of a server that asks every client for a certificate of the job's CA."""
+        return grpc.ssl_server_credentials([(self.key, self.certificate)], self.ca, require_client_auth=True)
+
+    def for_channel(self) -> grpc.ChannelCredentials:
+        """Credentials of a client that trusts the job's CA and shows its own certificate."""
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
+
+
+def name_problem(names: Sequence[str], expected: str) -> str:
+    """Why a certificate of the job's CA for `names` is not the `expected` one's; empty if it is."""
+    return (
+        "" if expected in names else f"the certificate is for {', '.join(names) or 'no name'}, expected {expected}"
+    )
+
+
+def caller_problem(context: Any, expected: str) -> str:
+    """As `name_problem`, of the certificate of who makes a call of gRPC."""
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    return name_problem([name.decode() for name in names], expected)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What a rank proves itself with. `name`: the DNS name in the certificate of every rank of the job."""
+
+    certificates: Certificates
     name: str
     server: ssl.SSLContext = field(repr=False)
     client: ssl.SSLContext = field(repr=False)
@@ -35,7 +70,7 @@ class Tls:
     def load(directory: Path, name: str) -> "Tls":
         """Read ca.crt, tls.crt and tls.key. Raises ConfigurationError."""
         try:
-            ca, certificate, key = ((directory / file).read_bytes() for file in CERTIFICATE_FILES)
+            certificates = Certificates.read(directory)
             server, client = (
                 _context(kind, directory) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
             )
@@ -44,11 +79,7 @@ class Tls:
                 f"RINGTRAIN_ENCRYPT is tensors, which needs {', '.join(CERTIFICATE_FILES)} in "
                 f"RINGTRAIN_SECRET_DIR ({directory}): {error}"
             ) from error
-        return Tls(ca, certificate, key, name, server, client)
-
-    def accepts(self, names: Sequence[str]) -> bool:
-        """Whether a certificate of the job's CA with these names is a rank's."""
-        return self.name in names
+        return Tls(certificates, name, server, client)
 
     def wrap(self, sock: socket.socket, is_client: bool) -> "TlsSocket":
         """`sock` with TLS; nothing is sent yet."""
@@ -88,9 +119,8 @@ class TlsSocket:
             raise ConnectionLost(f"no TLS with the job's certificates: {error}") from error
         certificate: dict[str, Any] = self._sock.getpeercert() or {}
         names = [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
-        if not self._tls.accepts(names):
-            shown = ", ".join(names) or "no name"
-            raise ConnectionLost(f"the certificate is for {shown}, expected {self._tls.name}")
+        if problem := name_problem(names, self._tls.name):
+            raise ConnectionLost(problem)
 
     def recv_into(self, target: memoryview, nbytes: int = 0, flags: int = 0) -> int:
         if not flags & socket.MSG_DONTWAIT:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from ringtrain.control.address import own_address
 from ringtrain.control.ports import HeldPorts
 from ringtrain.errors import ConfigurationError, shown
-from ringtrain.transport.address import split_address
+from ringtrain.transport.address import own_address, split_address
 from ringtrain.world import authentication
 from ringtrain.world.gathering import gather_addresses
 from ringtrain.world.topology import Topology, topology_of

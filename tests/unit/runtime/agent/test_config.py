@@ -85,9 +85,10 @@ def test_half_a_secret(tmp_path: Path) -> None:
 
 def test_secrets_are_not_shown() -> None:
     """Neither key nor token is in what a traceback or log may print."""
-    from ringtrain.control.secrets import Secrets, TlsFiles
+    from ringtrain.control.secrets import Secrets
+    from ringtrain.transport.tls import Certificates
 
-    assert "hidden" not in repr(Secrets(TlsFiles(b"ca", b"certificate", b"hidden"), "hidden"))
+    assert "hidden" not in repr(Secrets(Certificates(b"ca", b"certificate", b"hidden"), "hidden"))
 
 
 def test_a_launcher_may_open_a_file_for_each_rank() -> None:

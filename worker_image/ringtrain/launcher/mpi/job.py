@@ -17,8 +17,7 @@ from pathlib import Path
 import grpc
 
 from ringtrain import contract
-from ringtrain.control.address import own_address
-from ringtrain.control.model import Registration, host_port
+from ringtrain.control.model import Registration
 from ringtrain.control.rpc import Peer, dial
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
@@ -35,6 +34,7 @@ from ringtrain.mpi.proof import Claim
 from ringtrain.mpi.settings import MpiSettings
 from ringtrain.mpi.shim import write_shim
 from ringtrain.processes import start_child
+from ringtrain.transport.address import host_port, own_address
 
 log = logging.getLogger(__name__)
 

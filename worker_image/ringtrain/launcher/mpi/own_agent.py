@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.agent.mpi.worker import registry_variables
-from ringtrain.control.model import host_port
 from ringtrain.processes import start_child
+from ringtrain.transport.address import host_port
 
 
 class OwnAgent:

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 
-from ringtrain.control.rpc import TOKEN_KEY
 from ringtrain.errors import RingtrainError
 from ringtrain.gen import daemons_pb2 as pb
 from ringtrain.gen.daemons_pb2_grpc import DaemonsStub
@@ -51,8 +50,7 @@ class RemoteDaemon:
 
     def run(self, output: Output) -> int:
         """Start the daemon, pass its output on, and return its exit code. Raises DaemonNotStarted."""
-        metadata = ((TOKEN_KEY, self._token),) if self._token else ()
-        self._call = DaemonsStub(self._channel).Run(self._outgoing(), metadata=metadata, wait_for_ready=True)
+        self._call = DaemonsStub(self._channel).Run(self._outgoing(), wait_for_ready=True)
         impatience = threading.Timer(self._start_s, self._call.cancel)
         impatience.start()
         try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from ringtrain.transport.address import listening_address, split_address
+from ringtrain.transport.address import host_port, listening_address, split_address
 from ringtrain.transport.base import Broken, How, Service, Unexpected
 from ringtrain.transport.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError
 from ringtrain.transport.http2.channel import Channel
@@ -59,7 +59,7 @@ class DataPath:
     def meet(self, peer: int, port: int, request: bytes) -> None:
         """Begin to dial the data port of `peer`, and send `request`, which it refuses, to show the session."""
         host, _ = split_address(self._addresses[peer])
-        self._authorities[peer] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._authorities[peer] = host_port(host, port)
         dialled: Future[Connection | Exception] = Future()
         self._dialled[peer] = dialled
 
