@@ -90,11 +90,11 @@ def test_ranks_encrypt_with_what_is_built(tmp_path: Path) -> None:
     two = [replace(config, size=2, addresses=addresses[:2], transport="grpc") for config in found]
 
     def summed(config: WorkerConfig) -> float:
-        session = RankContext(config, None)
-        with session.entered():
+        context = RankContext(config, None)
+        with context.entered():
             total = float(ringtrain.allreduce(1.0, ringtrain.Sum))
             both.wait(60)
-        session.close()
+        context.close()
         return total
 
     both = threading.Barrier(2)

@@ -65,10 +65,10 @@ class Kubectl:
     def until(self, look: Callable[[], str], says: str, within_s: float = 300.0) -> str:
         """What `look` answers once that holds `says`. Raises AssertionError with the last answer."""
         deadline = time.monotonic() + within_s
-        while says not in (said := look()):
-            assert time.monotonic() < deadline, f"{says!r} was not said within {within_s:g} s: {said}"
+        while says not in (output := look()):
+            assert time.monotonic() < deadline, f"{says!r} was not output within {within_s:g} s: {output}"
             time.sleep(0.5)  # a cluster on the other side of kubectl: there is nothing here to wait on
-        return said
+        return output
 
     def dtj(self, *arguments: str) -> str:
         """What `dtj` prints."""

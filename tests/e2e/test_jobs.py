@@ -24,8 +24,8 @@ def test_one_rank_is_read_while_it_runs(kubectl: Any, digits: Digits) -> None:
     """Rank 0 is the one that prints; its log has no other rank's mark."""
     kubectl.apply(digits("--epochs", "200"))
     kubectl.wait("dtj", "digits", "condition=Running")
-    said = kubectl.until(lambda: kubectl.dtj("logs", "digits", "--rank=0"), says="epoch")
-    assert "[0]" not in said
+    output = kubectl.until(lambda: kubectl.dtj("logs", "digits", "--rank=0"), says="epoch")
+    assert "[0]" not in output
     kubectl("delete", "dtj", "digits")
 
 

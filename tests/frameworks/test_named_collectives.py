@@ -112,7 +112,7 @@ def test_shutdown_while_a_queue_opens_its_communicator(transport: str, both: boo
             return True
         future = begin("x")
         sum(range(spin))
-        world.sessions[rank].close()
+        world.contexts[rank].close()
         try:
             return future.result(10)[0].tolist() == [2.0, 2.0]
         except (NotInitializedError, PeerLost):
@@ -134,7 +134,7 @@ def test_a_rank_that_leaves_without_a_set_that_others_use_is_named(transport: st
             if rank == 0:
                 begin("x", pair).result(60)
             if rank == 2:
-                world.sessions[2].close()
+                world.contexts[2].close()
 
         error = world.errors(use)[0]
     assert isinstance(error, PeerLost)

@@ -23,9 +23,9 @@ def allreduce(name: str, shape: tuple[int, ...] = (2,), op: str = "Sum") -> Requ
     return Request(CollectiveKind.ALLREDUCE, name, ("float32",), (shape,), op=op)
 
 
-def hear(agreements: list[Agreement], said: list[Round]):
-    """Let every rank hear the same round over the wire; they decide alike."""
-    rounds = [Round.decode(one.encode()) for one in said]
+def exchange(agreements: list[Agreement], messages: list[Round]):
+    """Give every rank the messages of one round, as bytes; all ranks decide alike."""
+    rounds = [Round.decode(one.encode()) for one in messages]
     decisions = [agreement.receive(rounds) for agreement in agreements]
     assert all(decision == decisions[0] for decision in decisions)
     return decisions[0]
@@ -37,17 +37,17 @@ def agreements(size: int) -> list[Agreement]:
 
 def test_a_collective_waits_until_every_rank_has_asked():
     ranks = agreements(2)
-    assert hear(ranks, [ranks[0].next_round([allreduce("a")]), ranks[1].next_round([])]).agreed == ()
-    (agreed,) = hear(ranks, [ranks[0].next_round([]), ranks[1].next_round([allreduce("a")])]).agreed
+    assert exchange(ranks, [ranks[0].next_round([allreduce("a")]), ranks[1].next_round([])]).agreed == ()
+    (agreed,) = exchange(ranks, [ranks[0].next_round([]), ranks[1].next_round([allreduce("a")])]).agreed
     assert (agreed.name, agreed.error) == ("a", "")
 
 
 def test_what_was_agreed_on_before_is_said_as_a_number():
     ranks = agreements(2)
-    hear(ranks, [rank.next_round([allreduce("a")]) for rank in ranks])
-    said = ranks[0].next_round([allreduce("a")])
-    assert (said.requests, said.known) == ((), (0,))
-    (agreed,) = hear(ranks, [rank.next_round([allreduce("a")]) for rank in ranks]).agreed
+    exchange(ranks, [rank.next_round([allreduce("a")]) for rank in ranks])
+    message = ranks[0].next_round([allreduce("a")])
+    assert (message.requests, message.known) == ((), (0,))
+    (agreed,) = exchange(ranks, [rank.next_round([allreduce("a")]) for rank in ranks]).agreed
     assert agreed.any_request == allreduce("a")
 
 
@@ -66,7 +66,7 @@ def test_what_was_agreed_on_before_is_said_as_a_number():
 def test_a_difference_names_both_ranks_and_values(change, words):
     ranks = agreements(2)
     requests = [allreduce("a"), replace(allreduce("a"), **change)]
-    (agreed,) = hear(
+    (agreed,) = exchange(
         ranks, [rank.next_round([request]) for rank, request in zip(ranks, requests, strict=True)]
     ).agreed
     assert re.search(words, agreed.error)
@@ -74,21 +74,21 @@ def test_a_difference_names_both_ranks_and_values(change, words):
 
 def test_an_expired_name_says_who_is_missing():
     ranks = agreements(3)
-    said = [
+    messages = [
         ranks[0].next_round([allreduce("a")], expired=["a"]),
         ranks[1].next_round([]),
         ranks[2].next_round([allreduce("a")]),
     ]
-    (agreed,) = hear(ranks, said).agreed
+    (agreed,) = exchange(ranks, messages).agreed
     assert "submitted by ranks [0, 2] and not by ranks [1]" in agreed.error
 
 
 def test_a_joined_rank_is_not_waited_for_and_the_last_one_is_known():
     ranks = agreements(3)
-    said = [ranks[0].next_round([], joined=True), *(rank.next_round([allreduce("a")]) for rank in ranks[1:])]
-    decisions = hear(ranks, said)
+    messages = [ranks[0].next_round([], joined=True), *(rank.next_round([allreduce("a")]) for rank in ranks[1:])]
+    decisions = exchange(ranks, messages)
     assert (set(decisions.agreed[0].requests), decisions.all_joined) == ({1, 2}, None)
-    assert hear(ranks, [rank.next_round([], joined=True) for rank in ranks]).all_joined == 2
+    assert exchange(ranks, [rank.next_round([], joined=True) for rank in ranks]).all_joined == 2
 
 
 @settings(max_examples=50, deadline=None)
@@ -100,12 +100,12 @@ def test_any_orders_of_submission_end_in_one_order(seed):
     left = [list(random.permutation(names)) for _ in range(3)]
     ranks, agreed = agreements(3), []
     while any(left):
-        said = []
+        messages = []
         for rank, rest in zip(ranks, left, strict=True):
             count = int(random.integers(0, len(rest) + 1))
-            said.append(rank.next_round([allreduce(str(name)) for name in rest[:count]]))
+            messages.append(rank.next_round([allreduce(str(name)) for name in rest[:count]]))
             del rest[:count]
-        agreed += [entry.name for entry in hear(ranks, said).agreed]
+        agreed += [entry.name for entry in exchange(ranks, messages).agreed]
     assert sorted(agreed) == names
 
 

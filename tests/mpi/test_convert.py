@@ -113,7 +113,7 @@ def test_the_launcher_as_worker_and_mpich() -> None:
 
 
 @pytest.mark.parametrize(
-    ("obj", "said"),
+    ("obj", "message"),
     [
         pytest.param(
             changed(mpiImplementation="Intel"),
@@ -123,9 +123,9 @@ def test_the_launcher_as_worker_and_mpich() -> None:
         pytest.param(changed(mpiReplicaSpecs={}), "spec.mpiReplicaSpecs.Worker: is missing", id="no-workers"),
     ],
 )
-def test_what_cannot_be_converted_is_refused(obj: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_converted_is_refused(obj: dict[str, Any], message: str) -> None:
     """With the MPIJob's own path, and the way out."""
-    with pytest.raises(SpecInvalid, match=said):
+    with pytest.raises(SpecInvalid, match=message):
         convert_mpijob(obj)
 
 

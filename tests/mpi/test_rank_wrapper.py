@@ -1,4 +1,4 @@
-"""What stands between mpirun and each rank: who hears of a rank's end, and in which order."""
+"""What stands between mpirun and each rank: which process learns of a rank's end, and in which order."""
 
 import os
 import queue
@@ -21,7 +21,7 @@ from ringtrain.mpi.shim import write_shim
 DEADLINE_S = 60.0
 
 
-class Desk:
+class AgentAndManager:
     """The agent's end, by hand, and the process manager's end of PMI_FD."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
@@ -37,11 +37,11 @@ class Desk:
         """The connection of a wrapper that has been given its assignment."""
         self._rank_end.set_inheritable(True)
         number = self._rank_end.fileno()
-        place = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": str(number)}
+        pmi = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": str(number)}
         environment = {
             "PATH": os.environ["PATH"],
             "RINGTRAIN_MPI_REGISTRY": str(self._directory / "registry"),
-            **place,
+            **pmi,
         }
         command = [str(self._directory / "rank"), *program]
         self.process = self._stack.enter_context(subprocess.Popen(command, env=environment, pass_fds=[number]))
@@ -51,10 +51,10 @@ class Desk:
         connection = self._stack.enter_context(self._listener.accept()[0])
         connection.settimeout(DEADLINE_S)
         self.manager.settimeout(DEADLINE_S)
-        hello = self.hear(connection)
+        hello = self.receive(connection)
         assert (hello["rank"], hello["size"], hello["starter"]) == (1, 2, "MPICH")
         with open(os.devnull, "wb") as nowhere:
-            assignment = {"variables": {"SEAT": "taken"}, "check_in": str(self._directory / "check-in")}
+            assignment = {"variables": {"ADDED": "by the agent"}, "check_in": str(self._directory / "check-in")}
             send_frame(connection, assignment, [nowhere.fileno(), nowhere.fileno()])
         return connection
 
@@ -64,28 +64,28 @@ class Desk:
         self.manager.sendall(b".")
 
     @staticmethod
-    def hear(connection: socket.socket) -> dict[str, Any]:
+    def receive(connection: socket.socket) -> dict[str, Any]:
         frame = receive_frame(connection)
         assert frame is not None, "the wrapper hung up"
         return frame[0]
 
 
 @pytest.fixture
-def registry(short_path: Path) -> Iterator[Desk]:
+def registry(short_path: Path) -> Iterator[AgentAndManager]:
     with ExitStack() as stack:
-        yield Desk(short_path, stack)
+        yield AgentAndManager(short_path, stack)
 
 
 # What MPI_Init does, in short: say something to the manager, and wait for its answer.
 INIT = "import os, signal; fd = int(os.environ['PMI_FD']); os.write(fd, b'init'); os.read(fd, 1); "
 
 
-def test_the_agent_hears_of_a_death_before_mpirun_does(registry: Desk) -> None:
+def test_the_agent_receives_a_death_before_mpirun_does(registry: AgentAndManager) -> None:
     """MPICH's manager takes a closed PMI_FD for a death and kills all ranks: it may see that only afterwards."""
     connection = registry.start(sys.executable, "-c", INIT + "os.kill(os.getpid(), signal.SIGKILL)")
-    assert registry.hear(connection)["pid"] > 0
+    assert registry.receive(connection)["pid"] > 0
     registry.answer_init()
-    ended = registry.hear(connection)
+    ended = registry.receive(connection)
     assert (ended["code"], ended["world"]) == (-signal.SIGKILL, 2)
     registry.manager.setblocking(False)
     with pytest.raises(BlockingIOError):  # nothing yet, and not the end either
@@ -96,27 +96,27 @@ def test_the_agent_hears_of_a_death_before_mpirun_does(registry: Desk) -> None:
     assert registry.process.wait(DEADLINE_S) == -signal.SIGKILL
 
 
-def test_an_abort_is_told_by_the_exit(registry: Desk) -> None:
+def test_an_abort_is_told_by_the_exit(registry: AgentAndManager) -> None:
     """MPI_Abort's message makes the manager kill all ranks, this one's wrapper too: it is not passed on.
 
     The program waits for that; the wrapper ends it, and exits with its code.
     """
     abort = "os.write(fd, b'cmd=abort exitcode=5\\n'); os.read(fd, 1)"
     connection = registry.start(sys.executable, "-c", INIT + abort)
-    assert registry.hear(connection)["pid"] > 0
+    assert registry.receive(connection)["pid"] > 0
     registry.answer_init()
-    assert registry.hear(connection)["code"] == 5
+    assert registry.receive(connection)["code"] == 5
     send_frame(connection, {})
     assert registry.manager.recv(100) == b""
     assert registry.process.wait(DEADLINE_S) == 5
 
 
-def test_a_program_may_go_on_without_the_manager(registry: Desk) -> None:
+def test_a_program_may_go_on_without_the_manager(registry: AgentAndManager) -> None:
     """Closing PMI_FD, as MPI_Finalize does, is not the end of the program."""
     connection = registry.start(sys.executable, "-c", INIT + "os.close(fd); os._exit(7)")
-    assert registry.hear(connection)["pid"] > 0
+    assert registry.receive(connection)["pid"] > 0
     registry.answer_init()
-    assert registry.hear(connection)["code"] == 7
+    assert registry.receive(connection)["code"] == 7
     send_frame(connection, {})
     assert registry.process.wait(DEADLINE_S) == 7
 

@@ -68,11 +68,11 @@ def test_it_behaves_like_ssh(local_gang: Callable[..., MpiGang], short_path: Pat
     assert found["large"] == [0, f"{5 << 20}\n", ""]
     assert found["killed"] == [128 + signal.SIGKILL, "", ""]
     assert found["signal"] == [9, "asked\n", ""]
-    code, _, said = found["stranger"]
+    code, _, stderr = found["stranger"]
     assert code == 255
-    assert "no worker of this job has that address; it has ringtrain-worker-0, ringtrain-worker-1" in said
-    code, _, said = found["no command"]
-    assert (code, said) == (255, "ringtrain rsh: usage: ringtrain rsh [ssh options] HOST COMMAND...\n")
+    assert "no worker of this job has that address; it has ringtrain-worker-0, ringtrain-worker-1" in stderr
+    code, _, stderr = found["no command"]
+    assert (code, stderr) == (255, "ringtrain rsh: usage: ringtrain rsh [ssh options] HOST COMMAND...\n")
     until("the daemon ends with its call", lambda: not Path(f"/proc/{found['left behind']}").exists())
 
 

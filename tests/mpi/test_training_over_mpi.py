@@ -65,7 +65,7 @@ def test_a_lost_rank_is_named(
         assert code == 128 + signal.SIGKILL
     else:
         assert (code, found.get("signal")) == (1, None), found
-        said = [line for rank in range(3) for line in job.rank_log(rank).splitlines() if "PeerLost:" in line]
-        assert said
-        assert all("rank 3" in line for line in said), said
+        lost = [line for rank in range(3) for line in job.rank_log(rank).splitlines() if "PeerLost:" in line]
+        assert lost
+        assert all("rank 3" in line for line in lost), lost
     until("all ranks are gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

@@ -172,19 +172,19 @@ def test_a_replayed_message_starts_nothing(agent: Agent, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize(
-    ("request_for", "said"),
+    ("request_for", "message"),
     [
         pytest.param(lambda nonce: start("another token", nonce), "without the job's token", id="other-token"),
         pytest.param(lambda nonce: pb.RunRequest(stdin=b"x"), "did not begin with what", id="no-start"),
     ],
 )
 def test_a_wrong_first_message_starts_nothing(
-    agent: Agent, request_for: Callable[[bytes], Any], said: str, caplog: pytest.LogCaptureFixture
+    agent: Agent, request_for: Callable[[bytes], Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(grpc.RpcError):
         converse(agent, request_for)
     assert agent.spawned.commands == []
-    assert said in caplog.text
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize("claim", [Claim("uid-2", 3, "true"), Claim("uid-1", 2, "true")], ids=["job", "attempt"])

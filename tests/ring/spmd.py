@@ -35,8 +35,8 @@ class _Result:
 class SpmdWorld:
     """The rank that this process is, in a world over MPI; used as `worlds.World`."""
 
-    def __init__(self, session: RankContext) -> None:
-        self._session = session
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
 
     def run(self, function: Callable[[int], T]) -> list[T]:
         """Return `function(rank)` of every rank."""
@@ -55,9 +55,9 @@ class SpmdWorld:
         _between_tests().Barrier()
 
     def _results(self, function: Callable[[int], Any]) -> list[_Result]:
-        with self._session.entered():
+        with self._context.entered():
             try:
-                mine = _Result(value=function(self._session.config.rank))
+                mine = _Result(value=function(self._context.config.rank))
             except BaseException as error:  # the test decides what an error means
                 mine = _Result(error=_picklable(error))
         return list(_between_tests().allgather(mine))
@@ -77,11 +77,11 @@ def spmd_world(size: int, segment_bytes: int, timeout_s: float) -> Iterator[Spmd
         timeout_s=timeout_s,
         transport="mpi" if size > 1 else "grpc",
     )
-    session = RankContext(config, None, segment_bytes)
+    context = RankContext(config, None, segment_bytes)
     try:
-        yield SpmdWorld(session)
+        yield SpmdWorld(context)
     finally:
-        session.close()
+        context.close()
 
 
 @cache

@@ -68,13 +68,13 @@ def outcomes(worlds: list[WorkerConfig], length: int = 1) -> list[object]:
 
     def run(config: WorkerConfig) -> object:
         try:
-            session = RankContext(config, None)
+            context = RankContext(config, None)
         except RingtrainError as error:
             return error
-        with session.entered():
+        with context.entered():
             summed = rt.allreduce(np.ones(length, np.float32), rt.Sum)
             all_done.wait(DEADLINE_S)
-        session.close()
+        context.close()
         return float(summed.min()) if summed.min() == summed.max() else summed
 
     all_done = threading.Barrier(len(worlds))
@@ -110,11 +110,11 @@ def test_both_ports_ask_for_a_certificate(secrets: Directories, port: str) -> No
     """Plain bytes, and TLS without a certificate, get no answer; TLS with the launcher's is refused by name."""
     first, second = configs(secrets)
     with ThreadPoolExecutor(2) as pool:
-        sessions = list(pool.map(lambda config: RankContext(config, None), (first, second)))
+        contexts = list(pool.map(lambda config: RankContext(config, None), (first, second)))
         try:
             host, number = split_address(first.addresses[0])
             if port == "data":
-                number = sessions[0]._member.transport.data_port or 0
+                number = contexts[0]._member.transport.data_port or 0
             _assert_closed_out(host, number)
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
@@ -129,7 +129,7 @@ def test_both_ports_ask_for_a_certificate(secrets: Directories, port: str) -> No
             if port == "ring":
                 _assert_launcher_is_refused(secrets, first.addresses[0])
         finally:
-            list(pool.map(RankContext.close, sessions))
+            list(pool.map(RankContext.close, contexts))
 
 
 def _assert_closed_out(host: str, port: int) -> None:

@@ -62,10 +62,10 @@ def _train_until_a_fault(plan: FaultPlan) -> dict[str, object]:
     x = np.arange(10_000, dtype=np.float32)
     started = time.monotonic()
     try:
-        session = RankContext(config, transport, segment_bytes=4096)
+        context = RankContext(config, transport, segment_bytes=4096)
     except rt.errors.PeerLost as error:  # the others had met, and one was dead, before this rank was through
         return {**_lost(error, started), "again": str(error), "left": leftovers()}
-    with session.entered():
+    with context.entered():
         try:
             while True:
                 for collective in COLLECTIVES:
@@ -74,7 +74,7 @@ def _train_until_a_fault(plan: FaultPlan) -> dict[str, object]:
         except rt.errors.PeerLost as error:
             lost = _lost(error, started)
             again = _error_of(lambda: rt.allreduce(x))
-            session.close()
+            context.close()
             return {**lost, "again": again, "left": leftovers()}
 
 

@@ -47,11 +47,11 @@ def meet(configs: list[WorkerConfig], transport: str) -> list[RingtrainError | N
         if transport == "grpc":
             made = RpcTransport(config.rank, config.addresses, config.timeout_s)
         try:
-            session = RankContext(config, made)
+            context = RankContext(config, made)
         except RingtrainError as error:
             return error
         all_in.wait(60)
-        session.close()
+        context.close()
         return None
 
     all_in = threading.Barrier(len(configs))
@@ -112,14 +112,14 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
 
 def test_a_second_process_waits_while_ranks_meet() -> None:
     """Of two that know the token and say they are rank 1, the second is put off, and rank 0 is not touched."""
-    place = RingConfig(rank=0, size=2, addresses=("a:1", "b:1"), token=b"secret")
-    verdict = FailureState()
-    handshake = Handshake(place, verdict, lambda peer: False)
+    ring = RingConfig(rank=0, size=2, addresses=("a:1", "b:1"), token=b"secret")
+    failure_state = FailureState()
+    handshake = Handshake(ring, failure_state, lambda peer: False)
 
     def prove(instance: str) -> None:
-        hello = Hello(PROTOCOL_VERSION, 1, 2, place.generation, "b:1", instance, "nonce")
+        hello = Hello(PROTOCOL_VERSION, 1, 2, ring.generation, "b:1", instance, "nonce")
         nonce = load(handshake.answer_hello(dump(hello)))["hello"]["nonce"]
-        proof = authentication.proof(place.token, authentication.CLIENT, dump(hello), nonce.encode())
+        proof = authentication.proof(ring.token, authentication.CLIENT, dump(hello), nonce.encode())
         handshake.answer_prove(dump({"hello": hello.__dict__, "proof": proof}), None)
 
     prove("first")
@@ -127,15 +127,15 @@ def test_a_second_process_waits_while_ranks_meet() -> None:
     with pytest.raises(Broken, match="rank 0 is still leaving an earlier world") as broken:
         prove("second")
     assert broken.value.how is How.CLOSED
-    assert verdict.failure is None
+    assert failure_state.failure is None
 
 
 def test_two_proven_processes_with_one_rank_fail_the_world() -> None:
     """Both know the token, and the one that came is not at rank 1's address: either may be meant."""
     addresses = ("a:1", "b:1")
-    verdict = FailureState()
+    failure_state = FailureState()
     first, there, elsewhere = (
-        Handshake(RingConfig(rank, 2, addresses, token=b"secret"), verdict, lambda peer: False)
+        Handshake(RingConfig(rank, 2, addresses, token=b"secret"), failure_state, lambda peer: False)
         for rank in (0, 1, 1)
     )
     network = MemoryNetwork()
@@ -216,7 +216,7 @@ def _join(config: WorkerConfig) -> RankContext:
 def test_a_second_process_with_a_rank_is_refused_after_ranks_have_met() -> None:
     """Whoever comes to a complete world is told so, and does not disturb it."""
     with world_of(2, "grpc") as complete:
-        config = complete.sessions[1].config
+        config = complete.contexts[1].config
         elsewhere = (config.addresses[0], free_addresses(1)[0])
         (error,) = meet([changed(config, addresses=elsewhere)], "grpc")
         assert isinstance(error, ConfigurationError)

@@ -64,16 +64,16 @@ def test_a_stopped_rank_is_lost_within_the_timeout(transport: str) -> None:
     assert seconds <= 20.0
 
 
-def _warning(board: OfferTable, answers: dict[int, object], caplog: pytest.LogCaptureFixture) -> str:
+def _warning(offers: OfferTable, answers: dict[int, object], caplog: pytest.LogCaptureFixture) -> str:
     """What rank 1 of 4 says while it waits; empty if it has looked and says nothing."""
-    place = RingConfig(1, 4, ("a:1",) * 4)
+    ring = RingConfig(1, 4, ("a:1",) * 4)
     looks = []
 
     def statuses(peers: tuple[int, ...]) -> dict[int, object]:
         looks.append(peers)
         return answers
 
-    lateness = Lateness(place, board, statuses, first_s=0.05)
+    lateness = Lateness(ring, offers, statuses, first_s=0.05)
     with caplog.at_level(logging.WARNING, "ringtrain"):
         lateness.start()
         end = time.monotonic() + 60
@@ -83,12 +83,12 @@ def _warning(board: OfferTable, answers: dict[int, object], caplog: pytest.LogCa
     return caplog.messages[0] if caplog.messages else ""
 
 
-def waiting_board() -> OfferTable:
-    board = OfferTable(1, FailureState())
-    board.begin((0, 6), Signature("barrier"), (0, 2, 3))
-    board.end((0, 6))
-    board.begin((0, 7), Signature("allreduce", (Tensor("conv1.weight", "float32", (3,)),)), (0, 2, 3))
-    return board
+def waiting_offers() -> OfferTable:
+    offers = OfferTable(1, FailureState())
+    offers.begin((0, 6), Signature("barrier"), (0, 2, 3))
+    offers.end((0, 6))
+    offers.begin((0, 7), Signature("allreduce", (Tensor("conv1.weight", "float32", (3,)),)), (0, 2, 3))
+    return offers
 
 
 def status(reached: int, activity: str = "") -> dict[str, object]:
@@ -100,31 +100,31 @@ def test_who_waits_names_the_late_ranks_the_tensor_and_what_they_last_did(
 ) -> None:
     """One that answers says itself what it did; of one that is too busy the last common collective is known."""
     answers = {2: status(6, "last did barrier #6, which it ended 31 s ago"), 3: status(7)}
-    said = _warning(waiting_board(), answers, caplog)
-    assert 'in allreduce #7 "conv1.weight" for rank(s) 0, 2, connected but not there: rank 0 is too busy' in said
-    assert "it has been in barrier; rank 2 last did barrier #6, which it ended 31 s ago." in said
-    assert "After 600 s (RINGTRAIN_STALL_TIMEOUT) the world ends" in said
+    text = _warning(waiting_offers(), answers, caplog)
+    assert 'in allreduce #7 "conv1.weight" for rank(s) 0, 2, connected but not there: rank 0 is too busy' in text
+    assert "it has been in barrier; rank 2 last did barrier #6, which it ended 31 s ago." in text
+    assert "After 600 s (RINGTRAIN_STALL_TIMEOUT) the world ends" in text
 
 
 def test_one_of_those_who_wait_says_it(caplog: pytest.LogCaptureFixture) -> None:
     """Rank 0 waits, too, and says it: rank 1 does not."""
-    assert not _warning(waiting_board(), {0: status(7), 2: status(6), 3: status(7)}, caplog)
+    assert not _warning(waiting_offers(), {0: status(7), 2: status(6), 3: status(7)}, caplog)
 
 
 def test_a_rank_says_what_it_does() -> None:
     """In words that follow its name: in a collective, after one, and before the first."""
     assert OfferTable(0, FailureState()).activity() == "has begun no collective"
-    board = waiting_board()
-    assert board.activity() == 'is in allreduce #7 "conv1.weight" for 0 s'
-    board.end((0, 7))
-    assert board.activity() == 'last did allreduce #7 "conv1.weight", which it ended 0 s ago'
+    offers = waiting_offers()
+    assert offers.activity() == 'is in allreduce #7 "conv1.weight" for 0 s'
+    offers.end((0, 7))
+    assert offers.activity() == 'last did allreduce #7 "conv1.weight", which it ended 0 s ago'
 
 
 def test_collectives_that_name_no_tensors_say_what_they_are_about() -> None:
     """The queue of the framework adapters agrees on many tensors in one collective."""
-    board = OfferTable(0, FailureState())
-    board.describe(5, lambda: "'allreduce.conv1' and 3 more")
-    assert board.label((5, 2), Signature("agreement")) == "agreement #2 on 'allreduce.conv1' and 3 more"
+    offers = OfferTable(0, FailureState())
+    offers.describe(5, lambda: "'allreduce.conv1' and 3 more")
+    assert offers.label((5, 2), Signature("agreement")) == "agreement #2 on 'allreduce.conv1' and 3 more"
 
 
 @OVER

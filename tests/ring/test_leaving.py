@@ -42,7 +42,7 @@ def test_a_rank_that_shuts_down_is_named(transport: str) -> None:
         def leave(rank: int) -> BaseException | None:
             rt.barrier()
             if rank == 1:
-                world.sessions[1].close()
+                world.contexts[1].close()
                 return None
             return error_of(lambda: rt.allreduce(np.ones(3), name="loss"))
 
@@ -79,7 +79,7 @@ def test_a_fault_reaches_asynchronous_collectives(transport: str) -> None:
 
         def submit(rank: int) -> list[BaseException | None]:
             if rank == 1:
-                world.sessions[1].close()
+                world.contexts[1].close()
                 return []
             handles = [rt.allreduce_async(np.ones(3)) for _ in range(3)]
             return [error_of(handle.synchronize) for handle in [*handles, rt.allreduce_async(np.ones(1))]]
@@ -96,7 +96,7 @@ def test_a_rank_interrupted_in_a_collective_tells_the_others(transport: str) -> 
     with world_of(2, transport) as world:
 
         def interrupted(rank: int) -> BaseException | None:
-            communicator = world.sessions[rank].group().communicator
+            communicator = world.contexts[rank].group().communicator
             if rank == 0:
                 return error_of(lambda: rt.allreduce(x, rt.Sum))
             what = rt.collectives.work._reduction("allreduce", [x], rt.Sum, None)
@@ -139,10 +139,10 @@ def test_shutdown_ends_what_is_under_way(transport: str) -> None:
             if rank == 1:
                 return []
             handles = [rt.allreduce_async(np.ones(3), name="loss"), rt.allreduce_async(np.ones(3))]
-            board = world.sessions[0].group().communicator._member.offers
-            with board._changed:
-                assert board._changed.wait_for(lambda: board._offers, 60)  # the first one is under way
-            world.sessions[0].close()
+            offers = world.contexts[0].group().communicator._member.offers
+            with offers._changed:
+                assert offers._changed.wait_for(lambda: offers._offers, 60)  # the first one is under way
+            world.contexts[0].close()
             return [
                 f"{type(error).__name__}: {error}" for error in map(error_of, [h.synchronize for h in handles])
             ]

@@ -98,8 +98,8 @@ def test_every_rank_sends_its_share_and_no_more(size: int, dtype: str) -> None:
     with world_of(size, segment_bytes=64) as world:
         x = made((length,), dtype, 0)
         counters = []
-        for session in world.sessions:
-            communicator = session.group().communicator
+        for context in world.contexts:
+            communicator = context.group().communicator
             assert isinstance(communicator, ExchangeCommunicator)
             transport = communicator._member.transport
             counter = _CountingService(communicator._member)

@@ -63,7 +63,7 @@ def test_every_length_is_the_fold_in_rank_order(size: int) -> None:
                 assert_same_bits(got, expected)
 
 
-PIECES = {
+LENGTHS_OF_GROUPS = {
     "none-but-empty": [0, 0],
     "short": [1, 0, 3, 1000],
     "across-blocks-and-rounds": [5, 300_001, 0, 1, 1, 4096, 700_000, 12_289, 2],
@@ -72,8 +72,8 @@ PIECES = {
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
-@pytest.mark.parametrize("lengths", PIECES.values(), ids=list(PIECES))
-def test_tensors_that_lie_anywhere_are_one_meeting(lengths: list[int], dtype: str) -> None:
+@pytest.mark.parametrize("lengths", LENGTHS_OF_GROUPS.values(), ids=list(LENGTHS_OF_GROUPS))
+def test_tensors_that_lie_anywhere_are_one_collective(lengths: list[int], dtype: str) -> None:
     """Each gets the bits that it would get alone, and lies in memory of its own."""
     size = 3
     parts = [[made((n,), dtype, rank, seed=i) for i, n in enumerate(lengths)] for rank in range(size)]
@@ -103,7 +103,7 @@ def test_nothing_stays_mapped() -> None:
 
 
 @pytest.mark.parametrize("length", [10, 500_000], ids=["small", "large"])
-def test_ranks_that_mean_different_things_are_told(length: int) -> None:
+def test_ranks_that_differ_raise_with_both_values(length: int) -> None:
     """All of them, with both ranks and both values; also where one call goes over the network otherwise."""
     calls: list[tuple[Any, str]] = [
         (lambda rank: rt.allreduce(np.ones(length + (rank == 1)), name="w"), f"({length},)"),
@@ -176,10 +176,10 @@ def test_a_rank_that_left_is_not_waited_for() -> None:
 def interrupted_while_waiting() -> str:
     rt.init()
     rt.barrier()
-    board = current()._member.offers
+    offers = current()._member.offers
 
     def interrupt(number: int, frame: Any) -> None:
-        if any(sequence > 1 for sequence in board.reached().values()):
+        if any(sequence > 1 for sequence in offers.reached().values()):
             raise KeyboardInterrupt
 
     try:
@@ -269,5 +269,5 @@ def test_a_group_of_long_and_short_tensors_is_the_fold_of_each() -> None:
     parts = [[made((length,), "float32", rank, seed=length) for length in lengths] for rank in range(2)]
     with world_of(2, "shm") as world:
         for results in world.run(lambda rank: rt.grouped_allreduce(parts[rank], rt.Sum)):
-            for place, got in enumerate(results):
-                assert_same_bits(got, folded([parts[rank][place] for rank in range(2)], rt.Sum))
+            for index, got in enumerate(results):
+                assert_same_bits(got, folded([parts[rank][index] for rank in range(2)], rt.Sum))

@@ -26,7 +26,7 @@ def world() -> Iterator[World]:
 
 
 def _port(world: World) -> int:
-    return int(world.sessions[0].config.addresses[0].rpartition(":")[2])
+    return int(world.contexts[0].config.addresses[0].rpartition(":")[2])
 
 
 def _assert_works(world: World) -> None:

@@ -43,7 +43,7 @@ def test_all_ranks_write_one_file(tmp_path: Path, transport: str) -> None:
         assert counted["backward"] == 3
         assert counted["submit"] == 6
         assert counted["bucket"] >= 3
-        # Shared memory reduces, updates and shares new weights in one meeting.
+        # Shared memory reduces, updates and shares new weights in one collective.
         assert counted["collective"] >= 6 if transport == "grpc" else counted["shared memory"] >= 3
         assert transport == "shm" or counted["update"] >= 3
         assert transport == "shm" or counted["ring step"] >= 6

@@ -34,10 +34,10 @@ DEADLINE_S = 120.0
 class World:
     """`size` ranks that run functions side by side."""
 
-    def __init__(self, sessions: list[RankContext], pool: ThreadPoolExecutor) -> None:
-        self.sessions = sessions
+    def __init__(self, contexts: list[RankContext], pool: ThreadPoolExecutor) -> None:
+        self.contexts = contexts
         self._pool = pool
-        self._meeting = threading.Barrier(len(sessions))
+        self._barrier = threading.Barrier(len(contexts))
 
     def run(self, function: Callable[[int], T]) -> list[T]:
         """Return `function(rank)` of every rank, each in a thread of its own."""
@@ -49,14 +49,14 @@ class World:
 
     def meet(self) -> None:
         """In a rank: wait for all ranks of this world."""
-        self._meeting.wait(DEADLINE_S)
+        self._barrier.wait(DEADLINE_S)
 
     def _start(self, function: Callable[[int], Any]) -> list[Any]:
         def entered(rank: int) -> Any:
-            with self.sessions[rank].entered():
+            with self.contexts[rank].entered():
                 return function(rank)
 
-        return [self._pool.submit(entered, rank) for rank in range(len(self.sessions))]
+        return [self._pool.submit(entered, rank) for rank in range(len(self.contexts))]
 
 
 @contextlib.contextmanager
@@ -88,11 +88,11 @@ def world_of(
         return RankContext(config, made_transport(transport, config, network), segment_bytes)
 
     with ThreadPoolExecutor(size) as pool:
-        sessions = list(pool.map(join, range(size)))
+        contexts = list(pool.map(join, range(size)))
         try:
-            yield World(sessions, pool)
+            yield World(contexts, pool)
         finally:
-            list(pool.map(RankContext.close, sessions))
+            list(pool.map(RankContext.close, contexts))
 
 
 def made_transport(kind: str, config: WorkerConfig, network: MemoryNetwork) -> Transport:

@@ -27,7 +27,7 @@ def termination_message(outcome: str = "Succeeded", attempt: int = 1, world: int
     """What a launcher leaves behind (docs/contract.md)."""
     import json
 
-    said: Json = {
+    message: Json = {
         "version": 1,
         "attempt": attempt,
         "outcome": outcome,
@@ -35,8 +35,8 @@ def termination_message(outcome: str = "Succeeded", attempt: int = 1, world: int
         "ranksSucceeded": world if outcome == "Succeeded" else 0,
     }
     if failure:
-        said["failure"] = failure
-    return json.dumps(said)
+        message["failure"] = failure
+    return json.dumps(message)
 
 
 def state(obj: Json | None) -> str:

@@ -30,13 +30,13 @@ def report(attempt: int = 1, phase: str = "Running", world: int = 2, **more: Any
 
 
 @asynccontextmanager
-async def answering(address: str, said: Json, token: str) -> AsyncIterator[None]:
-    """Answer /status at `address` with `said`, which may be changed meanwhile, to who shows `token`."""
+async def answering(address: str, document: Json, token: str) -> AsyncIterator[None]:
+    """Answer /status at `address` with `document`, which may be changed meanwhile, to who shows `token`."""
     app = web.Application()
 
     async def status(request: web.Request) -> web.Response:
         shown = request.headers.get("Authorization")
-        return web.json_response(said) if shown == f"Bearer {token}" else web.Response(status=401)
+        return web.json_response(document) if shown == f"Bearer {token}" else web.Response(status=401)
 
     app.router.add_get("/status", status)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)

@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 
 @dataclass
-class Meeting:
-    """One collective: what each rank brought; `done` when all have."""
+class Collective:
+    """One collective: what each rank contributed; `done` when all have."""
 
-    brought: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    contributed: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     error: Exception | None = None
 
     def wait(self) -> Any:
         assert self.done.wait(DEADLINE_S), (
-            f"only ranks {sorted(self.brought)} came to {list(self.brought.values())}"
+            f"only ranks {sorted(self.contributed)} came to {list(self.contributed.values())}"
         )
         if self.error is not None:
             raise self.error
@@ -48,7 +48,7 @@ class Table:
     """What the ranks of one memory group share: their collectives by number."""
 
     size: int
-    meetings: dict[int, Meeting] = field(default_factory=dict)
+    collectives: dict[int, Collective] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     broken: Exception | None = None
 
@@ -56,10 +56,10 @@ class Table:
         """Let nobody wait for a rank that has failed."""
         with self.lock:
             self.broken = self.broken or PeerLost(rank, f"rank {rank} failed: {error!r}")
-            for meeting in self.meetings.values():
-                if not meeting.done.is_set():
-                    meeting.error = self.broken
-                    meeting.done.set()
+            for collective in self.collectives.values():
+                if not collective.done.is_set():
+                    collective.error = self.broken
+                    collective.done.set()
 
 
 class MemoryGroup:
@@ -75,60 +75,60 @@ class MemoryGroup:
         return np.zeros(length, dtype)
 
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> Pending:
-        return self._meet("reduce_scatter", buffer, tuple(bounds), op)
+        return self._join("reduce_scatter", buffer, tuple(bounds), op)
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
-        return self._meet("all_gather", buffer, tuple(bounds), None)
+        return self._join("all_gather", buffer, tuple(bounds), None)
 
     def beside(self) -> None:
         return None
 
     def all_to_all(self, parts: Sequence[Flat]) -> Pending:
-        meeting = self._meet("object", list(parts), None, None)
-        return _Column(meeting, self.rank)
+        collective = self._join("object", list(parts), None, None)
+        return _Column(collective, self.rank)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return False
 
     def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
-        raise AssertionError("can_update said no")
+        raise AssertionError("can_update is False")
 
     def finish_updates(self) -> bool:
-        raise AssertionError("can_update said no")
+        raise AssertionError("can_update is False")
 
     def broadcast(self, buffer: Flat) -> None:
-        self._meet("broadcast", buffer, None, None).wait()
+        self._join("broadcast", buffer, None, None).wait()
 
     def broadcast_object(self, value: Any) -> Any:
         return self.allgather_object(value)[0]
 
     def allgather_object(self, value: Any) -> list[Any]:
-        gathered: list[Any] = self._meet("object", value, None, None).wait()
+        gathered: list[Any] = self._join("object", value, None, None).wait()
         return gathered
 
-    def _meet(self, kind: str, payload: Any, bounds: tuple[int, ...] | None, op: ReduceOp | None) -> Meeting:
+    def _join(self, kind: str, payload: Any, bounds: tuple[int, ...] | None, op: ReduceOp | None) -> Collective:
         with self._table.lock:
             if self._table.broken is not None:
                 raise self._table.broken
-            meeting = self._table.meetings.setdefault(len(self.calls), Meeting())
+            collective = self._table.collectives.setdefault(len(self.calls), Collective())
             self.calls.append(kind)
-            meeting.brought[self.rank] = (kind, bounds, op, payload)
-            if len(meeting.brought) == self.size:
+            collective.contributed[self.rank] = (kind, bounds, op, payload)
+            if len(collective.contributed) == self.size:
                 try:
-                    meeting.result = _carry_out([meeting.brought[rank] for rank in range(self.size)])
+                    collective.result = _carry_out([collective.contributed[rank] for rank in range(self.size)])
                 except Exception as error:
-                    meeting.error = error
-                meeting.done.set()
-        return meeting
+                    collective.error = error
+                collective.done.set()
+        return collective
 
 
 @dataclass
 class _Column:
-    meeting: Meeting
+    collective: Collective
     rank: int
 
     def wait(self) -> list[Flat]:
-        return [parts[self.rank] for parts in self.meeting.wait()]
+        return [parts[self.rank] for parts in self.collective.wait()]
 
 
 class OneOfTwo(MemoryGroup):
@@ -145,11 +145,11 @@ class OneOfTwo(MemoryGroup):
         return [value, value]
 
 
-def _carry_out(brought: list[tuple[Any, ...]]) -> Any:
-    kind, bounds, op, _ = brought[0]
-    described = [entry[:3] for entry in brought]
+def _carry_out(contributed: list[tuple[Any, ...]]) -> Any:
+    kind, bounds, op, _ = contributed[0]
+    described = [entry[:3] for entry in contributed]
     assert all(entry == described[0] for entry in described), f"ranks called different collectives: {described}"
-    payloads = [entry[3] for entry in brought]
+    payloads = [entry[3] for entry in contributed]
     if kind == "object":
         return payloads
     if kind == "broadcast":

@@ -59,10 +59,10 @@ async def test_what_the_models_refuse_is_refused(control_plane: ControlPlane) ->
         for number, case in enumerate(c for c in REJECTED if c.at_admission):
             name = case.manifest["metadata"]["name"]
             own = f"rejected-{number}" if name == "job" else name
-            said = await why_refused(c.api, ns, named(case.manifest, ns, own))
+            reason = await why_refused(c.api, ns, named(case.manifest, ns, own))
             leaf = case.path.split(".")[-1].split("[")[0]
-            if leaf not in said:
-                wrong[case.id] = said or "admitted"
+            if leaf not in reason:
+                wrong[case.id] = reason or "admitted"
         assert wrong == {}
 
 
@@ -78,12 +78,12 @@ async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
             new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
             try:
                 await c.api.replace(JOBS, ns, new)
-                said = ""
+                reason = ""
             except Invalid as refused:
-                said = refused.message
+                reason = refused.message
             leaf = case.path.split(".")[-1]
-            if bool(said) != bool(case.path) or leaf not in said:
-                wrong[case.id] = said or "admitted"
+            if bool(reason) != bool(case.path) or leaf not in reason:
+                wrong[case.id] = reason or "admitted"
         assert wrong == {}
 
 

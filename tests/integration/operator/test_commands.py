@@ -12,7 +12,7 @@ import pytest
 import yaml
 from support.cluster import Cluster, OpenCluster, fake_cluster
 from support.jobs import job
-from support.stage import open_stage
+from support.scenario import open_scenario
 
 from ringtrain_operator.cli.following import next_attempt
 from ringtrain_operator.cluster.api import JOBS
@@ -43,59 +43,59 @@ async def test_a_job_is_submitted_listed_suspended_and_deleted(open_cluster: Ope
     """The commands of a job's life, each with what it says."""
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job()))
-    async with open_stage(open_cluster, tmp_path / "nodes") as s:
+    async with open_scenario(open_cluster, tmp_path / "nodes") as s:
         inside = ("-n", s.namespace)
-        code, said = await dtj(s.cluster, tmp_path, "submit", str(file), *inside)
-        assert (code, "digits created" in said) == (0, True), said
-        code, said = await dtj(s.cluster, tmp_path, "submit", str(file), *inside)
+        code, output = await dtj(s.cluster, tmp_path, "submit", str(file), *inside)
+        assert (code, "digits created" in output) == (0, True), output
+        code, output = await dtj(s.cluster, tmp_path, "submit", str(file), *inside)
         assert code == 1
-        assert "exists already" in said
+        assert "exists already" in output
         await s.until_running()
-        code, said = await dtj(s.cluster, tmp_path, "list", *inside)
+        code, output = await dtj(s.cluster, tmp_path, "list", *inside)
         assert code == 0
-        assert said.splitlines()[0].split() == ["NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
-        assert said.splitlines()[1].split()[0] == "digits"
-        code, said = await dtj(s.cluster, tmp_path, "suspend", "digits", *inside)
-        assert (code, said) == (0, f"{s.namespace}/digits suspended\n")
+        assert output.splitlines()[0].split() == ["NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
+        assert output.splitlines()[1].split()[0] == "digits"
+        code, output = await dtj(s.cluster, tmp_path, "suspend", "digits", *inside)
+        assert (code, output) == (0, f"{s.namespace}/digits suspended\n")
         await s.until_state("Suspended")
-        code, said = await dtj(s.cluster, tmp_path, "why", "digits", *inside)
-        assert said.splitlines()[0] == "digits is Suspended"
-        code, said = await dtj(s.cluster, tmp_path, "resume", "digits", *inside)
+        code, output = await dtj(s.cluster, tmp_path, "why", "digits", *inside)
+        assert output.splitlines()[0] == "digits is Suspended"
+        code, output = await dtj(s.cluster, tmp_path, "resume", "digits", *inside)
         assert code == 0
         await s.until_running(attempt=2)
-        code, said = await dtj(s.cluster, tmp_path, "delete", "digits", *inside)
+        code, output = await dtj(s.cluster, tmp_path, "delete", "digits", *inside)
         assert code == 0
         await s.until_pods(0)
-        code, said = await dtj(s.cluster, tmp_path, "why", "digits", *inside)
-        assert (code, '"digits" not found' in said) == (1, True), said
+        code, output = await dtj(s.cluster, tmp_path, "why", "digits", *inside)
+        assert (code, '"digits" not found' in output) == (1, True), output
 
 
 async def test_why_tells_the_chain_of_causes(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """From the job's condition to the scheduler's words about a pod."""
     worker = {**job()["spec"]["worker"], "devices": {"nvidia.com/gpu": 4}}
-    async with open_stage(open_cluster, tmp_path / "nodes") as s:
+    async with open_scenario(open_cluster, tmp_path / "nodes") as s:
         await s.submit(worker=worker)
         await s.until_condition("Running", "False", "Insufficient")
-        code, said = await dtj(s.cluster, tmp_path, "why", "digits", "-n", s.namespace)
+        code, output = await dtj(s.cluster, tmp_path, "why", "digits", "-n", s.namespace)
         assert code == 0
-        lines = said.splitlines()
+        lines = output.splitlines()
         assert lines[0] == "digits is Pending"
         assert "Running=False" in lines[1]
-        assert any("pod digits-worker-0: Unschedulable: 0/2 nodes are available" in line for line in lines), said
+        assert any("pod digits-worker-0: Unschedulable: 0/2 nodes are available" in line for line in lines), output
 
 
 async def test_why_tells_what_agents_say_of_the_launcher(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A worker that can't reach the launcher says so in its own log, which nobody reads unasked."""
     problem = "the launcher at digits-launcher.digits:7350 has not been reached for 10 s: DNS resolution failed"
-    async with open_stage(open_cluster, tmp_path / "nodes") as s:
+    async with open_scenario(open_cluster, tmp_path / "nodes") as s:
         s.runtime.script = lambda sandbox: sandbox.log.write_text(f"dials\n{problem}\n") and None
         await s.submit()
         await s.until_running()
         async with s.launcher_says(phase="Waiting"):
             said_why = await s.until_condition("Running", "False", "0 of 2 workers have registered; not yet: ")
             assert said_why["reason"] == "WaitingForAgents"
-            code, said = await dtj(s.cluster, tmp_path, "why", "digits", "-n", s.namespace)
-        assert f"    pod digits-worker-0: {problem}" in said.splitlines(), (code, said)
+            code, output = await dtj(s.cluster, tmp_path, "why", "digits", "-n", s.namespace)
+        assert f"    pod digits-worker-0: {problem}" in output.splitlines(), (code, output)
 
 
 async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_path: Path) -> None:
@@ -103,21 +103,21 @@ async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_
     async with open_cluster() as c:
         ns = await c.new_namespace()
         await c.api.create(JOBS, ns, job(logs={"persistentVolumeClaim": {"claimName": "runs"}}))
-        code, said = await dtj(c, tmp_path, "logs", "digits", "-n", ns)
+        code, output = await dtj(c, tmp_path, "logs", "digits", "-n", ns)
         assert code == 1
-        assert "kept on the volume of claim runs" in said
+        assert "kept on the volume of claim runs" in output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 async def test_completion_is_a_script(tmp_path: Path, shell: str) -> None:
     """Every shell gets its own script, and takes it."""
     async with fake_cluster() as c:
-        code, said = await dtj(c, tmp_path, "completion", shell)
+        code, output = await dtj(c, tmp_path, "completion", shell)
     assert code == 0
-    assert "_DTJ_COMPLETE" in said
+    assert "_DTJ_COMPLETE" in output
     if shutil.which(shell):
         script = tmp_path / "completion"
-        script.write_text(said)
+        script.write_text(output)
         subprocess.run([shell, "-n", str(script)], check=True)
 
 
@@ -146,33 +146,33 @@ async def test_it_is_a_plugin_of_kubectl(open_cluster: OpenCluster, tmp_path: Pa
         ns = await c.new_namespace()
         await c.api.create(JOBS, ns, job())
         path = {"PATH": f"{venv_bin}:{os.environ['PATH']}"}
-        code, said = await dtj(c, tmp_path, "list", "--namespace", ns, env=path, program=["kubectl", "dtj"])
-        assert (code, said.splitlines()[1].split()[0]) == (0, "digits"), said
+        code, output = await dtj(c, tmp_path, "list", "--namespace", ns, env=path, program=["kubectl", "dtj"])
+        assert (code, output.splitlines()[1].split()[0]) == (0, "digits"), output
 
 
 async def test_commands_about_a_job_that_ends(tmp_path: Path) -> None:
     """--wait says why it failed; a rank that it never had is an error; nobody suspends what has ended."""
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job(runPolicy={"backoffLimit": 0})))
-    async with open_stage(fake_cluster, tmp_path / "nodes") as s:
+    async with open_scenario(fake_cluster, tmp_path / "nodes") as s:
         inside = ("-n", s.namespace)
         waiting = asyncio.create_task(dtj(s.cluster, tmp_path, "submit", str(file), "--wait", *inside))
         await s.cluster.until_exists(JOBS, s.namespace, "digits")
         await s.until_running()
-        code, said = await dtj(s.cluster, tmp_path, "logs", "digits", "--rank=9", *inside)
-        assert (code, "--rank 9: digits has 2 ranks, 0 to 1" in said) == (1, True), said
+        code, output = await dtj(s.cluster, tmp_path, "logs", "digits", "--rank=9", *inside)
+        assert (code, "--rank 9: digits has 2 ranks, 0 to 1" in output) == (1, True), output
         s.fail(code=3)
-        code, said = await waiting
+        code, output = await waiting
         assert code == 1
-        assert "digits: Failed: BackoffLimitExceeded: attempt 1: rank 1 exited with 3" in said
-        code, said = await dtj(s.cluster, tmp_path, "suspend", "digits", *inside)
-        assert (code, "has ended (Failed)" in said) == (1, True), said
+        assert "digits: Failed: BackoffLimitExceeded: attempt 1: rank 1 exited with 3" in output
+        code, output = await dtj(s.cluster, tmp_path, "suspend", "digits", *inside)
+        assert (code, "has ended (Failed)" in output) == (1, True), output
         assert not (await s.job())["spec"]["runPolicy"].get("suspend")
 
 
 async def test_who_follows_a_job_is_told_of_the_next_attempt(tmp_path: Path) -> None:
     """Once its launcher runs; and that there is none any more when the job has ended."""
-    async with open_stage(fake_cluster, tmp_path / "nodes") as s:
+    async with open_scenario(fake_cluster, tmp_path / "nodes") as s:
         await s.submit()
         await s.until_running()
         following = asyncio.create_task(next_attempt(s.cluster.api, s.namespace, "digits", 1))

@@ -3,20 +3,20 @@
 from pathlib import Path
 
 from support.cluster import OpenCluster, fake_cluster
-from support.stage import Stage, open_stage
+from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator.cluster.api import NETWORK_POLICIES, SECRETS, SERVICE_ACCOUNTS, SERVICES, Resource
 
 NAMED_ALIKE = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 
 
-async def secret_name(s: Stage) -> str:
+async def secret_name(s: Scenario) -> str:
     """The name of the job's Secret."""
     uid: str = (await s.job())["metadata"]["uid"]
     return f"{s.name}-{uid[:8]}"
 
 
-async def replaced(s: Stage, resource: Resource, name: str) -> str:
+async def replaced(s: Scenario, resource: Resource, name: str) -> str:
     """Delete the object, and return its uid."""
     found = await s.cluster.api.get(resource, s.namespace, name)
     await s.cluster.api.delete(resource, s.namespace, name)
@@ -27,7 +27,7 @@ async def test_objects_that_are_deleted_under_a_running_job_are_made_again(
     open_cluster: OpenCluster, tmp_path: Path
 ) -> None:
     """As soon as the watch tells it: other pods find the job by its Service, and its policy guards its ports."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit()
         await s.until_running()
         for resource in NAMED_ALIKE:
@@ -42,7 +42,7 @@ async def test_objects_that_are_deleted_under_a_running_job_are_made_again(
 
 async def test_a_restart_has_all_that_its_pods_need(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Deleted while no pod is there, also the Secret, which nobody may watch: the next attempt has it new."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit()
         await s.until_running()
         secret = await secret_name(s)
@@ -63,7 +63,7 @@ async def test_a_restart_has_all_that_its_pods_need(open_cluster: OpenCluster, t
 
 async def test_what_was_refused_is_looked_at_anew(tmp_path: Path) -> None:
     """A pod that was refused may lack what somebody has deleted unseen: that is read before it is tried again."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         assert s.cluster.fake is not None
         refused = s.cluster.fake.faults.add("POST", "pods", 403, after=2)
         await s.submit()
@@ -75,7 +75,7 @@ async def test_what_was_refused_is_looked_at_anew(tmp_path: Path) -> None:
 
 async def test_pods_that_are_refused_again_and_again_cost_one_secret(tmp_path: Path) -> None:
     """A quota may refuse pods for hours: no try leaves another Secret behind."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         assert s.cluster.fake is not None
         refused = s.cluster.fake.faults.add("POST", "pods", 403, times=12)
         await s.submit()

@@ -36,8 +36,8 @@ async def test_a_finished_job_costs_no_reads_of_what_it_has_besides_pods() -> No
         assert c.fake is not None
         ns = await c.new_namespace()
         await c.api.create(JOBS, ns, job("digits"))
-        said = {"reason": "AllRanksSucceeded", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-        succeeded = {"type": "Succeeded", "status": "True", **said}
+        fields = {"reason": "AllRanksSucceeded", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        succeeded = {"type": "Succeeded", "status": "True", **fields}
         status = {"state": "Succeeded", "attempt": 1, "conditions": [succeeded]}
         await c.api.patch(JOBS, ns, "digits", {"status": status}, subresource="status")
         async with running_operator(c.operator_connection):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 from support.cluster import OpenCluster
-from support.stage import Stage, open_stage
+from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator.cluster.api import PODS
 
 
-async def take_away(s: Stage, how: str) -> None:
+async def take_away(s: Scenario, how: str) -> None:
     """Let happen to worker 1 what `how` says."""
     victim = "digits-worker-1"
     match how:
@@ -31,7 +31,7 @@ async def test_a_pod_that_is_taken_away_restarts_the_gang_uncounted(
     open_cluster: OpenCluster, tmp_path: Path, how: str
 ) -> None:
     """That is not the job's fault: a new attempt of all pods, although not one failure is allowed."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"backoffLimit": 0})
         await s.until_running()
         async with s.launcher_says():
@@ -47,7 +47,7 @@ async def test_a_pod_that_is_taken_away_restarts_the_gang_uncounted(
 
 async def test_pods_of_a_dead_node_are_replaced(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A pod that stays Terminating on a node that is gone is deleted by force, and the gang starts again."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"backoffLimit": 0})
         await s.until_running()
         victims = s.kubelet.pods_on("node-b")

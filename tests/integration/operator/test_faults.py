@@ -10,13 +10,13 @@ from support.cluster import fake_cluster
 from support.fakeapi import FakeApi
 from support.fakeapi.server import Call
 from support.jobs import state
-from support.stage import Stage, open_stage
+from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator.cluster.api import EVENTS, ApiClient, Connection
 from ringtrain_operator.cluster.versions import Versions
 
 
-async def finish(s: Stage) -> dict[str, Any]:
+async def finish(s: Scenario) -> dict[str, Any]:
     """Let the job run to its end; every pod was made once, and there is no storm of events."""
     await s.until_running()
     s.succeed()
@@ -49,7 +49,7 @@ async def test_a_fault_of_the_api_changes_nothing(
     tmp_path: Path, method: str, plural: str, code: int, options: dict[str, Any]
 ) -> None:
     """The request is tried again, or the next look makes good for it."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         assert s.cluster.fake is not None
         fault = s.cluster.fake.faults.add(method, plural, code, **options)
         await s.submit()
@@ -59,7 +59,7 @@ async def test_a_fault_of_the_api_changes_nothing(
 
 async def test_retry_after_is_respected(tmp_path: Path) -> None:
     """After a 429 with Retry-After no request of that kind comes earlier."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         assert s.cluster.fake is not None
         fault = s.cluster.fake.faults.add("POST", "services", 429, retry_after_s=1)
         at: list[float] = []
@@ -77,7 +77,7 @@ async def test_retry_after_is_respected(tmp_path: Path) -> None:
 
 async def test_dropped_watches_and_lost_history_are_made_good(tmp_path: Path) -> None:
     """Every write of anybody cuts all watches and the history behind them; nothing is missed."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         fake = s.cluster.fake
         assert fake is not None
         cut = 0
@@ -106,7 +106,7 @@ async def test_a_quorum_read_has_no_floor() -> None:
 
 async def test_an_outage_is_survived(tmp_path: Path) -> None:
     """For a while the API server answers the operator not at all; afterwards it goes on where it was."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         assert s.cluster.fake is not None
         await s.submit()
         await s.until_running()
@@ -120,7 +120,7 @@ async def test_an_outage_is_survived(tmp_path: Path) -> None:
 @pytest.mark.parametrize("skew_s", [-300, 300], ids=["clock-behind", "clock-ahead"])
 async def test_a_wrong_clock_does_no_harm(tmp_path: Path, skew_s: int) -> None:
     """The operator's clock is five minutes off the API server's."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         s.clock.ahead = timedelta(seconds=skew_s)
         await s.submit(runPolicy={"activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 3600})
         await finish(s)
@@ -137,19 +137,19 @@ async def test_a_wrong_clock_does_no_harm(tmp_path: Path, skew_s: int) -> None:
 )
 async def test_a_refusal_is_said_in_the_apis_own_words(tmp_path: Path, code: int, message: str) -> None:
     """A refused creation is in the job's condition, is tried again without haste, and the job goes on."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         assert s.cluster.fake is not None
         fault = s.cluster.fake.faults.add("POST", "pods", code, times=9, message=message)
         await s.submit()
-        said = await s.until_condition("Running", "False", message)
-        assert message in said["message"]
+        running = await s.until_condition("Running", "False", message)
+        assert message in running["message"]
         await finish(s)
         assert fault.fired == 9
 
 
 async def test_an_operator_that_has_nothing_to_do_asks_nothing(tmp_path: Path) -> None:
     """Once a job has ended, no request follows but those of its open watches."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         fake = s.cluster.fake
         assert fake is not None
         await s.submit()

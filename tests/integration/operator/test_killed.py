@@ -13,7 +13,7 @@ from support.fakeapi.server import Call
 from support.jobs import state
 from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import cut_off, start_operator
-from support.stage import Clock, Stage
+from support.scenario import Clock, Scenario
 
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api import EVENTS, JOBS
@@ -22,17 +22,17 @@ from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 MOST_WRITES = 80  # of one life; a test asserts that it is enough
 AT_ONCE = 6  # lives that are lived side by side: most of one is waiting
 
-Course = Callable[[Stage], Awaitable[None]]
+Course = Callable[[Scenario], Awaitable[None]]
 
 
-async def straight(s: Stage) -> None:
+async def straight(s: Scenario) -> None:
     """From the job to Succeeded."""
     await s.submit()
     await s.until_running()
     s.succeed()
 
 
-async def winding(s: Stage) -> None:
+async def winding(s: Scenario) -> None:
     """A failure and the gang's restart, a suspension in the middle of that, and at last success."""
     await s.submit()
     await s.until_running()
@@ -93,16 +93,16 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
         ns, runtime, clock = await c.new_namespace(), ScriptedRuntime(), Clock()
         async with Kubelet(c.api, runtime, folder, namespace=ns) as kubelet:
             c.fake.on_call = killer
-            stage = Stage(c, ns, runtime, kubelet, None, clock)
-            restarting = asyncio.create_task(restart_when_killed(stage, killer))
-            await course(stage)
-            done = await stage.until(lambda j: state(j) in ("Succeeded", "Failed"))
+            scenario = Scenario(c, ns, runtime, kubelet, None, clock)
+            restarting = asyncio.create_task(restart_when_killed(scenario, killer))
+            await course(scenario)
+            done = await scenario.until(lambda j: state(j) in ("Succeeded", "Failed"))
             await c.until_quiet()
             events: Counter[tuple[str, str]] = Counter()
             for event in await c.api.select(EVENTS, ns):
                 events[event["reason"], event["message"]] += event["count"]
-            await c.api.delete(JOBS, ns, stage.name)
-            await stage.until_pods(0)
+            await c.api.delete(JOBS, ns, scenario.name)
+            await scenario.until_pods(0)
             await c.until_quiet()
             c.fake.on_call = None
             restarting.cancel()
@@ -118,15 +118,15 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
         )
 
 
-async def restart_when_killed(stage: Stage, killer: Killer) -> None:
+async def restart_when_killed(scenario: Scenario, killer: Killer) -> None:
     """Run an operator; when it is killed, run another."""
-    connection = stage.cluster.operator_connection
-    operator, running = await start_operator(connection, stage.clock)
+    connection = scenario.cluster.operator_connection
+    operator, running = await start_operator(connection, scenario.clock)
     try:
         await killer.struck.wait()
         await cut_off(operator, running)
         killer.dead = False
-        operator, running = await start_operator(connection, stage.clock)
+        operator, running = await start_operator(connection, scenario.clock)
         await running
     finally:
         await cut_off(operator, running)

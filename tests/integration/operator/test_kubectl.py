@@ -12,7 +12,7 @@ from support.apiserver import ControlPlane
 from support.cluster import real_cluster
 from support.installation import ROOT
 from support.jobs import job
-from support.stage import open_stage
+from support.scenario import open_scenario
 
 from ringtrain_operator.cluster.api import PODS
 
@@ -39,7 +39,7 @@ async def test_the_manifests_are_accepted(control_plane: ControlPlane) -> None:
 
 async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_path: Path) -> None:
     """The short name; the columns, and the wide ones after a pod was taken away; a scale makes a new attempt."""
-    async with open_stage(partial(real_cluster, control_plane), tmp_path) as s:
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit()
         await s.until_running()
         table = await kubectl(control_plane, "get", "dtj", "-n", s.namespace)
@@ -57,7 +57,7 @@ async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_p
 
 async def test_a_quota_is_said_in_its_own_words(control_plane: ControlPlane, tmp_path: Path) -> None:
     """A ResourceQuota's refusal is in the condition; when the quota goes, the job runs."""
-    async with open_stage(partial(real_cluster, control_plane), tmp_path) as s:
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
         file = tmp_path / "quota.yaml"
         file.write_text(yaml.safe_dump({**quota, "spec": {"hard": {"pods": "1"}}}))
@@ -74,7 +74,7 @@ async def test_a_quota_is_said_in_its_own_words(control_plane: ControlPlane, tmp
 
 async def test_a_quota_on_limits_admits_a_job(control_plane: ControlPlane, tmp_path: Path) -> None:
     """Under a ResourceQuota that asks every pod for requests and limits, workers that have them are enough."""
-    async with open_stage(partial(real_cluster, control_plane), tmp_path) as s:
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         hard = {"limits.cpu": "8", "limits.memory": "16Gi", "requests.cpu": "8", "requests.memory": "16Gi"}
         quota = {
             "apiVersion": "v1",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.cluster import OpenCluster
 from support.jobs import condition, job, state, termination_message, workers_with_devices
-from support.stage import open_stage
+from support.scenario import open_scenario
 
 from ringtrain_operator.cluster.api import (
     JOBS,
@@ -23,7 +23,7 @@ from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 async def test_a_job_runs_to_succeeded(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Launcher and workers are made and run; when all end well, the job has succeeded, and says so for ever."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit()
         await s.until_running()
         s.succeed()
@@ -38,7 +38,7 @@ async def test_a_job_runs_to_succeeded(open_cluster: OpenCluster, tmp_path: Path
 
 async def test_all_that_belongs_to_a_job_goes_with_it(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A deleted job takes its pods, Service, account, NetworkPolicy and Secret along."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         made = await s.submit()
         await s.until_running()
         secret = f"digits-{made['metadata']['uid'][:8]}"
@@ -57,7 +57,7 @@ async def test_all_that_belongs_to_a_job_goes_with_it(open_cluster: OpenCluster,
 
 async def test_a_suspended_job_has_no_pods(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Created suspended nothing runs; resumed it runs; suspended again its pods go; resumed it goes on."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"suspend": True})
         await s.until_state("Suspended")
         assert await s.pods() == []
@@ -76,7 +76,7 @@ async def test_a_suspended_job_has_no_pods(open_cluster: OpenCluster, tmp_path: 
 async def test_a_pod_that_will_not_end_is_killed(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A container that ignores SIGTERM has its grace period, then it is gone, and the suspension is complete."""
     template = {"spec": {**job()["spec"]["worker"]["template"]["spec"], "terminationGracePeriodSeconds": 1}}
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(worker={"replicas": 2, "template": template})
         await s.until_running()
         stubborn = s.runtime.containers["digits-worker-0"]
@@ -93,7 +93,7 @@ async def test_a_failed_gang_restarts_within_its_limit(open_cluster: OpenCluster
 
     The first failed rank stays in the status when its pod is gone.
     """
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"backoffLimit": 1, "cleanPodPolicy": "All"})
         await s.until_running()
         s.fail(code=3)
@@ -118,7 +118,7 @@ async def test_a_failed_gang_restarts_within_its_limit(open_cluster: OpenCluster
 async def test_a_rule_fails_a_job_at_once(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """An exit code that a rule names ends the job without a restart."""
     rule = {"action": "FailJob", "onExitCodes": {"values": [42]}}
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"failureRules": [rule]})
         await s.until_running()
         s.fail(code=42)
@@ -129,7 +129,7 @@ async def test_a_rule_fails_a_job_at_once(open_cluster: OpenCluster, tmp_path: P
 
 async def test_a_deadline_ends_a_job_that_waits(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """activeDeadlineSeconds counts from the start, pods or not."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"activeDeadlineSeconds": 60}, worker=workers_with_devices(4))
         await s.until_condition("Running", "False", "Insufficient")
         s.skip(61)
@@ -140,7 +140,7 @@ async def test_a_deadline_ends_a_job_that_waits(open_cluster: OpenCluster, tmp_p
 
 async def test_a_gang_that_makes_no_step_is_restarted(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """progressDeadlineSeconds counts from the last step that the launcher told of, and the restart counts."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"progressDeadlineSeconds": 60, "backoffLimit": 1})
         await s.until_running()
         async with s.launcher_says(progress={"step": 3, "totalSteps": 9}, lastProgressTime=time.time()):
@@ -172,7 +172,7 @@ async def test_pods_are_cleaned_as_the_policy_says(
     open_cluster: OpenCluster, tmp_path: Path, policy: str, left: int
 ) -> None:
     """None keeps all pods, Running deletes those that still run, All deletes all."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"cleanPodPolicy": policy})
         await s.until_running()
         s.runtime.finish("digits-worker-0")
@@ -184,7 +184,7 @@ async def test_pods_are_cleaned_as_the_policy_says(
 
 async def test_a_finished_job_is_deleted_after_its_ttl(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """ttlSecondsAfterFinished deletes the job itself."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"ttlSecondsAfterFinished": 100})
         await s.until_running()
         s.succeed()
@@ -195,7 +195,7 @@ async def test_a_finished_job_is_deleted_after_its_ttl(open_cluster: OpenCluster
 
 async def test_a_scaled_job_starts_again_with_its_new_world(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A changed number of workers is a new attempt of that many."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit()
         await s.until_running()
         await s.change({"worker": {"replicas": 3}})
@@ -206,7 +206,7 @@ async def test_a_scaled_job_starts_again_with_its_new_world(open_cluster: OpenCl
 
 async def test_somebody_elses_job_is_left_alone(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A job with another managedBy gets neither pods nor a status."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(managedBy="kueue.x-k8s.io/multikueue")
         s.name = "ours"
         await s.submit()
@@ -218,7 +218,7 @@ async def test_somebody_elses_job_is_left_alone(open_cluster: OpenCluster, tmp_p
 
 async def test_a_recreated_job_starts_afresh(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A job deleted and created again under its name gets its own pods, not its predecessor's."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         first = await s.submit()
         await s.until_running()
         await s.cluster.api.delete(JOBS, s.namespace, "digits")

@@ -213,7 +213,7 @@ async def test_following_goes_on_with_the_next_attempt(
                 lines.append(await merged.stdout.readline())
                 assert lines[-1], await merged.communicate()
             (tmp_path / "go-on-2").touch()
-            rest, said = await merged.communicate()
+            rest, stderr = await merged.communicate()
             text = b"".join(lines) + rest
             assert all(b"[0] %s %d 0\n" % (word, n) in text for n in (1, 2) for word in (b"begin", b"end"))
-            assert (merged.returncode, b"attempt 2 of talk begins" in said) == (0, True), said
+            assert (merged.returncode, b"attempt 2 of talk begins" in stderr) == (0, True), stderr

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.cluster import OpenCluster, fake_cluster
 from support.jobs import job
 from support.operating import running_operator, start_operator, stop_operator
-from support.stage import open_stage
+from support.scenario import open_scenario
 
 from ringtrain_operator.cluster.api import EVENTS, JOBS, LEASES
 from ringtrain_operator.cluster.operator import Operator
@@ -31,15 +31,15 @@ async def ask(operator: Operator, path: str) -> tuple[int, str]:
 async def until_answers(operator: Operator, path: str, status: int) -> str:
     """What it says once it answers `status`; the test's deadline is the bound."""
     while True:
-        found, said = await ask(operator, path)
+        found, answer = await ask(operator, path)
         if found == status:
-            return said
+            return answer
         await asyncio.sleep(0.02)
 
 
 async def test_the_metrics_tell_what_happened(tmp_path: Path) -> None:
     """Reconciles and their durations, the queue, jobs by state, time to running, restarts."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         assert s.operator is not None
         await s.submit()
         await s.until_running()
@@ -151,7 +151,7 @@ async def test_it_ends_when_it_is_asked_to(open_cluster: OpenCluster, tmp_path: 
 
 async def test_what_is_told_again_is_counted(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A job that is suspended twice has one event that says so, with a count of two."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(runPolicy={"suspend": True})
         await s.until_state("Suspended")
         await s.change({"runPolicy": {"suspend": False}})

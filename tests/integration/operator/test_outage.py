@@ -10,7 +10,7 @@ from support.cluster import real_cluster
 from support.jobs import state
 from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import start_operator, stop_operator
-from support.stage import Clock, Stage, open_stage
+from support.scenario import Clock, Scenario, open_scenario
 
 from ringtrain_operator.cluster.api import Connection
 from ringtrain_operator.cluster.operator import LeaseLost
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.apiserver
 
 async def test_a_short_outage_is_survived(control_plane: ControlPlane, tmp_path: Path) -> None:
     """What ended meanwhile is found when the API server is back, by the same operator process."""
-    async with open_stage(partial(real_cluster, control_plane), tmp_path) as s:
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit()
         await s.until_running()
         outage = asyncio.create_task(control_plane.outage(for_s=1.0))
@@ -37,7 +37,7 @@ async def test_an_outage_of_half_a_minute_ends_a_leader_and_no_job(
     async with real_cluster(control_plane) as c:
         ns, runtime, clock = await c.new_namespace(), ScriptedRuntime(), Clock()
         async with Kubelet(c.api, runtime, tmp_path, namespace=ns) as kubelet:
-            s = Stage(c, ns, runtime, kubelet, None, clock)
+            s = Scenario(c, ns, runtime, kubelet, None, clock)
             # the admin's rights: those of the installed operator are to its own lease in its own namespace
             ends = asyncio.create_task(lead_again_and_again(c.connection, ns))
             await s.submit()

@@ -42,9 +42,9 @@ async def until_refused(c: Cluster, namespace: str, name: str, path: str) -> str
     found = await c.until(
         JOBS, namespace, name, lambda j: j and path in condition(j, "Accepted").get("message", "")
     )
-    said = condition(found, "Accepted")
-    assert (said["status"], said["reason"]) == ("False", "InvalidSpec")
-    return str(said["message"])
+    accepted = condition(found, "Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
+    return str(accepted["message"])
 
 
 async def test_a_misspelt_field_is_said(open_cluster: OpenCluster) -> None:
@@ -53,8 +53,8 @@ async def test_a_misspelt_field_is_said(open_cluster: OpenCluster) -> None:
         ns = await c.new_namespace()
         await c.api.create(JOBS, ns, with_pod("typo", nodeSelecter={"disk": "ssd"}))
         async with running_operator(c.operator_connection, namespaces=(ns,)):
-            said = await until_refused(c, ns, "typo", "spec.worker.template.spec.nodeSelecter")
-            assert "did you mean nodeSelector?" in said
+            accepted = await until_refused(c, ns, "typo", "spec.worker.template.spec.nodeSelecter")
+            assert "did you mean nodeSelector?" in accepted
             assert await c.api.select(PODS, ns) == []
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.cluster import OpenCluster, fake_cluster
 from support.jobs import workers_with_devices
-from support.stage import open_stage
+from support.scenario import open_scenario
 
 from ringtrain_operator.cluster.api import SECRETS, SERVICES
 from ringtrain_operator.observe import owned_by
@@ -14,10 +14,10 @@ from ringtrain_operator.observe import owned_by
 async def test_an_image_that_cannot_be_pulled_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """The condition has the kubelet's own words. The job waits for as long as activeDeadlineSeconds lets it."""
     template = {"spec": {"containers": [{"name": "train", "image": "missing:1", "command": ["train"]}]}}
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(worker={"replicas": 2, "template": template}, runPolicy={"activeDeadlineSeconds": 3600})
-        said = await s.until_condition("Running", "False", "ImagePullBackOff")
-        assert 'Back-off pulling image "missing:1"' in said["message"]
+        shown = await s.until_condition("Running", "False", "ImagePullBackOff")
+        assert 'Back-off pulling image "missing:1"' in shown["message"]
         s.skip(3500)
         assert (await s.job())["status"]["restarts"] == 0
         s.skip(200)
@@ -26,10 +26,10 @@ async def test_an_image_that_cannot_be_pulled_is_said(open_cluster: OpenCluster,
 
 async def test_a_pod_without_a_place_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """The condition has the scheduler's own words; devices are on the workers and not on the launcher."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(worker=workers_with_devices(4))
-        said = await s.until_condition("Running", "False", "Insufficient nvidia.com/gpu")
-        assert "0/2 nodes are available" in said["message"]
+        shown = await s.until_condition("Running", "False", "Insufficient nvidia.com/gpu")
+        assert "0/2 nodes are available" in shown["message"]
         pods = {p["metadata"]["name"]: p["spec"]["containers"][0] for p in await s.pods()}
         resources = pods["digits-worker-0"]["resources"]
         assert resources["limits"]["nvidia.com/gpu"] == resources["requests"]["nvidia.com/gpu"] == "4"
@@ -38,7 +38,7 @@ async def test_a_pod_without_a_place_is_said(open_cluster: OpenCluster, tmp_path
 
 async def test_a_foreign_object_of_our_name_is_not_touched(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A Service of somebody else's under the job's name stays as it is, and the job says what is in its way."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         spec = {"ports": [{"port": 80}], "selector": {"app": "theirs"}}
         theirs = await s.cluster.api.create(SERVICES, s.namespace, {"metadata": {"name": "digits"}, "spec": spec})
         await s.submit()
@@ -52,12 +52,12 @@ async def test_a_foreign_object_of_our_name_is_not_touched(open_cluster: OpenClu
 
 async def test_an_invalid_spec_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What no CRD refuses is a condition with field, value and way out; then there is nothing more to do."""
-    async with open_stage(fake_cluster, tmp_path) as s:
+    async with open_scenario(fake_cluster, tmp_path) as s:
         fake = s.cluster.fake
         assert fake is not None
         await s.submit(workers=-3)
-        said = await s.until_condition("Accepted", "False", "spec.worker.replicas")
-        assert "-3" in said["message"]
+        shown = await s.until_condition("Accepted", "False", "spec.worker.replicas")
+        assert "-3" in shown["message"]
         await s.cluster.until_quiet()
         writes = [(c.plural, c.subresource) for c in fake.calls if c.agent == "ringtrain-operator" and c.is_write]
         assert writes == [("distributedtrainingjobs", "status"), ("events", None)]
@@ -68,7 +68,7 @@ async def test_an_invalid_spec_is_said_once(tmp_path: Path, caplog: pytest.LogCa
 
 async def test_a_planted_secret_is_not_used(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Who creates the Secret that the job's pods would mount, before the operator does, gets nothing by it."""
-    async with open_stage(open_cluster, tmp_path) as s:
+    async with open_scenario(open_cluster, tmp_path) as s:
         uid = (await s.submit(runPolicy={"suspend": True}))["metadata"]["uid"]
         planted = {"metadata": {"name": f"digits-{uid[:8]}"}, "stringData": {"token": "known to somebody"}}
         await s.cluster.api.create(SECRETS, s.namespace, planted)

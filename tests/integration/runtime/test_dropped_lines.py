@@ -36,10 +36,10 @@ def test_dropped_lines_are_counted_and_said(gang: Callable[..., GangProcesses]) 
     (job.directory / "last").touch()
     assert [launcher.wait(), agent.wait()] == [0, 0]
     lines = job.rank_log(0).splitlines()
-    said = [int(match[1]) for line in lines if (match := NOTICE.match(line))]
+    dropped = [int(match[1]) for line in lines if (match := NOTICE.match(line))]
     *numbers, last = [line for line in lines if not NOTICE.match(line)]
     assert last == b"last"
-    assert sum(said) == LINES - len(numbers) >= counted
+    assert sum(dropped) == LINES - len(numbers) >= counted
     assert sorted({int(number) for number in numbers}) == [int(number) for number in numbers]
 
 

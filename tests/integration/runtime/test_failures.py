@@ -63,11 +63,11 @@ def test_the_first_cause_is_named(gang: Gang, fail: str, code: int, name: str | 
 def test_exit_codes_are_exact(gang: Gang, code: int) -> None:
     """The code of the first failed rank is the code of its agent and of the launcher."""
     job = gang(1, 2)
-    script = f'if [ "$RANK" = 1 ]; then echo last words; exit {code}; fi; sleep 1000'
+    script = f'if [ "$RANK" = 1 ]; then echo last line; exit {code}; fi; sleep 1000'
     launcher, agent = job.launcher(), job.agent(0, "sh", "-c", script)
     assert [launcher.wait(), agent.wait()] == [code, code]
     failure = agent.message()["failure"]
-    assert (failure["rank"], failure["exitCode"], failure["logTail"]) == (1, code, ["last words"])
+    assert (failure["rank"], failure["exitCode"], failure["logTail"]) == (1, code, ["last line"])
 
 
 def test_logs_that_cannot_be_kept(gang: Gang) -> None:
@@ -100,12 +100,12 @@ def test_a_command_that_does_not_exist(gang: Gang) -> None:
     job = gang(1, 1)
     launcher, agent = job.launcher(), job.agent(0, "no-such-program")
     assert [launcher.wait(), agent.wait()] == [127, 127]
-    said = "ringtrain: no-such-program cannot be executed: No such file or directory"
+    message_text = "ringtrain: no-such-program cannot be executed: No such file or directory"
     for message in (agent.message(), launcher.message()):
-        assert message["failure"]["message"] == f"rank 0 exited with 127: {said}"
-        assert message["failure"]["logTail"] == [said]
-    assert job.rank_log(0) == f"{said}\n".encode()
-    assert f"[0] {said}\n" in launcher.out()
+        assert message["failure"]["message"] == f"rank 0 exited with 127: {message_text}"
+        assert message["failure"]["logTail"] == [message_text]
+    assert job.rank_log(0) == f"{message_text}\n".encode()
+    assert f"[0] {message_text}\n" in launcher.out()
 
 
 def test_a_killed_agent(gang: Gang) -> None:
@@ -135,8 +135,8 @@ def test_workers_that_never_come(gang: Gang) -> None:
     assert [launcher.wait(), agent.wait()] == [69, 69]
     message = launcher.message()
     assert message["failure"]["reason"] == "NotAssembled"
-    said = "2 of 3 workers did not register within 3 s: job-worker-0, job-worker-2"
-    assert message["failure"]["message"] == said
+    message_text = "2 of 3 workers did not register within 3 s: job-worker-0, job-worker-2"
+    assert message["failure"]["message"] == message_text
     assert message["ranksSucceeded"] == 0
 
 
@@ -171,28 +171,28 @@ def test_a_second_agent_for_the_same_worker(gang: Gang) -> None:
     job.until_running()
     second = job.agent(0, "true", name="impostor")
     assert second.wait() == 69
-    said = second.message()["failure"]["message"]
-    assert "worker 0 is already registered in attempt 1 from pod job-worker-0" in said
+    message_text = second.message()["failure"]["message"]
+    assert "worker 0 is already registered in attempt 1 from pod job-worker-0" in message_text
     gate.touch()
     assert [launcher.wait(), first.wait()] == [0, 0]
     assert "refused worker 0 (impostor" in launcher.err()
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message_text"),
     [
         ({"RINGTRAIN_ATTEMPT": "2"}, "attempt is 2 at the worker and 1 at the launcher"),
         ({"RINGTRAIN_SLOTS_PER_WORKER": "3"}, "slots per worker is 3 at the worker and 1 at the launcher"),
     ],
     ids=["attempt", "slots"],
 )
-def test_an_agent_that_was_told_something_else(gang: Gang, setting: dict[str, str], said: str) -> None:
+def test_an_agent_that_was_told_something_else(gang: Gang, setting: dict[str, str], message_text: str) -> None:
     """It is refused, and 64 says that trying again will not help."""
     job = gang(1, 1)
     job.launcher()
     agent = job.agent(0, "true", **setting)
     assert agent.wait() == 64
-    assert said in agent.message()["failure"]["message"]
+    assert message_text in agent.message()["failure"]["message"]
 
 
 def test_bad_configuration(gang: Gang) -> None:
@@ -208,7 +208,7 @@ def test_bad_configuration(gang: Gang) -> None:
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, lambda *_: print("heard SIGTERM"))
+signal.signal(signal.SIGTERM, lambda *_: print("got SIGTERM"))
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
 subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"])
 print("ready")
@@ -226,7 +226,7 @@ def test_asked_to_stop(gang: Gang) -> None:
     launcher.send(signal.SIGTERM)
     assert [launcher.wait(), agent.wait()] == [143, 143]
     assert launcher.message()["outcome"] == agent.message()["outcome"] == "Stopped"
-    assert job.rank_log(0) == job.rank_log(1) == b"ready\nheard SIGTERM\n"
+    assert job.rank_log(0) == job.rank_log(1) == b"ready\ngot SIGTERM\n"
     assert [process for process in left if runs(process)] == []
 
 

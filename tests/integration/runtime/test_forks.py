@@ -37,5 +37,5 @@ def test_ranks_may_fork(gang: Callable[..., GangProcesses]) -> None:
     launcher, agent = job.launcher(), job.agent(0, *job.python(SCRIPT))
     assert [launcher.wait(), agent.wait()] == [0, 0]
     for rank in range(2):
-        said = ["world in the child: False", f"codes {[0] * 20 + [7]}"]
-        assert job.rank_log(rank).decode().splitlines() == said
+        expected = ["world in the child: False", f"codes {[0] * 20 + [7]}"]
+        assert job.rank_log(rank).decode().splitlines() == expected

@@ -140,7 +140,7 @@ def test_the_operator_understands_its_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         pytest.param("replicas=-1", "replicas", id="negative-replicas"),
         pytest.param("image.digest=latest", "digest", id="tag-as-digest"),
@@ -152,11 +152,11 @@ def test_the_operator_understands_its_arguments() -> None:
         ),
     ],
 )
-def test_wrong_values_are_refused_by_name(value: str, said: str) -> None:
+def test_wrong_values_are_refused_by_name(value: str, message: str) -> None:
     """The schema, or the chart, names the value."""
     with pytest.raises(HelmFailed) as refused:
         render(value)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def strip_of_helm(obj: Json) -> None:

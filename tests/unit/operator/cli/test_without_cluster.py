@@ -55,7 +55,7 @@ def test_the_newest_run_is_explained(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ((), "[0] a2\n[1] b\n"),
         (("--rank", "1"), "b\n"),
@@ -63,14 +63,14 @@ def test_the_newest_run_is_explained(folder: Path) -> None:
     ],
     ids=["merged", "one-rank", "tail"],
 )
-def test_logs_of_the_newest_run(folder: Path, words: tuple[str, ...], said: str) -> None:
+def test_logs_of_the_newest_run(folder: Path, words: tuple[str, ...], expected: str) -> None:
     """Its files under runs/."""
     result = dtj("logs", "digits", *words)
-    assert (result.exit_code, result.stdout) == (0, said), result.exception
+    assert (result.exit_code, result.stdout) == (0, expected), result.exception
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("logs", "digits", "--rank", "7"), "has job.log, rank-0001.log"),
         (("logs", "digits", "--attempt", "3"), "digits/3 has nothing"),
@@ -78,11 +78,11 @@ def test_logs_of_the_newest_run(folder: Path, words: tuple[str, ...], said: str)
     ],
     ids=["no-rank", "no-attempt", "no-job"],
 )
-def test_what_is_not_there(folder: Path, words: tuple[str, ...], said: str) -> None:
+def test_what_is_not_there(folder: Path, words: tuple[str, ...], expected: str) -> None:
     """Told with what there is."""
     result = dtj(*words)
     assert result.exit_code == 1
-    assert said in result.stderr
+    assert expected in result.stderr
 
 
 def test_what_only_a_cluster_can(folder: Path) -> None:

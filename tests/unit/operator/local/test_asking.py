@@ -11,8 +11,8 @@ from ringtrain_operator.local.cluster import LocalCluster
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 853\r\n\r\n"
 
 
-@pytest.mark.parametrize("said", [b"", HEAD, HEAD + b'{"state":'], ids=["nothing", "no-body", "half-a-body"])
-def test_a_launcher_that_ends_in_the_middle_of_its_answer(said):
+@pytest.mark.parametrize("answer", [b"", HEAD, HEAD + b'{"state":'], ids=["nothing", "no-body", "half-a-body"])
+def test_a_launcher_that_ends_in_the_middle_of_its_answer(answer):
     """There is no report then, and a reason; the job goes on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
@@ -21,7 +21,7 @@ def test_a_launcher_that_ends_in_the_middle_of_its_answer(said):
             connection, _ = server.accept()
             with connection:
                 connection.recv(4096)
-                connection.sendall(said)
+                connection.sendall(answer)
 
         thread = threading.Thread(target=answer_and_end)
         thread.start()

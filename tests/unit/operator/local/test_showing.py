@@ -176,6 +176,6 @@ def test_a_change_that_is_refused_is_said_once(tmp_path: Path) -> None:
     for _ in range(3):
         driver.step()
     runner.close()
-    (said,) = [line for line in out.getvalue().splitlines() if line.startswith("ChangeRefused")]
-    assert "spec.slotsPerWorker: is 'two'" in said
-    assert said.endswith("; the job goes on as it was")
+    (refusal,) = [line for line in out.getvalue().splitlines() if line.startswith("ChangeRefused")]
+    assert "spec.slotsPerWorker: is 'two'" in refusal
+    assert refusal.endswith("; the job goes on as it was")

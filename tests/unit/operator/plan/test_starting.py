@@ -45,8 +45,8 @@ def test_a_running_gang() -> None:
     assert condition(w, "Running")[:2] == ("False", "WaitingForLauncher")
     w.launcher_says("Waiting")
     w.settle()
-    said = "0 of 2 workers have registered; not yet: 0, 1"  # by index where the launcher names no pods
-    assert condition(w, "Running")[1:] == ("WaitingForAgents", said)
+    expected = "0 of 2 workers have registered; not yet: 0, 1"  # by index where the launcher names no pods
+    assert condition(w, "Running")[1:] == ("WaitingForAgents", expected)
     w.launcher_says("Running", step=7)
     w.settle()
     assert w.status.state == "Running"
@@ -298,6 +298,8 @@ def test_a_side_container_that_fails_while_training_goes_on() -> None:
     assert now is not None
     assert now.last_transition_time == since.last_transition_time
     assert [event.type for event in w.events if event.reason == "SideContainerFailed"] == ["Warning"]
-    said = "\n".join(explain(w.job, list(w.pods.values()), []))
-    assert f"SideContainerFailed: {text}" in said
-    assert "digits-worker-1: side container proxy exited with 1" in said.replace(" on node-of-digits-worker-1", "")
+    causes = "\n".join(explain(w.job, list(w.pods.values()), []))
+    assert f"SideContainerFailed: {text}" in causes
+    assert "digits-worker-1: side container proxy exited with 1" in causes.replace(
+        " on node-of-digits-worker-1", ""
+    )

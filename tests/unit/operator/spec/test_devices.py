@@ -41,7 +41,7 @@ def test_ranks_of_a_pod(made: dict[str, Any], ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         pytest.param(with_devices({"rdma/hca": 1, "nvidia.com/gpu": 4}), "set spec.slotsPerWorker", id="several"),
         pytest.param(with_devices({"nvidia.com/gpu": "1k"}), "is '1k', expected 1 to 64 devices", id="no-number"),
@@ -53,8 +53,8 @@ def test_ranks_of_a_pod(made: dict[str, Any], ranks: int) -> None:
         ),
     ],
 )
-def test_devices_that_do_not_say_it(made: dict[str, Any], said: str) -> None:
+def test_devices_that_do_not_say_it(made: dict[str, Any], message: str) -> None:
     """Refused with the field and the way out: one rank without a word would leave devices idle."""
     with pytest.raises(SpecInvalid, match="resources") as caught:
         parse_job(made)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

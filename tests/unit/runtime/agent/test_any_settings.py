@@ -56,11 +56,11 @@ def test_any_variables(config: Any, changed: dict[str, str], missing: set[str]) 
     env = {**{name: value for name, value in GOOD.items() if name not in missing}, **changed}
     try:
         config.from_env(env)
-        said = ""
+        message = ""
     except ConfigurationError as error:
-        said = str(error)
-    assert len(said) < LONGEST_MESSAGE
-    said.encode()
+        message = str(error)
+    assert len(message) < LONGEST_MESSAGE
+    message.encode()
 
 
 @pytest.mark.parametrize("config", [AgentConfig, LauncherConfig])

@@ -77,9 +77,9 @@ def test_what_is_dropped_is_said(stream: Stream) -> None:
     assert _drain(spool) == b"kept\n"
     spool.put(stream, 3, b"later\n")
     what = b"lines" if stream is Stream.LOG else b"reports"
-    said = b"[ringtrain] 2 %s of rank 3 were dropped: " % what
+    expected = b"[ringtrain] 2 %s of rank 3 were dropped: " % what
     notice, later = _drain(spool).splitlines()
-    assert notice.startswith(said)
+    assert notice.startswith(expected)
     assert later == b"later"
 
 

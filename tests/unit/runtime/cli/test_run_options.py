@@ -9,7 +9,7 @@ from ringtrain.cli.main import main
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["-np", "2", "-H", "node-a:1,node-b:1", "true"], "submit a DistributedTrainingJob"),
         (["-np", "2", "-H", "localhost:1", "true"], "1 slots for 2 ranks; expected localhost:2"),
@@ -30,15 +30,15 @@ from ringtrain.cli.main import main
         *("nearly-an-option", "unknown-short-option", "name-leaves-its-folder", "no-name", "dots", "newline"),
     ],
 )
-def test_usage_errors(words: list[str], said: str) -> None:
+def test_usage_errors(words: list[str], message: str) -> None:
     """Nothing is started, and the message says what to do instead."""
     result = CliRunner().invoke(main, ["run", *words])
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "said"),
+    ("program", "code", "message"),
     [
         ("pythn", 127, "pythn cannot be executed: PATH has no program of this name; did you mean python?"),
         ("./nothing.py", 127, "./nothing.py cannot be executed: there is no such file"),
@@ -48,7 +48,7 @@ def test_usage_errors(words: list[str], said: str) -> None:
     ids=["mistyped", "no-file", "not-executable", "not-in-path"],
 )
 def test_a_command_that_cannot_be_executed(
-    program: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is started; the status is a shell's, and the message says why."""
     (tmp_path / "notes.py").write_text("")
@@ -58,7 +58,7 @@ def test_a_command_that_cannot_be_executed(
     monkeypatch.setenv("PATH", str(tmp_path))
     result = CliRunner().invoke(main, ["run", "-np", "1", program, "--epochs", "1"])
     assert result.exit_code == code
-    assert said in result.output
+    assert message in result.output
     assert not (tmp_path / "runs").exists()
 
 

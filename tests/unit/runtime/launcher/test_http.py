@@ -90,8 +90,8 @@ def test_status_is_for_who_shows_a_token(shown: str, code: int) -> None:
     """With the log's tail in it, it is not for everyone; figures and health are."""
     server = StatusServer(0, lambda: STATUS, lambda: True, everywhere=False, tokens=("operators", "jobs"))
     try:
-        said = _get(server, "/status", shown)
-        assert (said[0], "worldSize" in said[1]) == (code, code == 200)
+        answer = _get(server, "/status", shown)
+        assert (answer[0], "worldSize" in answer[1]) == (code, code == 200)
         assert _get(server, "/metrics", shown)[0] == 200
         assert _get(server, "/healthz", shown)[0] == 200
     finally:

@@ -72,7 +72,7 @@ def test_a_growing_log_is_followed_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "expected"),
     [
         pytest.param(["--rank=3"], 0, "one\ntwo\nthree", id="a-rank"),
         pytest.param([], 0, "[0] zero\n[3] one\n", id="all-ranks"),
@@ -84,18 +84,18 @@ def test_a_growing_log_is_followed_to_its_end(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_prints_it(
-    files: AttemptFiles, tmp_path: Path, arguments: list[str], code: int, said: str
+    files: AttemptFiles, tmp_path: Path, arguments: list[str], code: int, expected: str
 ) -> None:
     """`ringtrain logs` in the launcher's container, whose environment names job, attempt and store."""
     files.outcome.write_text("{}")
     done = CliRunner().invoke(logs, arguments, env={**ENV, "RINGTRAIN_LOG_DIR": str(tmp_path)})
     assert done.exit_code == code
-    assert done.output.startswith(said)
-    assert code or done.output == said
+    assert done.output.startswith(expected)
+    assert code or done.output == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("runs",), "[0] new\n"),
         ((), "[0] new\n"),
@@ -106,7 +106,7 @@ def test_the_command_prints_it(
     ids=["newest", "by-default", "of-dtj-local", "one-rank", "tail"],
 )
 def test_the_newest_run_of_a_directory(
-    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`ringtrain logs DIRECTORY` finds it, however deep it lies, from `ringtrain run` and `dtj local` alike."""
     monkeypatch.chdir(tmp_path)
@@ -117,7 +117,7 @@ def test_the_newest_run_of_a_directory(
         files.rank_log(0).write_bytes(b"%s\n" % name)
         os.utime(files.job_log, (at, at))
     result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(logs, list(words))
-    assert (result.exit_code, result.stdout) == (0, said)
+    assert (result.exit_code, result.stdout) == (0, expected)
     result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(logs, ["runs/old-1", "--rank", "4"])
     assert "rank-0004.log is not there: ranks that have written something are 0" in result.stderr
     result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(logs, ["runs", "--attempt", "4"])

@@ -149,8 +149,8 @@ def test_a_row_that_is_no_report_is_left_out(tmp_path: Path, row: bytes, caplog:
     assert seen == [2]
     (kept,) = store.files.metrics.read_text().splitlines()
     assert json.loads(kept) == {"step": 2, "time": 3.5, "loss": None, "rank": 5, "attempt": 1}
-    (said,) = caplog.messages
-    assert "rank 5" in said
+    (message,) = caplog.messages
+    assert "rank 5" in message
 
 
 def test_who_listens_cannot_spoil_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -32,14 +32,14 @@ TASK_TYPES = st.sampled_from(["chief", "worker", "ps", "evaluator", "master"]) |
 LONGEST_MESSAGE = 2000
 
 
-def heard(call: Any, *given: Any) -> None:
+def read_or_refused(call: Any, *given: Any) -> None:
     """The call returns, or says what is wrong in a message that can be read and printed."""
     try:
         call(*given)
-        said = ""
+        message = ""
     except ConfigurationError as error:
-        said = str(error)
-    assert len(said) < LONGEST_MESSAGE
+        message = str(error)
+    assert len(message) < LONGEST_MESSAGE
 
 
 @given(st.dictionaries(st.sampled_from(OURS), VALUES))
@@ -50,7 +50,7 @@ def heard(call: Any, *given: Any) -> None:
 @example({"RINGTRAIN_TIMEOUT": "1e300"})
 def test_any_variables_of_ours(env: dict[str, str]) -> None:
     """The agent's variables, each with any value."""
-    heard(WorkerConfig.from_env, env)
+    read_or_refused(WorkerConfig.from_env, env)
 
 
 @given(st.text(max_size=200))
@@ -65,7 +65,7 @@ def test_any_variables_of_ours(env: dict[str, str]) -> None:
 @example('{"cluster": {"worker": [1e999]}, "task": {"type": "worker", "index": 1e999}}')
 def test_any_text_as_tf_config(text: str) -> None:
     """Nothing that is no TF_CONFIG gets further than the parser."""
-    heard(parse_tf_config, text)
+    read_or_refused(parse_tf_config, text)
 
 
 @given(
@@ -77,7 +77,7 @@ def test_any_text_as_tf_config(text: str) -> None:
 )
 def test_any_cluster_and_task(cluster: Any, task: Any) -> None:
     """Texts of the right form with any content."""
-    heard(parse_tf_config, json.dumps({"cluster": cluster, "task": task}))
+    read_or_refused(parse_tf_config, json.dumps({"cluster": cluster, "task": task}))
 
 
 @given(st.dictionaries(st.sampled_from(TORCHRUN), VALUES))
@@ -85,14 +85,14 @@ def test_any_cluster_and_task(cluster: Any, task: Any) -> None:
 @example({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "9" * 5000})
 def test_any_variables_of_torchrun(env: dict[str, str]) -> None:
     """torchrun's variables, each with any value."""
-    heard(torchrun_rank, env)
+    read_or_refused(torchrun_rank, env)
 
 
 @given(st.dictionaries(st.sampled_from(MPI), VALUES))
 @example({"PMI_RANK": "9" * 5000, "PMI_SIZE": "2"})
 def test_any_variables_of_mpi(env: dict[str, str]) -> None:
     """Those of MPI's launchers, each with any value."""
-    heard(mpi_rank, env)
+    read_or_refused(mpi_rank, env)
 
 
 @given(VALUES | st.tuples(st.text(max_size=20), st.integers()).map(lambda pair: f"{pair[0]}:{pair[1]}"))

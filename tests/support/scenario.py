@@ -30,7 +30,7 @@ class Clock:
 
 
 @dataclass
-class Stage:
+class Scenario:
     """What a scenario needs. `name` is the job it is about, `operator` None where the test starts its own."""
 
     cluster: Cluster
@@ -103,10 +103,10 @@ class Stage:
         return await self.cluster.api.select(PODS, self.namespace, labels=selector)
 
     @asynccontextmanager
-    async def launcher_says(self, **said: Any) -> AsyncIterator[Json]:
+    async def launcher_says(self, **fields: Any) -> AsyncIterator[Json]:
         """Have the job's launcher answer /status; what is yielded may be changed meanwhile."""
         pod = await self.cluster.api.get(PODS, self.namespace, f"{self.name}-launcher")
-        answer = report(**said)
+        answer = report(**fields)
         async with answering(pod["status"]["podIP"], answer, status_token(pod)):
             yield answer
 
@@ -118,7 +118,7 @@ class Stage:
 
     def fail(self, code: int = 1, attempt: int = 1, workers: int = 2, **failure: Any) -> None:
         """The first rank fails, and the gang with it."""
-        said = {
+        fields = {
             "rank": 1,
             "pod": f"{self.name}-worker-1",
             "node": "node-b",
@@ -128,7 +128,7 @@ class Stage:
             "logTail": ["the last line"],
             **failure,
         }
-        message = termination_message("Failed", attempt, workers, **said)
+        message = termination_message("Failed", attempt, workers, **fields)
         self.runtime.finish(f"{self.name}-worker-1", code, message)
         for name in self.pod_names(workers):
             if not name.endswith("worker-1"):
@@ -156,12 +156,12 @@ def _runs(pod: Json | None, attempt: int) -> bool:
 
 
 @asynccontextmanager
-async def open_stage(open_cluster: OpenCluster, folder: Path, **options: Any) -> AsyncIterator[Stage]:
-    """A stage on a namespace of its own; `options` are the kubelet's."""
+async def open_scenario(open_cluster: OpenCluster, folder: Path, **options: Any) -> AsyncIterator[Scenario]:
+    """A scenario on a namespace of its own; `options` are the kubelet's."""
     async with open_cluster() as cluster:
         namespace, runtime, clock = await cluster.new_namespace(), ScriptedRuntime(), Clock()
         async with (
             Kubelet(cluster.api, runtime, folder, namespace=namespace, **options) as kubelet,
             running_operator(cluster.operator_connection, clock, namespaces=(namespace,)) as operator,
         ):
-            yield Stage(cluster, namespace, runtime, kubelet, operator, clock)
+            yield Scenario(cluster, namespace, runtime, kubelet, operator, clock)

@@ -38,14 +38,14 @@ class Attempt:
         with self._entered():
             return self._checkpoints(3, below).latest()
 
-    def places(self) -> tuple[Path | None, tuple[Path, ...]]:
+    def locations(self) -> tuple[Path | None, tuple[Path, ...]]:
         """Where a script may write and read files of its own."""
         with self._entered():
             return attempt_directory(), readable_directories()
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        with closing(RankContext(self._config, None, 1 << 20)) as session, session.entered():
+        with closing(RankContext(self._config, None, 1 << 20)) as context, context.entered():
             yield
 
     def _checkpoints(self, keep: int, below: str) -> Checkpoints:
@@ -161,9 +161,9 @@ def test_a_damaged_newest_of_an_earlier_attempt(tmp_path: Path) -> None:
 
 def test_files_of_a_scripts_own_format(tmp_path: Path) -> None:
     """It writes into its attempt's folder and looks at the newest attempt's first, then at the named job's."""
-    Attempt(tmp_path, "a", 1).places()
-    Attempt(tmp_path, "b", 1).places()
-    own, readable = Attempt(tmp_path, "b", 2, restore_from="a").places()
+    Attempt(tmp_path, "a", 1).locations()
+    Attempt(tmp_path, "b", 1).locations()
+    own, readable = Attempt(tmp_path, "b", 2, restore_from="a").locations()
     b, a = tmp_path / f"b-{OLD}", tmp_path / f"a-{OLD}"
     assert own == b / "attempt-0002"
     assert own.is_dir()
@@ -173,7 +173,7 @@ def test_files_of_a_scripts_own_format(tmp_path: Path) -> None:
 def test_a_directory_outside_the_jobs_is_what_it_was(tmp_path: Path) -> None:
     """Who names a directory of his own gets plain files in it."""
     config = WorkerConfig(checkpoint_dir=tmp_path / "job", attempt=2)
-    with closing(RankContext(config, None, 1 << 20)) as session, session.entered():
+    with closing(RankContext(config, None, 1 << 20)) as context, context.entered():
         Checkpoints(tmp_path / "mine", group=MemoryGroup(Table(1), 0)).save(1, {})
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["ckpt-0000000001.npz"]
 
