@@ -44,7 +44,7 @@ def test_a_lost_rank_is_named(
     The signal by which mpirun then ends the rank that hangs is no cause: rules for kills must not match it.
     After a death more can't be promised: mpirun kills the others in answer, before or after they raise PeerLost.
     """
-    variables = {} if fault else {"HANGS": "1"}
+    variables = {} if fault else {"HANGS": "1", "RINGTRAIN_STALL_TIMEOUT": "10"}
     variables |= library.need_mpi4py(short_path) | {"OMPI_MCA_mpi_yield_when_idle": "1"}
     job = local_gang(2, 2, library.implementation, RINGTRAIN_TIMEOUT="10", RINGTRAIN_TRANSPORT="mpi", **variables)
     job.agents()

@@ -15,9 +15,12 @@ _SWEEP_S = 5.0
 
 @dataclass(frozen=True)
 class _Life:
+    """`adopted`: somebody else started the rank, and tells how it ended."""
+
     state: RankState
     process: RankProcess | None = None
     exited_at: float = 0.0
+    adopted: bool = False
 
 
 class Ranks:
@@ -45,14 +48,18 @@ class Ranks:
         return started
 
     def adopt(self, process: RankProcess) -> None:
-        """Count a rank that somebody else has started, and whose end `note_exit` will tell, as running."""
+        """Count a rank that somebody else has started, and whose end `note_exit` will tell, as running.
+
+        If that one dies, the rank's process becomes a child of this one. Its end is no news then.
+        """
         with self._lock:
-            self._lives[process.rank] = _Life(RankState(process.rank, RankPhase.RUNNING), process)
+            self._lives[process.rank] = _Life(RankState(process.rank, RankPhase.RUNNING), process, adopted=True)
 
     def reap(self, other: Callable[[int, int], None] = lambda *_: None) -> list[int]:
         """Take note of processes that ended; returns the ranks among them. `other` gets pid and wait status of
         those that are no ranks."""
-        by_pid = {life.process.pid: rank for rank, life in self._lives.items() if life.process}
+        own = [(rank, life.process) for rank, life in self._lives.items() if not life.adopted]
+        by_pid = {process.pid: rank for rank, process in own if process}
         ended = []
         for pid, status in reap():
             rank = by_pid.get(pid)

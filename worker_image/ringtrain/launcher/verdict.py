@@ -3,8 +3,6 @@
 When one rank dies the others notice within milliseconds (their connection breaks) or at their deadline (it hangs),
 raise PeerLost and exit with 1. Whoever reports first is therefore not always the cause. The rules, in this order:
 
-0. Under MPI, a rank that failed by itself with the exit code of mpirun before any rank was killed: MPICH's mpirun
-   kills the others then.
 1. A rank killed by a signal that nobody sends as a consequence (SIGKILL, SIGSEGV, …) within the settle window,
    unless it had raised PeerLost by then.
 2. An agent that fell silent, or was asked to stop, by then: its ranks are gone, whatever the others say.
@@ -14,7 +12,6 @@ raise PeerLost and exit with 1. Whoever reports first is therefore not always th
 5. Else the one that ended first.
 """
 
-import itertools
 import re
 import signal
 from collections import Counter
@@ -107,7 +104,7 @@ def decide(view: GangView, now: float, patience: Patience) -> Verdict | None:
     """How the attempt ended, or None while that is open."""
     if view.succeeded == len(view.ranks):
         return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
-    failed = failed_in_order(view)
+    failed = sorted((exit for exit in view.exits if _failed(exit.state)), key=_exit_time)
     gone = _gone(view, failed, now, patience)
     if failed and not gone and not _settled(view, failed, now, patience):
         return None
@@ -118,11 +115,6 @@ def decide(view: GangView, now: float, patience: Patience) -> Verdict | None:
         failure = _incomplete(view)
     code = contract.EXIT_GANG_STOPPED if failure.exit_code is None else failure.exit_code
     return Verdict(Outcome.FAILED, code, view.succeeded, failure)
-
-
-def failed_in_order(view: GangView) -> list[Exit]:
-    """The exits of ranks that failed, by the time of their end."""
-    return sorted((exit for exit in view.exits if _failed(exit.state)), key=_exit_time)
 
 
 def _failed(state: RankState) -> bool:
@@ -162,16 +154,7 @@ def _gone(view: GangView, failed: Sequence[Exit], now: float, patience: Patience
     ]
 
 
-def own_before_kill(failed: Sequence[Exit]) -> list[Exit]:
-    """Ranks that failed for a reason of their own before the first one was killed; `failed`: in order of time."""
-    before = itertools.takewhile(lambda exit: not _hard(exit), failed)
-    return [exit for exit in before if lost_peer(exit.state.log_tail, exit.state.rank) is None]
-
-
 def _first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerView]) -> Failure | None:
-    for exit in own_before_kill(failed):
-        if exit.state.exit_code == view.command_code:
-            return _rank_failure(view, exit)
     for exit in failed:
         if _hard(exit):
             return _rank_failure(view, exit)

@@ -3,6 +3,8 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,32 @@ def test_a_rank_may_end_by_any_signal(number: int, name: str) -> None:
     ranks.note_exit(4, -number)
     (state,) = ranks.states(lambda _: True, lambda _: ())
     assert (state.phase, state.exit_code, state.signal) == (RankPhase.FAILED, 128 + number, name)
+
+
+ADOPTED = """
+import os
+import subprocess
+from ringtrain.agent.ranks import Ranks
+from ringtrain.processes import RankProcess
+
+program = subprocess.Popen(["sleep", "600"])
+ranks = Ranks(0, 1)
+ranks.adopt(RankProcess(0, program.pid, -1, -1))
+ranks.note_exit(0, 0)
+program.kill()
+os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+others = []
+assert ranks.reap(lambda pid, _: others.append(pid)) == []
+assert others == [program.pid]
+(state,) = ranks.states(lambda _: True, lambda _: ())
+print(state.phase.value, state.exit_order)
+"""
+
+
+def test_the_end_of_an_adopted_rank_is_told_once() -> None:
+    """mpirun kills the wrapper, the agent notes that and kills the orphan: that is not another rank that failed."""
+    done = subprocess.run([sys.executable, "-c", ADOPTED], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("Succeeded 1\n", "")
 
 
 def _failed(reason: Reason, rank: int | None, code: int | None) -> Verdict:

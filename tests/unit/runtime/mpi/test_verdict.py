@@ -28,9 +28,6 @@ SUCCEEDED = gang(*(rank(number, RankPhase.SUCCEEDED, 0) for number in range(4)))
 SIGTERM = (RankPhase.FAILED, 143, "SIGTERM")
 ABORTED = gang(rank(0, RankPhase.FAILED, 14), rank(1, *SIGTERM), rank(2, RankPhase.FAILED, 5), rank(3, *SIGTERM))
 TERMINATED = gang(rank(0, *SIGTERM), rank(1, *SIGTERM), rank(2, RankPhase.FAILED, 5), rank(3, *SIGTERM))
-BEGAN_AND_KILLED = gang(
-    rank(0, *SIGTERM), rank(1, *SIGTERM), rank(2, RankPhase.FAILED, 5), rank(3, RankPhase.FAILED, 137, "SIGKILL")
-)
 STOPPED = [rank(number, RankPhase.STOPPED, 137, "SIGKILL") for number in range(4)]
 KILLED = gang(*STOPPED[:3], rank(3, RankPhase.FAILED, 137, "SIGKILL"))
 
@@ -44,7 +41,6 @@ KILLED = gang(*STOPPED[:3], rank(3, RankPhase.FAILED, 137, "SIGKILL"))
         pytest.param(RUNNING, None, LOST_DAEMON, 11.9, id="mpirun-may-end-by-itself"),
         pytest.param(ABORTED, None, None, 10.9, id="mpirun-may-know-who-began"),
         pytest.param(TERMINATED, None, None, 10.9, id="mpirun-has-stopped-all-and-may-know-why"),
-        pytest.param(BEGAN_AND_KILLED, None, None, 10.9, id="mpirun-may-have-killed"),
         pytest.param(gang(*STOPPED), None, None, 13.9, id="mpirun-has-killed-all-and-is-about-to-end"),
     ],
 )
@@ -63,14 +59,6 @@ def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | No
         pytest.param(ABORTED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5", id="aborted"),
         pytest.param(
             TERMINATED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5", id="stopped-first",
-        ),
-        pytest.param(
-            BEGAN_AND_KILLED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5",
-            id="mpirun-killed",
-        ),
-        pytest.param(
-            BEGAN_AND_KILLED, CommandEnd(137, 10.5), None, Reason.RANK_FAILED, "rank 3 was killed",
-            id="killed-by-others",
         ),
         pytest.param(ABORTED, None, None, Reason.RANK_FAILED, "rank 0 exited with 14", id="mpirun-does-not-say"),
         pytest.param(

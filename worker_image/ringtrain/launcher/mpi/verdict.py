@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ringtrain.control.model import Failure, Outcome, RankPhase, Reason, Verdict
-from ringtrain.launcher.verdict import GangView, Patience, decide, failed_in_order, own_before_kill
+from ringtrain.launcher.verdict import GangView, Patience, decide
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,7 @@ def _nobody_failed(view: GangView, verdict: Verdict) -> bool:
 def _mpirun_may_know(view: GangView, verdict: Verdict, now: float, patience: Patience) -> bool:
     """Whether mpirun, about to end, may still say that another rank than the one that exited first began."""
     failure = verdict.failure
-    if failure is None or failure.reason is not Reason.RANK_FAILED:
-        return False
-    # A rank that is killed is the cause, unless another had failed before: then mpirun may have killed it.
-    if failure.signal not in ("", "SIGTERM") and not own_before_kill(failed_in_order(view)):
+    if failure is None or failure.reason is not Reason.RANK_FAILED or failure.signal not in ("", "SIGTERM"):
         return False
     first = min(exit.at for exit in view.exits if exit.state.phase is RankPhase.FAILED)
     return now - first < patience.settle_s / 2
