@@ -136,7 +136,7 @@ print(state.phase.value, state.exit_order)
 
 
 def test_the_end_of_an_adopted_rank_is_told_once() -> None:
-    """mpirun kills the wrapper, the agent notes that and kills the orphan: that is not another rank that failed."""
+    """mpirun kills the wrapper, the agent notes it and kills the orphan: that is not another rank that failed."""
     done = subprocess.run([sys.executable, "-c", ADOPTED], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("Succeeded 1\n", "")
 
