@@ -2,17 +2,17 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NoReturn
 
 from ringtrain import timeline
-from ringtrain.errors import NotInitializedError, RingtrainError
+from ringtrain.errors import RingtrainError
 from ringtrain.reduction.fold import Flat
 from ringtrain.transport.base import Broken, Caller, FrameStream, How, Unexpected
 from ringtrain.wire.dtypes import dtype_name
-from ringtrain.wire.failure import PullRefused, WorldFailure
+from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.frame import Frame, FrameHeader, Step, octets
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
@@ -63,9 +63,7 @@ class Call:
 
     @property
     def _activity(self) -> Activity:
-        key = self._key
-        label = self._member.offers.label((key.process_set, key.sequence), self._what)
-        return Activity(label, key.process_set, key.sequence)
+        return self._member.activity((self._key.process_set, self._key.sequence), self._what)
 
     def __enter__(self) -> "Call":
         self._member.failure_state.check()
@@ -99,6 +97,11 @@ class Call:
         """Return `payload`, which stays where it is, as a frame of this collective."""
         return Frame(self._head(step, segment, payload), octets(payload))
 
+    def frames(self, step: Step, parts: Iterable[Flat]) -> Iterator[Frame]:
+        """`parts` as the segments of this rank's `step`, in their order."""
+        for segment, part in enumerate(parts):
+            yield self.frame(step, segment, part)
+
     def offer_changed(self) -> None:
         """Wake up the streams that wait for a frame of this rank."""
         self._member.offers.changed()
@@ -115,7 +118,7 @@ class Call:
             if error is None:
                 self._finish()
             elif self._member.failure_state.failure is None and not self._member.left:
-                self._give_up(error)
+                self._member.give_up(self._activity, error)
 
     @contextlib.contextmanager
     def _released(self) -> Iterator[None]:
@@ -149,7 +152,7 @@ class Call:
     def _went_wrong(self, peer: int, error: Unexpected | Broken | PullRefused) -> NoReturn:
         if isinstance(error, Unexpected):
             defect = RingtrainError(f"stream from rank {peer} in {self._activity.label}: {error}")
-            self._give_up(defect)
+            self._member.give_up(self._activity, defect)
             raise defect from error
         self._fail(peer, error)
 
@@ -161,30 +164,12 @@ class Call:
             self._stalled((peer,))
         elif error.how is How.CLOSED:
             self._member.monitor.report(Closed(peer, error.detail, self._activity))
-        self._raise_verdict()
+        self._member.raise_failure(self._activity)
 
     def _stalled(self, first: tuple[int, ...]) -> NoReturn:
         peers = (*first, *(rank for rank in self._key.others if rank not in first))
         self._member.monitor.report(Stalled(peers, time.monotonic() - self._started, self._activity))
-        self._raise_verdict()
-
-    def _give_up(self, error: BaseException) -> None:
-        """This rank leaves in the middle, because of a signal or a defect: nobody may wait for it."""
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        rank = self._member.ring.rank
-        self._member.monitor.report(
-            WorldFailure("lost", f"rank {rank} left {self._activity.label} because of {reason}", rank)
-        )
-        self._member.await_verdict()
-
-    def _raise_verdict(self) -> NoReturn:
-        if self._member.left:
-            raise NotInitializedError(f"ringtrain was shut down during {self._activity.label}")
-        self._member.await_verdict()
-        self._member.failure_state.check()
-        if self._member.left:
-            raise NotInitializedError(f"ringtrain was shut down during {self._activity.label}")
-        raise RingtrainError(f"{self._activity.label} failed, and no reason was found in time")
+        self._member.raise_failure(self._activity)
 
     def _cancel(self) -> None:
         for stream in list(self._streams.values()):

@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.communicators.call import Call, FramesFor
 from ringtrain.communicators.exchange_steps import ExchangeSteps
 from ringtrain.communicators.fused_update import FusedUpdates
 from ringtrain.kernels.update import ChunkUpdate
@@ -50,6 +49,7 @@ class ExchangeCommunicator:
         self.segment_bytes = segment_bytes
         self.ranks = ranks
         self.position = self._steps.position
+        self.call_among = self._steps.call_among  # for a communicator that takes part of its ranks along
         self._direct_bytes = min(_DIRECT_BYTES, segment_bytes)
         self._updates = FusedUpdates(self._steps, self.all_gather_parts)
 
@@ -77,11 +77,10 @@ class ExchangeCommunicator:
         results: list[Frame] = []
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            for slot, (part, _) in enumerate(cuts[self.ranks.index(rank)]):
-                yield call.frame(Step.CONTRIBUTION, slot, part)
+            yield from call.frames(Step.CONTRIBUTION, (part for part, _ in cuts[self.ranks.index(rank)]))
             yield from self._steps.results(call, results, len(own), caller)
 
-        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, length * dtype.itemsize)
+        call = self._steps.call(what, (), frames_for, length * dtype.itemsize)
         folder = Folder(op, dtype, len(self.ranks), self.position)
         with call:
             for slot, (part, cut) in enumerate(own):
@@ -96,10 +95,9 @@ class ExchangeCommunicator:
         start = bounds[self.position]
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            for index, cut in enumerate(cuts[self.ranks.index(rank)]):
-                yield call.frame(Step.CONTRIBUTION, index, source[cut])
+            return call.frames(Step.CONTRIBUTION, (source[cut] for cut in cuts[self.ranks.index(rank)]))
 
-        call = self._steps.call(self._steps.laid_out(what, bounds), frames_for, source.nbytes)
+        call = self._steps.call(what, bounds, frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         with call:
             for index, cut in enumerate(cuts[self.position]):
@@ -110,19 +108,40 @@ class ExchangeCommunicator:
         cuts = self._steps.cut(bounds, buffer)
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            for index, cut in enumerate(cuts[self.position]):
-                yield call.frame(Step.RESULT, index, buffer[cut])
+            return call.frames(Step.RESULT, (buffer[cut] for cut in cuts[self.position]))
 
-        call = self._steps.call(self._steps.laid_out(what, bounds), frames_for, buffer.nbytes)
+        call = self._steps.call(what, bounds, frames_for, buffer.nbytes)
         with call:
             for index in range(max(len(cut) for cut in cuts)):
                 self._steps.read_results(call, cuts, index, buffer)
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
-        return self._exchange_parts(what, [part] * len(self.ranks))
+        return self.all_to_all(what, [part] * len(self.ranks))
 
     def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
-        return self._exchange_parts(what, parts)
+        """How much it gets from each position, a rank learns from the first frame."""
+        own = parts[self.position]
+        step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, and this may not
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            part = parts[self.ranks.index(rank)]
+            yield call.frame(Step.SIZES, 0, np.array([len(part)], np.int64))
+            yield from call.frames(Step.RESULT, (part[cut] for cut in segments(0, len(part), step)))
+
+        call = self._steps.call(what, (), frames_for, sum(part.nbytes for part in parts))
+        size = np.empty(1, np.int64)
+        with call:
+            received = [own.copy()] * len(self.ranks)
+            for position in self._steps.others:
+                call.read(self.ranks[position], Step.SIZES, 0, size)
+                received[position] = np.empty(int(size[0]), own.dtype)
+            cuts = [segments(0, len(part), step) for part in received]
+            for index in range(max((len(cuts[p]) for p in self._steps.others), default=0)):
+                for position in self._steps.others:
+                    if index < len(cuts[position]):
+                        part = received[position][cuts[position][index]]
+                        call.read(self.ranks[position], Step.RESULT, index, part)
+        return received
 
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
         """The root deals the buffer out, and those who get a chunk pass it on while it comes."""
@@ -142,17 +161,13 @@ class ExchangeCommunicator:
             self._relay(what, buffer, cuts, root, direct)
 
     def barrier(self, what: Signature) -> None:
-        with self._steps.call(self._steps.laid_out(what, ()), lambda rank, caller: iter(()), 0):
+        with self._steps.call(what, (), lambda rank, caller: iter(()), 0):
             pass
 
     def compare(self, what: Signature, sequence: int) -> None:
         """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
         self._steps.continue_at(sequence)
         self.barrier(what)
-
-    def call(self, what: Signature, frames_for: FramesFor, total_bytes: int, peers: tuple[int, ...]) -> Call:
-        """Begin the set's next collective, in which frames go to and come from world ranks `peers` only."""
-        return self._steps.call(what, frames_for, total_bytes, peers)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._updates.are_possible()
@@ -174,9 +189,9 @@ class ExchangeCommunicator:
         """Everyone gets everything and folds it for itself: one trip instead of two."""
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            yield call.frame(Step.CONTRIBUTION, 0, source)
+            return call.frames(Step.CONTRIBUTION, [source])
 
-        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, source.nbytes)
+        call = self._steps.call(what, (), frames_for, source.nbytes)
         folder = Folder(op, source.dtype, len(self.ranks), self.position)
         # Not yet into `target`: it may be `source`, which peers still read.
         result = np.empty_like(source)
@@ -186,10 +201,10 @@ class ExchangeCommunicator:
 
     def _deal(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            for index, cut in enumerate(cuts[root if direct else self.ranks.index(rank)]):
-                yield call.frame(Step.RESULT, index, buffer[cut])
+            own = cuts[root if direct else self.ranks.index(rank)]
+            return call.frames(Step.RESULT, (buffer[cut] for cut in own))
 
-        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, buffer.nbytes)
+        call = self._steps.call(what, (), frames_for, buffer.nbytes)
         nothing = buffer[:0]
         with call:
             for position in self._steps.others:
@@ -206,7 +221,7 @@ class ExchangeCommunicator:
             elif not direct:
                 yield from self._steps.results(call, passed_on, len(own), caller)
 
-        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, buffer.nbytes)
+        call = self._steps.call(what, (), frames_for, buffer.nbytes)
         relays = [p for p in self._steps.others if p != root]
         with call:
             for index in range(max(len(cut) for cut in cuts) + _LAG):
@@ -217,29 +232,3 @@ class ExchangeCommunicator:
                 if index >= _LAG and not direct:
                     self._steps.read_results(call, cuts, index - _LAG, buffer, relays)
             self._steps.offer(call, complete, call.frame(Step.DONE, 0, buffer[:0]))
-
-    def _exchange_parts(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
-        """Every position gets its part from every other; how much that is, it learns from the first frame."""
-        own = parts[self.position]
-        step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, and this may not
-
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            part = parts[self.ranks.index(rank)]
-            yield call.frame(Step.SIZES, 0, np.array([len(part)], np.int64))
-            for index, cut in enumerate(segments(0, len(part), step)):
-                yield call.frame(Step.RESULT, index, part[cut])
-
-        call = self._steps.call(self._steps.laid_out(what, ()), frames_for, sum(part.nbytes for part in parts))
-        size = np.empty(1, np.int64)
-        with call:
-            received = [own.copy()] * len(self.ranks)
-            for position in self._steps.others:
-                call.read(self.ranks[position], Step.SIZES, 0, size)
-                received[position] = np.empty(int(size[0]), own.dtype)
-            cuts = [segments(0, len(part), step) for part in received]
-            for index in range(max((len(cuts[p]) for p in self._steps.others), default=0)):
-                for position in self._steps.others:
-                    if index < len(cuts[position]):
-                        part = received[position][cuts[position][index]]
-                        call.read(self.ranks[position], Step.RESULT, index, part)
-        return received

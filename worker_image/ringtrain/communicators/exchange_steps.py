@@ -33,21 +33,25 @@ class ExchangeSteps:
         self._sequence = sequence - 1
 
     def call(
+        self, what: Signature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
+    ) -> Call:
+        """Begin the set's next collective. Ranks compare `bounds`, too."""
+        what = replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
+        return self.call_among(None, what, frames_for, total_bytes, is_span)
+
+    def call_among(
         self,
+        peers: tuple[int, ...] | None,
         what: Signature,
         frames_for: FramesFor,
         total_bytes: int,
-        peers: tuple[int, ...] | None = None,
         is_span: bool = True,
     ) -> Call:
-        """Begin the set's next collective. `peers`: world ranks to exchange frames with, by default all others."""
+        """Begin the set's next collective, in which frames go to and come from world ranks `peers` (None: all)."""
         self._sequence += 1
         others = tuple(self.ranks[position] for position in sorted(self.others))
         key = CollectiveKey(self._process_set, self._sequence, others if peers is None else peers, others, is_span)
         return Call(self._member, key, what, frames_for, total_bytes)
-
-    def laid_out(self, what: Signature, bounds: Bounds) -> Signature:
-        return replace(what, layout=(self.segment_bytes, *what.layout, *bounds))
 
     def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:
         return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))

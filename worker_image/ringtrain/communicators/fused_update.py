@@ -58,11 +58,10 @@ class FusedUpdates:
         results: list[Frame] = []
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            for index, cut in enumerate(cuts[steps.ranks.index(rank)]):
-                yield call.frame(Step.CONTRIBUTION, index, gradients[cut])
+            yield from call.frames(Step.CONTRIBUTION, (gradients[cut] for cut in cuts[steps.ranks.index(rank)]))
             yield from steps.results(call, results, len(own), caller)
 
-        call = steps.call(steps.laid_out(what, bounds), frames_for, gradients.nbytes, is_span=False)
+        call = steps.call(what, bounds, frames_for, gradients.nbytes, is_span=False)
         before, self._begun = self._begun, None
         with contextlib.ExitStack() as earlier, contextlib.ExitStack() as mine:
             if before is not None:

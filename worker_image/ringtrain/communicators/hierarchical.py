@@ -7,7 +7,7 @@ pod has. Rank l of every pod handles its own part of the tensor; segments follow
 See docs/decisions/0002-chain-of-pods.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -58,6 +58,8 @@ class HierarchicalCommunicator:
             scratch=ScratchBuffers(),
         )
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
+        self.all_gather_parts, self.all_to_all = network.all_gather_parts, network.all_to_all
+        self.broadcast, self.barrier = network.broadcast, network.barrier
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         if source.nbytes <= self._flat_bytes:
@@ -84,12 +86,12 @@ class HierarchicalCommunicator:
             self._network.all_gather(what, buffer, bounds)
             return
         what = replace(what, layout=bounds)
+        local = self._pods.local
         by_pod = [self._cut(self._of_pod(bounds, pod), pod, buffer) for pod in range(self._pods.last + 1)]
         others = [pod for pod in range(self._pods.last + 1) if pod != self._pods.pod]
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            for index, section in enumerate(by_pod[self._pods.pod]):
-                yield call.frame(Step.RESULT, index, buffer[section.chunk(self._pods.local)])
+            return call.frames(Step.RESULT, (buffer[section.chunk(local)] for section in by_pod[self._pods.pod]))
 
         call = self._beginner(what, buffer)(others, frames_for)
         with call:
@@ -99,22 +101,8 @@ class HierarchicalCommunicator:
                         continue
                     section = by_pod[pod][index]
                     if pod != self._pods.pod:
-                        call.read(
-                            self._pods.column[pod], Step.RESULT, index, buffer[section.chunk(self._pods.local)]
-                        )
+                        call.read(self._pods.column[pod], Step.RESULT, index, buffer[section.chunk(local)])
                     self._group.run(what, Work(section.chunks, buffer, gathered=buffer))
-
-    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
-        return self._network.all_gather_parts(what, part)
-
-    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
-        self._network.broadcast(what, buffer, root)
-
-    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
-        return self._network.all_to_all(what, parts)
-
-    def barrier(self, what: Signature) -> None:
-        self._network.barrier(what)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         self._network.barrier(Signature("allocate", layout=(nbytes,)))
@@ -141,6 +129,7 @@ class HierarchicalCommunicator:
 
     def _beginner(self, what: Signature, like: Flat) -> Begin:
         def begin(pods: list[int], frames_for: FramesFor) -> Call:
-            return self._network.call(what, frames_for, like.nbytes, tuple(self._pods.column[pod] for pod in pods))
+            peers = tuple(self._pods.column[pod] for pod in pods)
+            return self._network.call_among(peers, what, frames_for, like.nbytes)
 
         return begin

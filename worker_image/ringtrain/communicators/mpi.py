@@ -36,6 +36,9 @@ _PAUSE_S: Final = 50e-6
 _ABANDONED: list[tuple[Any, ...]] = []
 
 
+Piece = list[tuple[int, int]]  # (start, end) of a part of every rank's chunk
+
+
 class Network(Communicator, Protocol):
     """The same ranks without MPI: they find out what differs, and say it."""
 
@@ -59,54 +62,55 @@ class MpiCommunicator:
         self._member = member
         self._network = network
         self.ranks, self.position = network.ranks, network.position
+        self._others = tuple(rank for rank in self.ranks if rank != member.ring.rank)
         self._set = inside_number(process_set)
         self._sequence = 0
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         bounds = even_bounds(len(source), len(self.ranks))
-        run = self._begin(what)
+        activity = self._begin(what)
         for piece in self._pieces(bounds, source.itemsize):
             own = target[slice(*piece[self.position])]
-            self._fold(run, source, piece, own, op)
-            self._gather(run, target, piece)
+            self._fold(activity, source, piece, own, op)
+            self._gather(activity, target, piece)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
-        run = self._begin(replace(what, layout=bounds))
+        activity = self._begin(replace(what, layout=bounds))
         for piece in self._pieces(bounds, source.itemsize):
             first, last = piece[self.position]
-            self._fold(run, source, piece, target[first - start : last - start], op)
+            self._fold(activity, source, piece, target[first - start : last - start], op)
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
-        run = self._begin(replace(what, layout=bounds))
-        self._gather(run, buffer, list(itertools.pairwise(bounds)))
+        activity = self._begin(replace(what, layout=bounds))
+        self._gather(activity, buffer, list(itertools.pairwise(bounds)))
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
-        run = self._begin(what)
+        activity = self._begin(what)
         lengths = np.empty(len(self.ranks), np.int64)
-        run.wait(self._comm.Iallgather(np.array([len(part)], np.int64), lengths))
+        self._wait(activity, self._comm.Iallgather(np.array([len(part)], np.int64), lengths))
         whole = np.empty(int(lengths.sum()), part.dtype)
         cuts = offsets([int(length) for length in lengths])
         whole[cuts[self.position] : cuts[self.position + 1]] = part
-        self._gather(run, whole, list(itertools.pairwise(cuts)))
+        self._gather(activity, whole, list(itertools.pairwise(cuts)))
         return [whole[start:end] for start, end in itertools.pairwise(cuts)]
 
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
-        run = self._begin(what)
+        activity = self._begin(what)
         raw = _raw(buffer)
-        run.wait(self._comm.Ibcast([raw, len(raw), _type_of(buffer)], root), raw)
+        self._wait(activity, self._comm.Ibcast([raw, len(raw), _type_of(buffer)], root), raw)
 
     def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
-        run = self._begin(what)
+        activity = self._begin(what)
         sent = np.array([len(part) for part in parts], np.int64)
         received = np.empty_like(sent)
-        run.wait(self._comm.Ialltoall(sent, received), sent, received)
+        self._wait(activity, self._comm.Ialltoall(sent, received), sent, received)
         outgoing = np.concatenate([_raw(part) for part in parts])
         incoming = np.empty(int(received.sum()), outgoing.dtype)
         kind, cuts = _type_of(parts[0]), offsets([int(length) for length in received])
         sending = [outgoing, sent.tolist(), offsets([int(length) for length in sent])[:-1], kind]
         receiving = [incoming, received.tolist(), cuts[:-1], kind]
-        run.wait(self._comm.Ialltoallv(sending, receiving), outgoing, incoming)
+        self._wait(activity, self._comm.Ialltoallv(sending, receiving), outgoing, incoming)
         return [incoming[start:end].view(parts[0].dtype) for start, end in itertools.pairwise(cuts)]
 
     def barrier(self, what: Signature) -> None:
@@ -120,82 +124,67 @@ class MpiCommunicator:
             self._comm.Free()
         self._network.close()
 
-    def _begin(self, what: Signature) -> "_Run":
+    def _begin(self, what: Signature) -> Activity:
         """Make sure that all ranks mean `what`: one collective of 16 bytes."""
         self._member.failure_state.check()
         self._sequence += 1
         key = (self._set, self._sequence)
-        activity = Activity(self._member.offers.label(key, what), *key)
-        run = _Run(self._member, self.ranks, activity)
-        self._member.offers.begin(key, what, run.others)
+        activity = self._member.activity(key, what)
+        self._member.offers.begin(key, what, self._others)
         mine = np.array([_digest(what), -_digest(what)], np.int64)
         all_of_us = np.empty_like(mine)
-        run.wait(self._comm.Iallreduce(mine, all_of_us, load_mpi().MAX), mine, all_of_us)
+        self._wait(activity, self._comm.Iallreduce(mine, all_of_us, load_mpi().MAX), mine, all_of_us)
         self._member.offers.end(key)  # all have come
         if (all_of_us != mine).any():
             # The network compares in words, and has every rank raise the same ones.
             self._network.compare(what, self._sequence)
             raise RingtrainError(f"{activity.label}: ranks mean different things, which the network does not see")
-        return run
+        return activity
 
-    def _pieces(self, bounds: Bounds, itemsize: int) -> Iterator[list[tuple[int, int]]]:
-        """(start, end) of a part of every rank's chunk, piece by piece, until all chunks are through."""
+    def _pieces(self, bounds: Bounds, itemsize: int) -> Iterator[Piece]:
+        """Piece by piece, until all chunks are through."""
         step = max(1, _PIECE_BYTES // itemsize // len(self.ranks))
-        longest = max(end - start for start, end in itertools.pairwise(bounds))
+        chunks = list(itertools.pairwise(bounds))
+        longest = max(end - start for start, end in chunks)
         for at in range(0, longest, step):
-            yield [
-                (min(start + at, end), min(start + at + step, end)) for start, end in itertools.pairwise(bounds)
-            ]
+            yield [(min(start + at, end), min(start + at + step, end)) for start, end in chunks]
 
-    def _fold(self, run: "_Run", source: Flat, piece: list[tuple[int, int]], out: Flat, op: ReduceOp) -> None:
+    def _fold(self, activity: Activity, source: Flat, piece: Piece, out: Flat, op: ReduceOp) -> None:
         """Fold this rank's part of `piece`, with what every rank has there in `source`, into `out`."""
         size, length = len(self.ranks), len(out)
         arrived = np.empty((size, length), source.dtype)
         kind, raw = _type_of(source), _raw(source)
         sending = [raw, [end - start for start, end in piece], [start for start, _ in piece], kind]
         receiving = [_raw(arrived.reshape(-1)), [length] * size, [p * length for p in range(size)], kind]
-        run.wait(self._comm.Ialltoallv(sending, receiving), raw, arrived)
+        self._wait(activity, self._comm.Ialltoallv(sending, receiving), raw, arrived)
         Folder(op, source.dtype, size, self.position).fold(iter(arrived), out)
 
-    def _gather(self, run: "_Run", buffer: Flat, piece: list[tuple[int, int]]) -> None:
+    def _gather(self, activity: Activity, buffer: Flat, piece: Piece) -> None:
         """Give every rank what the others have in their parts of `piece`."""
         raw = _raw(buffer)
-        places = [raw, [end - start for start, end in piece], [start for start, _ in piece], _type_of(buffer)]
-        run.wait(self._comm.Iallgatherv(load_mpi().IN_PLACE, places), raw)
+        layout = [raw, [end - start for start, end in piece], [start for start, _ in piece], _type_of(buffer)]
+        self._wait(activity, self._comm.Iallgatherv(load_mpi().IN_PLACE, layout), raw)
 
-
-class _Run:
-    """One collective while it is under way: waits for MPI, and for news that a rank is lost."""
-
-    def __init__(self, member: Membership, ranks: tuple[int, ...], activity: Activity) -> None:
-        self._member = member
-        self.others = tuple(rank for rank in ranks if rank != member.ring.rank)
-        self._activity = activity
-
-    def wait(self, request: Any, *buffers: Flat) -> None:
+    def _wait(self, activity: Activity, request: Any, *buffers: Flat) -> None:
         """Return when `request` is done. Raises the world's failure, on all ranks, when a peer is lost."""
         started = time.monotonic()
         while not request.Test():
-            waited = time.monotonic() - started
-            if self._member.failure_state.failure is not None or waited >= self._member.ring.stall_timeout_s:
+            waited_s = time.monotonic() - started
+            if self._member.failure_state.failure is not None or waited_s >= self._member.ring.stall_timeout_s:
                 _ABANDONED.append((request, *buffers))
-                self._fail(waited)
-            if waited > _EAGER_S:
+                self._fail(activity, waited_s)
+            if waited_s > _EAGER_S:
                 time.sleep(_PAUSE_S)
 
-    def _fail(self, waited_s: float) -> NoReturn:
-        place, monitor = self._member.ring, self._member.monitor
+    def _fail(self, activity: Activity, waited_s: float) -> NoReturn:
         if self._member.failure_state.failure is None:
-            monitor.report(Stalled(self.others, waited_s, self._activity))
-            self._member.failure_state.wait(place.timeout_s / 5)
-        monitor.await_announced(place.timeout_s / 10)
-        failure = self._member.failure_state.failure
-        if (
-            failure is None or failure.kind == "lost"
-        ):  # after a mismatch all are there, to take leave of each other
-            give_up()
-        self._member.failure_state.check()
-        raise RingtrainError(f"{self._activity.label} failed, and no reason was found in time")
+            self._member.monitor.report(Stalled(self._others, waited_s, activity))
+        try:
+            self._member.raise_failure(activity)
+        finally:
+            failure = self._member.failure_state.failure
+            if failure is None or failure.kind == "lost":  # after a mismatch all are there for MPI's farewell
+                give_up()
 
 
 @lru_cache(maxsize=4096)  # a training step repeats the same signatures

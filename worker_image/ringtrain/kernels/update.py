@@ -54,11 +54,11 @@ def native_update(change: ChunkUpdate, weights: "ctypes.Array[ctypes.c_void_p]")
         targets=len(weights),
         terms=ctypes.addressof(change.rule.terms),
         weights=ctypes.addressof(weights),
-        master=None if change.master is None else lies_at(change.master),
-        states=(ctypes.c_void_p * 2)(*map(lies_at, change.states)),
+        master=None if change.master is None else address_of(change.master),
+        states=(ctypes.c_void_p * 2)(*map(address_of, change.states)),
     )
 
 
-def lies_at(buffer: Flat) -> int:
-    """The address of its first element."""
+def address_of(buffer: Flat) -> int:
+    """Where its first element lies in memory."""
     return int(buffer.__array_interface__["data"][0])  # .ctypes takes thrice as long

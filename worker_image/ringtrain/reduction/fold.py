@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.kernels.library import native_library
-from ringtrain.kernels.update import ChunkUpdate, lies_at, native_update
+from ringtrain.kernels.update import ChunkUpdate, address_of, native_update
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import CODES, HALVES, dtype_name
 
 Flat = NDArray[Any]  # 1-d and contiguous
 
 # What kernels/native/fold.h calls them.
-_OP_CODES: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, ReduceOp.Max: 2, ReduceOp.Product: 3}
+OP_CODES: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, ReduceOp.Max: 2, ReduceOp.Product: 3}
 
 
 class Folder:
@@ -63,7 +63,7 @@ class Folder:
         """One pass over all contributions, without the interpreter's lock: peers are served meanwhile."""
         library.ringtrain_fold(
             CODES[self._dtype_name],
-            _OP_CODES[self._op],
+            OP_CODES[self._op],
             self._size if self._op is ReduceOp.Average else 0,
             ctypes.c_void_p(out.ctypes.data),
             (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
@@ -108,12 +108,12 @@ def update(parts: Sequence[Flat], op: ReduceOp, change: ChunkUpdate) -> None:
     """Fold `parts`, one of each rank in rank order, and apply `change` to all of its weights, in one pass."""
     library = native_library()
     assert library is not None, "ask can_update first"
-    weights = (ctypes.c_void_p * 1)(lies_at(change.weights))
+    weights = (ctypes.c_void_p * 1)(address_of(change.weights))
     library.ringtrain_update(
         CODES[dtype_name(change.weights.dtype)],
-        _OP_CODES[op],
+        OP_CODES[op],
         len(parts) if op is ReduceOp.Average else 0,
-        (ctypes.c_void_p * len(parts))(*map(lies_at, parts)),
+        (ctypes.c_void_p * len(parts))(*map(address_of, parts)),
         len(parts),
         ctypes.byref(native_update(change, weights)),
         ctypes.c_uint64(len(change.weights)),

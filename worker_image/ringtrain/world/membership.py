@@ -3,7 +3,9 @@
 import struct
 import threading
 from collections.abc import Iterator
+from typing import NoReturn
 
+from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.transport.base import Broken, Caller, Transport
 from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain.wire.frame import Frame
@@ -12,7 +14,7 @@ from ringtrain.wire.signature import Signature, decode_signature, describe_misma
 from ringtrain.world.failure_state import FailureState
 from ringtrain.world.handshake import Handshake
 from ringtrain.world.lateness import Lateness
-from ringtrain.world.monitor import ALIVE, LEFT, Monitor
+from ringtrain.world.monitor import ALIVE, LEFT, Activity, Monitor
 from ringtrain.world.offers import CallerGone, Key, OfferTable
 from ringtrain.world.ring_config import RingConfig
 
@@ -77,8 +79,28 @@ class Membership:
         """How many ranks the host or pod of each rank has."""
         return self._handshake.local_sizes
 
-    def await_verdict(self) -> None:
-        """After a report: wait until what follows from it is known to all, or this rank leaves."""
+    def activity(self, key: Key, what: Signature) -> Activity:
+        """Collective `key`, for messages and reports."""
+        return Activity(self.offers.label(key, what), *key)
+
+    def raise_failure(self, activity: Activity) -> NoReturn:
+        """After a report: raise what the world decides, once all know it; or that this rank has left."""
+        if not self.left:
+            self._await_failure()
+            self.failure_state.check()
+        if self.left:
+            raise NotInitializedError(f"ringtrain was shut down during {activity.label}")
+        raise RingtrainError(f"{activity.label} failed, and no reason was found in time")
+
+    def give_up(self, activity: Activity, error: BaseException) -> None:
+        """This rank leaves a collective in the middle, because of a signal or a defect: nobody may wait for it."""
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        rank = self.ring.rank
+        self.monitor.report(WorldFailure("lost", f"rank {rank} left {activity.label} because of {reason}", rank))
+        self._await_failure()
+
+    def _await_failure(self) -> None:
+        """Wait until what follows from a report is known to all, or this rank leaves."""
         self.failure_state.wait_over(self.ring.timeout_s / 5)
         self.monitor.await_announced(self.ring.timeout_s / 10)
 

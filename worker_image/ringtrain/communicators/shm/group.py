@@ -3,7 +3,6 @@
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import numpy as np
@@ -13,7 +12,6 @@ from ringtrain import timeline
 from ringtrain.communicators.numbers import inside_number
 from ringtrain.communicators.shm.native import Addresses, NativeChannel, ShmResult, Work
 from ringtrain.communicators.shm.segment import Segment
-from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.fold import Flat
 from ringtrain.wire.failure import WorldFailure
@@ -38,14 +36,6 @@ class Arena:
         """Where `buffer` begins in the own part; None if it is elsewhere."""
         offset = int(buffer.ctypes.data) - self._start
         return offset if offset >= 0 and offset + buffer.nbytes <= len(self.own) else None
-
-
-@dataclass(frozen=True)
-class _ArenaOffset:
-    """Of a buffer. `agreed`: what all ranks must agree on. `addresses`: where each rank's begins."""
-
-    agreed: bytes
-    addresses: Addresses
 
 
 class SharedGroup:
@@ -76,28 +66,24 @@ class SharedGroup:
 
     def run(self, what: Signature, work: Work) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
-        place = self._offset_of(work.source) if self._arenas and not _gathers_elsewhere(work) else None
-        compared, lies = (
-            (what.compared(), None) if place is None else (what.compared() + place.agreed, place.addresses)
-        )
+        compared, addresses = what.compared(), None
+        if self._arenas and not _gathers_elsewhere(work):
+            compared, addresses = self._with_offset(compared, work.source)
         timeout_s = self._member.ring.stall_timeout_s
-        self._meet(what, work, lambda: self._channel.run(compared, work, timeout_s, lies))
+        self._meet(what, work, lambda: self._channel.run(compared, work, timeout_s, addresses))
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
-        return self._offset_of(gradients) is not None and self._offset_of(weights) is not None
+        return all(self._with_offset(b"", buffer)[1] is not None for buffer in (gradients, weights))
 
     def update(self, what: Signature, work: Work, change: ChunkUpdate) -> None:
         """Reduce `work.source` and update every rank's weights. Raises what `run` raises."""
-        gradients, weights = self._offset_of(work.source), self._offset_of(change.weights)
+        compared, gradients = self._with_offset(what.compared(), work.source)
+        compared, weights = self._with_offset(compared, change.weights)
         assert gradients is not None, "ask can_update first"
         assert weights is not None, "ask can_update first"
-        compared, lies = (
-            what.compared() + gradients.agreed + weights.agreed,
-            (gradients.addresses, weights.addresses),
-        )
-        timeout_s = self._member.ring.stall_timeout_s
-        self._meet(what, work, lambda: self._channel.update(compared, work, change, timeout_s, lies))
+        addresses, timeout_s = (gradients, weights), self._member.ring.stall_timeout_s
+        self._meet(what, work, lambda: self._channel.update(compared, work, change, timeout_s, addresses))
 
     def adopt(self, segment: Segment) -> NDArray[np.uint8]:
         """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
@@ -130,28 +116,27 @@ class SharedGroup:
             with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
                 outcome = meet()
         except BaseException as error:  # a signal's handler raised
-            self._give_up(self._activity(what), error)
+            self._member.give_up(self._activity(what), error)
             raise
         finally:
             self._member.offers.end((self._process_set, self._sequence))
         if outcome is not ShmResult.DONE:
             self._fail(outcome, what, time.monotonic() - started)
 
-    def _offset_of(self, buffer: Flat) -> _ArenaOffset | None:
-        """Where `buffer` lies in an arena; None if it is elsewhere."""
+    def _with_offset(self, compared: bytes, buffer: Flat) -> tuple[bytes, Addresses | None]:
+        """`compared`, with the offset of `buffer` in its arena, and where each rank's begins; None elsewhere."""
         for number, arena in enumerate(self._arenas):
             offset = arena.offset_of(buffer)
             if offset is not None:
-                lies = [base + offset for base in arena.bases]
-                return _ArenaOffset(_ARENA + f"{number} {offset}".encode(), lies)
-        return None
+                return compared + _ARENA + f"{number} {offset}".encode(), [base + offset for base in arena.bases]
+        return compared, None
 
     def _fail(self, outcome: ShmResult, what: Signature, waited_s: float) -> NoReturn:
         """Report what happened, and raise what the world decides."""
-        if self._member.left:
-            raise NotInitializedError(f"ringtrain was shut down during {self._activity(what).label}")
         activity, monitor = self._activity(what), self._member.monitor
         blamed = self.ranks[self._channel.blamed]
+        if self._member.left:
+            self._member.raise_failure(activity)
         if outcome is ShmResult.LEFT:
             monitor.report(Closed(blamed, "", activity))
         elif outcome is ShmResult.MISMATCH:
@@ -159,19 +144,7 @@ class SharedGroup:
         elif outcome is ShmResult.TIMEOUT:
             others = [rank for rank in self._suspects if rank != blamed]
             monitor.report(Stalled((blamed, *others), waited_s, activity))
-        self._member.await_verdict()
-        self._member.failure_state.check()
-        if self._member.left:
-            raise NotInitializedError(f"ringtrain was shut down during {activity.label}")
-        raise RingtrainError(f"{activity.label} failed, and no reason was found in time")
-
-    def _give_up(self, activity: Activity, error: BaseException) -> None:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        rank = self._member.ring.rank
-        self._member.monitor.report(
-            WorldFailure("lost", f"rank {rank} left {activity.label} because of {reason}", rank)
-        )
-        self._member.await_verdict()
+        self._member.raise_failure(activity)
 
     def _mismatch(self, what: Signature) -> WorldFailure:
         position = self._channel.blamed
@@ -179,8 +152,7 @@ class SharedGroup:
         return self._member.mismatch((self._process_set, self._sequence), what, self.ranks[position], theirs)
 
     def _activity(self, what: Signature) -> Activity:
-        label = self._member.offers.label((self._process_set, self._sequence), what)
-        return Activity(label, self._process_set, self._sequence)
+        return self._member.activity((self._process_set, self._sequence), what)
 
 
 def _gathers_elsewhere(work: Work) -> bool:

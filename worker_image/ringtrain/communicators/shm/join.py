@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,14 +26,6 @@ _CHUNK_BYTES_OF_ALL: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """What a rank says about itself. `host`: equal for ranks that can map each other's memory."""
-
-    host: str
-    refusal: str | None
-
-
-@dataclass(frozen=True)
 class Hosts:
     """Positions of a process set by host, in the order of their first, and the group of this rank's own host."""
 
@@ -48,32 +40,35 @@ def share_memory(member: Membership, process_set: int, network: Communicator, ho
     the first rank.
     """
     refusal = None if native_library() is not None else "ringtrain was installed without a C compiler"
-    candidates = [
-        Candidate(**said) for said in _exchange(network, "shared memory?", asdict(Candidate(host, refusal)))
-    ]
-    positions = _by_host(candidates)
-    if len(positions) == len(candidates):
+    by_host: dict[str, list[int]] = {}
+    refusals: list[str | None] = []
+    for position, (name, reported) in enumerate(_exchange(network, "shared memory?", [host, refusal])):
+        by_host.setdefault(name, []).append(position)
+        refusals.append(reported)
+    if len(by_host) == len(refusals):
         return None
-    refusals = {position: candidate.refusal for position, candidate in enumerate(candidates)}
-    if any(refusals.values()):
-        return _without(network, refusals)
-    own = next(places for places in positions if network.position in places)
+    if any(refusals):
+        _warn(network, refusals)
+        return None
+    own = tuple(by_host[host])
     library = native_library()
     assert library is not None
     # Whole pages: slots begin where numbers of every type may.
     chunk_bytes = max(64 << 10, _CHUNK_BYTES_OF_ALL // len(own) // _PAGE_BYTES * _PAGE_BYTES)
     segment, refusals = _map_segment(network, own, shm_bytes(library, len(own), chunk_bytes))
     if segment is None:
-        return _without(network, refusals)
+        _warn(network, refusals)
+        return None
     channel = NativeChannel(library, segment.memory, own.index(network.position), len(own), chunk_bytes)
     ranks = tuple(network.ranks[position] for position in own)
+    positions = tuple(map(tuple, by_host.values()))
     return Hosts(positions, SharedGroup(member, process_set, ranks, network.ranks, channel, segment))
 
 
 def allocate(network: Communicator, hosts: Hosts, nbytes: int) -> NDArray[np.uint8]:
     """Return zeros of this process that the other ranks of its host can read, so that collectives need not copy
     them. Collective over `network`, with the same `nbytes`; where sharing fails, the memory is ordinary."""
-    own = next(places for places in hosts.positions if network.position in places)
+    own = next(positions for positions in hosts.positions if network.position in positions)
     each = -(-max(nbytes, 1) // _PAGE_BYTES) * _PAGE_BYTES
     segment, _ = _map_segment(network, own, each * len(own))
     return np.zeros(nbytes, np.uint8) if segment is None else hosts.group.adopt(segment)[:nbytes]
@@ -88,16 +83,9 @@ def host_identity() -> str:
         return f"unknown {os.urandom(8).hex()}"  # no Linux: nobody's neighbour
 
 
-def _by_host(candidates: list[Candidate]) -> tuple[tuple[int, ...], ...]:
-    hosts: dict[str, list[int]] = {}
-    for position, candidate in enumerate(candidates):
-        hosts.setdefault(candidate.host, []).append(position)
-    return tuple(tuple(positions) for positions in hosts.values())
-
-
 def _map_segment(
     network: Communicator, own: tuple[int, ...], length: int
-) -> tuple[Segment | None, dict[int, str | None]]:
+) -> tuple[Segment | None, list[str | None]]:
     """Let the first rank of each host create a segment and the others open it; all succeed or none keeps it."""
     segment, path, refusal = None, "", None
     creator = own[0]
@@ -113,20 +101,19 @@ def _map_segment(
             segment = Segment.open(path, length)
     except OSError as error:
         refusal = str(error)
-    refusals = dict(enumerate(_exchange(network, "shared memory mapped?", refusal)))
+    refusals = _exchange(network, "shared memory mapped?", refusal)
     if segment is not None:
         segment.seal()
-    if any(refusals.values()) and segment is not None:
-        segment.close()
-        segment = None
+        if any(refusals):
+            segment.close()
+            segment = None
     return segment, refusals
 
 
-def _without(network: Communicator, refusals: dict[int, str | None]) -> Hosts | None:
+def _warn(network: Communicator, refusals: list[str | None]) -> None:
     if network.position == 0:
-        why = "; ".join(f"rank {network.ranks[p]}: {refusal}" for p, refusal in refusals.items() if refusal)
+        why = "; ".join(f"rank {network.ranks[p]}: {refusal}" for p, refusal in enumerate(refusals) if refusal)
         log.warning("ranks %s share hosts but not memory, and use gRPC alone: %s", list(network.ranks), why)
-    return None
 
 
 def _exchange(network: Communicator, kind: str, value: Any) -> list[Any]:

@@ -22,14 +22,13 @@ from ringtrain.kernels.structures import (
     ChannelStruct,
     JobStruct,
 )
-from ringtrain.kernels.update import ChunkUpdate, lies_at, native_update
+from ringtrain.kernels.update import ChunkUpdate, address_of, native_update
 from ringtrain.reduction.cuts import Bounds
-from ringtrain.reduction.fold import Flat
+from ringtrain.reduction.fold import OP_CODES, Flat
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import CODES, dtype_name
 
-_OPS: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, ReduceOp.Max: 2, ReduceOp.Product: 3}
-
+_SMALL_BYTES: Final = 64 << 10
 
 Chunks = tuple[tuple[int, int], ...]
 Addresses = Sequence[int]  # one for each rank
@@ -84,7 +83,8 @@ class NativeChannel:
         self._memory = memory
         self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
         self._size = size
-        self._chunk_bytes = chunk_bytes
+        # Folding everything everywhere costs size × bytes and saves one meeting; see bench/README.
+        self._small_bytes = min(chunk_bytes, _SMALL_BYTES // size)
         self._channel = ChannelStruct(
             base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spins=_spins(size),
             stop=ctypes.addressof(self._stop),
@@ -109,15 +109,15 @@ class NativeChannel:
         return self._repeat(self._library.ringtrain_shm_run, job, small)
 
     def update(
-        self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, lies: tuple[Addresses, Addresses]
+        self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, peers: tuple[Addresses, Addresses]
     ) -> ShmResult:
         """Reduce `work.source` and update this rank's chunk of the weights, which all ranks then have.
 
-        `addresses`: of `work.source` and `change.weights` of each rank. Otherwise as `run`; what is left of
+        `peers`: where `work.source` and `change.weights` of each rank. Otherwise as `run`; what is left of
         `work.source` is not defined, and it must not be written before the next meeting.
         """
         job = self._job(what, work, timeout_s)
-        gradients, weights = map(self._addresses, lies)
+        gradients, weights = map(self._addresses, peers)
         job.peers = ctypes.addressof(gradients)
         update = native_update(change, weights)
         return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
@@ -167,37 +167,28 @@ class NativeChannel:
         self._in_use.release()
         return True
 
-    @property
-    def _small_bytes(self) -> int:
-        # Folding everything everywhere costs size × bytes and saves one meeting; see bench/README.
-        return min(self._chunk_bytes, _SMALL_BYTES // self._size)
-
     def _job(self, what: bytes, work: Work, timeout_s: float) -> JobStruct:
         if len(what) > SIGNATURE_BYTES - 4:  # what is not compared as a whole is not compared
             raise ValueError(f"{len(what)} bytes to compare; a slot has room for {SIGNATURE_BYTES - 4}")
-        pieces = None if work.pieces is None else _pieces(work.pieces)
         job = JobStruct(
             what=what,
             what_bytes=len(what),
             dtype=CODES[dtype_name(work.source.dtype)],
-            op=_OPS[work.op] if work.op is not None else 0,
+            op=OP_CODES[work.op] if work.op is not None else 0,
             divisor=work.average_over if work.op is ReduceOp.Average else 0,
             reduces=work.op is not None,
             chunks=ctypes.addressof(_chunks_array(work.chunks)),
-            source=_address(work.source),
+            source=address_of(work.source),
             own=_address(work.own),
             gathered=_address(work.gathered),
             before=_address(work.before),
             partial=_address(work.partial),
             timeout_s=timeout_s,
         )
-        if pieces is not None:
-            job.pieces = pieces.ctypes.data
-            job.keeps = pieces  # alive as long as the job
+        if work.pieces is not None:
+            job.keeps = _pieces(work.pieces)  # alive as long as the job
+            job.pieces = address_of(job.keeps)
         return job
-
-
-_SMALL_BYTES: Final = 64 << 10
 
 
 def shm_bytes(library: ctypes.CDLL, size: int, chunk_bytes: int) -> int:
@@ -212,14 +203,14 @@ def _chunks_array(chunks: Chunks) -> Any:
 
 
 def _address(buffer: Flat | None) -> int | None:
-    return None if buffer is None else lies_at(buffer)
+    return None if buffer is None else address_of(buffer)
 
 
 def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
     """Where each piece begins in the buffer and where it lies; the row after the last one ends the buffer."""
     table = np.zeros((len(pieces) + 1, 2), np.int64)
     np.cumsum([len(piece) for piece in pieces], out=table[1:, 0])
-    table[:-1, 1] = [lies_at(piece) for piece in pieces]
+    table[:-1, 1] = [address_of(piece) for piece in pieces]
     return table
 
 
