@@ -1,7 +1,7 @@
 """The structures of native/shm.h and native/optimizer.h, field by field as the C code has them."""
 
 import ctypes
-from typing import Final
+from typing import Any, Final
 
 PARITIES: Final = 2
 SIGNATURE_BYTES: Final = 32768
@@ -9,16 +9,19 @@ COUNTERS_BYTES: Final = 4 * 128  # what stands before the signatures in a rank's
 RANK_HEAD_BYTES: Final = COUNTERS_BYTES + PARITIES * SIGNATURE_BYTES
 
 
+def _all(kind: type[Any], names: str) -> list[tuple[str, type[Any]]]:
+    """Fields of one type, as C declares them."""
+    return [(name, kind) for name in names.split()]
+
+
 class ChannelStruct(ctypes.Structure):
     """One rank's end of a segment: `channel`."""
 
     _fields_ = [
         ("base", ctypes.c_void_p),
-        ("rank", ctypes.c_int32),
-        ("size", ctypes.c_int32),
+        *_all(ctypes.c_int32, "rank size"),
         ("chunk_bytes", ctypes.c_uint64),
-        ("round", ctypes.c_uint32),
-        ("collective", ctypes.c_uint32),
+        *_all(ctypes.c_uint32, "round collective"),
         ("spins", ctypes.c_int32),
         ("stop", ctypes.c_void_p),
     ]
@@ -30,23 +33,10 @@ class JobStruct(ctypes.Structure):
     _fields_ = [
         ("what", ctypes.c_char_p),
         ("what_bytes", ctypes.c_uint64),
-        ("dtype", ctypes.c_int32),
-        ("op", ctypes.c_int32),
-        ("divisor", ctypes.c_int32),
-        ("reduces", ctypes.c_int32),
-        ("chunks", ctypes.c_void_p),
-        ("peers", ctypes.c_void_p),
-        ("pieces", ctypes.c_void_p),
-        ("source", ctypes.c_void_p),
-        ("before", ctypes.c_void_p),
-        ("partial", ctypes.c_void_p),
-        ("own", ctypes.c_void_p),
-        ("gathered", ctypes.c_void_p),
+        *_all(ctypes.c_int32, "dtype op divisor reduces"),
+        *_all(ctypes.c_void_p, "chunks peers pieces source before partial own gathered"),
         ("timeout_s", ctypes.c_double),
-        ("started", ctypes.c_uint32),
-        ("next", ctypes.c_uint32),
-        ("phase", ctypes.c_uint32),
-        ("piece", ctypes.c_uint32),
+        *_all(ctypes.c_uint32, "started next phase piece"),
         ("blamed", ctypes.c_int32),
     ]
 
@@ -55,12 +45,8 @@ class UpdateStruct(ctypes.Structure):
     """What becomes of the own chunk: `update`."""
 
     _fields_ = [
-        ("rule", ctypes.c_int32),
-        ("last", ctypes.c_int32),
-        ("targets", ctypes.c_int32),
-        ("terms", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("master", ctypes.c_void_p),
+        *_all(ctypes.c_int32, "rule last targets"),
+        *_all(ctypes.c_void_p, "terms weights master"),
         ("states", ctypes.c_void_p * 2),
     ]
 
@@ -68,25 +54,16 @@ class UpdateStruct(ctypes.Structure):
 class SgdTermsStruct(ctypes.Structure):
     """`sgd_terms`."""
 
-    _fields_ = [
-        ("scale", ctypes.c_double),
-        ("rate", ctypes.c_double),
-        ("momentum", ctypes.c_double),
-        ("decay", ctypes.c_double),
-        ("nesterov", ctypes.c_int),
-    ]
+    _fields_ = [*_all(ctypes.c_double, "scale rate momentum decay"), ("nesterov", ctypes.c_int)]
 
 
 class AdamTermsStruct(ctypes.Structure):
     """`adam_terms`."""
 
     _fields_ = [
-        (name, ctypes.c_double)
-        for name in (
-            "scale", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "root_correction", "epsilon",
-            "coupled_decay", "decoupled_decay", "keep", "step",
-        )
-    ]  # fmt: skip
+        *_all(ctypes.c_double, "scale beta1 one_minus_beta1 beta2 one_minus_beta2 root_correction epsilon"),
+        *_all(ctypes.c_double, "coupled_decay decoupled_decay keep step"),
+    ]
 
 
 # In the order of ringtrain_struct_bytes in native/update.c.

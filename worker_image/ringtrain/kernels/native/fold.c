@@ -133,27 +133,30 @@ void narrow(int dtype, void *into, void *accumulated, size_t count, int divisor)
         memcpy(into, accumulated, count * element_bytes(dtype));
 }
 
+void fold_block(int dtype, int op, const void *before, const void *const *parts, int n, size_t count, void *running,
+                void *wide) {
+    int kind = accumulator(dtype);
+    const void *sum = before;
+    for (int p = 0; p < n; p++) {
+        const void *next = parts[p];
+        if (kind != dtype) {
+            widen(dtype, sum ? wide : running, next, count);
+            next = sum ? wide : running;
+        }
+        if (sum) combine(kind, op, running, sum, next, count);
+        sum = sum || kind != dtype ? running : next;
+    }
+    if (sum != running) memcpy(running, sum, count * element_bytes(kind)); /* one part alone */
+}
+
 EXPORT void ringtrain_fold(int dtype, int op, int divisor, void *into, const void *const *parts, int n, size_t count) {
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
     size_t bytes = element_bytes(dtype), step = BLOCK_BYTES / bytes;
-    int kind = accumulator(dtype);
+    const void *here[n];
     for (size_t at = 0; at < count; at += step) {
         size_t some = count - at < step ? count - at : step;
-        const char *first = (const char *)parts[0] + at * bytes;
-        const void *sum = first;
-        if (kind != dtype || n == 1) {
-            widen(dtype, running, first, some);
-            sum = running;
-        }
-        for (int p = 1; p < n; p++) {
-            const void *next = (const char *)parts[p] + at * bytes;
-            if (kind != dtype) {
-                widen(dtype, wide, next, some);
-                next = wide;
-            }
-            combine(kind, op, running, sum, next, some);
-            sum = running;
-        }
+        for (int p = 0; p < n; p++) here[p] = (const char *)parts[p] + at * bytes;
+        fold_block(dtype, op, NULL, here, n, some, running, wide);
         narrow(dtype, (char *)into + at * bytes, running, some, divisor);
     }
 }

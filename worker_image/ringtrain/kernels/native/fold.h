@@ -34,6 +34,11 @@ void narrow(int dtype, void *into, void *accumulated, size_t count, int divisor)
 /* into[i] = a[i] op b[i] in an accumulator's type. `into` may be `a` or `b`. */
 void combine(int dtype, int op, void *into, const void *a, const void *b, size_t count);
 
+/* running = (…(before op parts[0]) op …) op parts[n - 1] of at most a block, in the accumulator's type. `before`: in
+   that type, or NULL. `wide`: scratch memory, as long as `running`. */
+void fold_block(int dtype, int op, const void *before, const void *const *parts, int n, size_t count, void *running,
+                void *wide);
+
 /* into = (…(parts[0] op parts[1])…) op parts[n - 1]. */
 void ringtrain_fold(int dtype, int op, int divisor, void *into, const void *const *parts, int n, size_t count);
 

@@ -98,22 +98,14 @@ static const char *contribution(
 /* Fold `count` elements of all ranks block by block, and show each block while it is in the cache. */
 static void fold_part(const channel *c, job *j, uint32_t round, uint64_t begin, uint64_t count) {
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES], own[BLOCK_BYTES];
-    int kind = accumulator(j->dtype);
-    uint64_t bytes = element_bytes(j->dtype), kind_bytes = element_bytes(kind), step = BLOCK_BYTES / bytes;
-    uint64_t first = begin - j->chunks[c->rank];
+    uint64_t bytes = element_bytes(j->dtype), kind_bytes = element_bytes(accumulator(j->dtype));
+    uint64_t step = BLOCK_BYTES / bytes, first = begin - j->chunks[c->rank];
+    const void *parts[c->size];
     for (uint64_t at = 0; at < count; at += step) {
         uint64_t some = count - at < step ? count - at : step;
-        const void *sum = j->before ? j->before + (first + at) * kind_bytes : NULL;
-        for (int r = 0; r < c->size; r++) {
-            const void *next = contribution(c, j, r, round, begin, at, some, own);
-            if (kind != j->dtype) {
-                widen(j->dtype, sum ? wide : running, next, some);
-                next = sum ? wide : running;
-            }
-            if (sum) combine(kind, j->op, running, sum, next, some);
-            sum = sum || kind != j->dtype ? running : next;
-        }
-        if (sum != running) memcpy(running, sum, some * kind_bytes); /* a world of one */
+        for (int r = 0; r < c->size; r++) parts[r] = contribution(c, j, r, round, begin, at, some, own);
+        const void *before = j->before ? j->before + (first + at) * kind_bytes : NULL;
+        fold_block(j->dtype, j->op, before, parts, c->size, some, running, wide);
         if (j->partial) {
             memcpy(j->partial + (first + at) * kind_bytes, running, some * kind_bytes);
             continue;
@@ -131,7 +123,7 @@ static int reduce(const channel *c, job *j, uint32_t index) {
         for (int r = 0; r < c->size; r++)
             if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->collected, round - 1));
     if (count && j->reduces) {
-        TRY(all_staged(c, j, round));
+        TRY(wait_all_staged(c, j, round));
         fold_part(c, j, round, begin, count);
     } else if (count && j->gathered && !j->peers) {
         memcpy(slot(c, c->rank, c->size, round), j->source + begin * bytes, count * bytes);
@@ -165,7 +157,7 @@ static int all_reduce_small(channel *c, job *j, uint64_t count) {
         advance(&head(c, c->rank)->staged, round + 1);
         j->phase = 1;
     }
-    TRY(all_staged(c, j, round));
+    TRY(wait_all_staged(c, j, round));
     TRY(compare_signatures(c, j));
     const void *parts[c->size];
     for (int r = 0; r < c->size; r++) parts[r] = slot(c, r, r, round);
@@ -183,7 +175,7 @@ static int run_rounds(channel *c, job *j) {
         j->phase = 1;
     }
     if (j->phase == 1) {
-        TRY(all_staged(c, j, j->started));
+        TRY(wait_all_staged(c, j, j->started));
         TRY(compare_signatures(c, j));
         j->phase = 2;
     }

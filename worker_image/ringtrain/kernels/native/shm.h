@@ -88,10 +88,10 @@ enum outcome { DONE = 0, AGAIN, TIMEOUT, STOPPED, MISMATCH, LEFT };
 
 static inline rank_head *head(const channel *c, int rank) { return (rank_head *)c->base + rank; }
 
-/* meet.c: what shm.c and update.c wait by. It uses nothing of theirs. */
+/* rendezvous.c: what shm.c and update.c wait by. It uses nothing of theirs. */
 void advance(progress *p, uint32_t value);
 int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target);
-int all_staged(const channel *c, job *j, uint32_t round);
+int wait_all_staged(const channel *c, job *j, uint32_t round);
 void show_signature(const channel *c, const job *j);
 int compare_signatures(const channel *c, job *j);
 

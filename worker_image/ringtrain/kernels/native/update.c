@@ -32,25 +32,6 @@ static void copy_away(char *into, const char *from, uint64_t bytes) {
 #endif
 }
 
-/* The gradient of `count` elements from `at` on: folded over ranks, in the accumulator's type. */
-static void fold_block(const channel *c, const job *j, uint64_t at, uint64_t count, char *running, char *wide) {
-    int kind = accumulator(j->dtype);
-    uint64_t bytes = element_bytes(j->dtype);
-    const void *sum = NULL;
-    for (int r = 0; r < c->size; r++) {
-        const void *next = j->peers[r] + at * bytes;
-        if (kind != j->dtype) {
-            widen(j->dtype, sum ? wide : running, next, count);
-            next = sum ? wide : running;
-        }
-        if (sum) combine(kind, j->op, running, sum, next, count);
-        sum = sum || kind != j->dtype ? running : next;
-    }
-    if (kind == j->dtype) return;
-    narrow(j->dtype, wide, running, count, j->divisor); /* as a reduction leaves it, to the bit */
-    widen(j->dtype, running, wide, count);
-}
-
 static void apply(const update *u, int kind, char *w, char *gradient, uint64_t first, uint64_t count) {
     uint64_t offset = first * element_bytes(kind);
     char *one = u->states[0] ? u->states[0] + offset : NULL, *two = u->states[1] ? u->states[1] + offset : NULL;
@@ -65,9 +46,15 @@ static void update_range(const channel *c, const job *j, const update *u, uint64
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
     int kind = accumulator(j->dtype);
     uint64_t bytes = element_bytes(j->dtype), step = BLOCK_BYTES / bytes;
+    const void *parts[c->size];
     for (uint64_t at = begin; at < end; at += step) {
         uint64_t count = end - at < step ? end - at : step, first = at - begin;
-        fold_block(c, j, at, count, running, wide);
+        for (int r = 0; r < c->size; r++) parts[r] = j->peers[r] + at * bytes;
+        fold_block(j->dtype, j->op, NULL, parts, c->size, count, running, wide);
+        if (kind != j->dtype) { /* as a reduction leaves it, to the bit */
+            narrow(j->dtype, wide, running, count, j->divisor);
+            widen(j->dtype, running, wide, count);
+        }
         char *own = u->weights[c->rank] + at * bytes;
         apply(u, kind, u->master ? u->master + first * element_bytes(kind) : own, running, first, count);
         if (u->master) narrow(j->dtype, own, u->master + first * element_bytes(kind), count, 0);
@@ -97,7 +84,7 @@ EXPORT int ringtrain_shm_update(channel *c, job *j, const update *u) {
         j->phase = 1;
     }
     if (j->phase == 1) {
-        TRY(all_staged(c, j, j->started));
+        TRY(wait_all_staged(c, j, j->started));
         TRY(compare_signatures(c, j));
         update_range(c, j, u, j->chunks[c->rank], j->chunks[c->size + c->rank]);
         advance(&head(c, c->rank)->reduced, j->started + 1);

@@ -1,4 +1,4 @@
-/* How ranks that map one segment wait for each other, find out that they mean different things, and leave. */
+/* The rendezvous of ranks that map one segment: they wait for each other, compare what they mean, and leave. */
 #define _GNU_SOURCE
 #include "shm.h"
 
@@ -98,7 +98,7 @@ int compare_signatures(const channel *c, job *j) {
     return DONE;
 }
 
-int all_staged(const channel *c, job *j, uint32_t round) {
+int wait_all_staged(const channel *c, job *j, uint32_t round) {
     for (int r = 0; r < c->size; r++)
         if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->staged, round + 1));
     return DONE;
