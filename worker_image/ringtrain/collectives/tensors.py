@@ -1,15 +1,18 @@
 """From arrays of any shape and layout to the flat buffers that communicators take, and back."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.reduction.cuts import Bounds
 from ringtrain.reduction.fold import Flat
+from ringtrain.reduction.ops import ReduceOp, check_op
 from ringtrain.wire.dtypes import dtype_name
-from ringtrain.wire.signature import ANY_ROWS, Tensor
+from ringtrain.wire.signature import ANY_ROWS, Signature, Tensor
 
 Array = NDArray[Any]
 
@@ -67,3 +70,26 @@ def check_writable(x: object, function: str) -> Array:
         raise ConfigurationError(f"{function} changes its argument, and this array is read-only; pass a copy")
     dtype_name(x.dtype)
     return x
+
+
+def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None) -> Signature:
+    """The signature of a collective on `buffer`. Raises ConfigurationError for what is no such buffer."""
+    array = check_writable(buffer, kind)
+    if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or not array.dtype.isnative:
+        raise ConfigurationError(
+            f"{kind} needs a 1-d contiguous array in native byte order, aligned; "
+            f"got shape {array.shape}, strides {array.strides}, dtype {array.dtype.str}"
+        )
+    if op is not None:
+        check_op(op, dtype_name(array.dtype))
+    return Signature(kind, (tensor_of(array, name),), op.value if op is not None else None)
+
+
+def checked_bounds(bounds: Sequence[int], buffer: Flat, size: int) -> Bounds:
+    """`bounds` as integers. Raises ConfigurationError where they do not cut `buffer` for `size` ranks."""
+    cuts = tuple(int(bound) for bound in bounds)
+    if len(cuts) != size + 1 or cuts[0] != 0 or cuts[-1] != len(buffer) or list(cuts) != sorted(cuts):
+        raise ConfigurationError(
+            f"bounds are {list(cuts)}; expected {size + 1} offsets from 0 to {len(buffer)} that never decrease"
+        )
+    return cuts

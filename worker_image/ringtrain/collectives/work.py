@@ -39,10 +39,8 @@ def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
     what = _reduction("allreduce", [source], op, name)
 
     def work(communicator: Communicator) -> Array:
-        if op is Adasum:
-            return _adasum(communicator, what, source)
         result = np.empty_like(source)
-        communicator.all_reduce(what, flat(source), flat(result), op)
+        _reduce(communicator, what, source, result, op)
         return result
 
     return work
@@ -54,10 +52,7 @@ def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
 
     def work(communicator: Communicator) -> Array:
         buffer = as_array(target)
-        if op is Adasum:
-            buffer[...] = _adasum(communicator, what, buffer)
-        else:
-            communicator.all_reduce(what, flat(buffer), flat(buffer), op)
+        _reduce(communicator, what, buffer, buffer, op)
         _store(buffer, target)
         return target
 
@@ -183,6 +178,13 @@ def alltoall(x: ArrayLike, splits: ArrayLike | None, name: str | None) -> Work[t
 
 def barrier() -> Work[None]:
     return lambda communicator: communicator.barrier(Signature("barrier"))
+
+
+def _reduce(communicator: Communicator, what: Signature, source: Array, target: Array, op: ReduceOp) -> None:
+    if op is Adasum:
+        target[...] = _adasum(communicator, what, source)
+    else:
+        communicator.all_reduce(what, flat(source), flat(target), op)
 
 
 def _adasum(communicator: Communicator, what: Signature, source: Array) -> Array:

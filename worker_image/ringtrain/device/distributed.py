@@ -133,7 +133,7 @@ def broadcast_weights(
 ) -> None:
     """Overwrite the session's weights with those of `root_rank` (a rank of the world)."""
     begun = {
-        name: arrays.begin_broadcast(session.read_weight(name), root_rank, process_set, f"weights.{name}")
+        name: arrays.begin_broadcast([session.read_weight(name)], root_rank, process_set, f"weights.{name}")
         for name in session.parameters
     }
     for name, future in begun.items():

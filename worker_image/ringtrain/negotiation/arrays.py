@@ -11,11 +11,12 @@ from ringtrain.negotiation.queues import name_for, queue_of
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import scalar_error, splits_error
 from ringtrain.process_groups.process_sets import ProcessSet, members
+from ringtrain.reduction.arithmetic import adasum_error
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How arrays become one. `op`: a name of `ringtrain.negotiation.ops.ReduceOp`."""
+    """How arrays become one. `op`: a name of `ringtrain.ReduceOp`."""
 
     op: str
     process_set: ProcessSet
@@ -47,10 +48,7 @@ def begin(request: Request, arrays: Sequence[Array], process_set: ProcessSet, er
 
 def allreduce(arrays: Sequence[Array], how: Reduction, name: str | None, series: str = "allreduce") -> list[Array]:
     """Return `arrays` reduced, as one collective."""
-    size = members(how.process_set)
-    error = ""
-    if how.op == "Adasum" and size & (size - 1):
-        error = f"Adasum combines ranks in pairs, and the process set has {size}; expected a power of two"
+    error = adasum_error(members(how.process_set)) if how.op == "Adasum" else ""
     return run(how.request(name_for(series, name, how.process_set)), arrays, how.process_set, error)
 
 
@@ -84,8 +82,7 @@ def allreduce_gradient(
 
 def allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None = None) -> list[Array]:
     """Return every rank's rows of each array."""
-    request = Request(CollectiveKind.ALLGATHER, name_for("allgather", name, process_set))
-    return run(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
+    return list(begin_allgather(arrays, process_set, name).result())
 
 
 def allgather_gradient(
@@ -100,23 +97,19 @@ def allgather_gradient(
 
 def broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None = None) -> list[Array]:
     """Return the arrays of world rank `root`."""
-    request = Request(CollectiveKind.BROADCAST, name_for("broadcast", name, process_set), root=int(root))
-    return run(request, arrays, process_set)
+    return list(begin_broadcast(arrays, root, process_set, name).result())
 
 
-def begin_allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str) -> Any:
+def begin_allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None) -> Any:
     """Begin to gather; return the future of every rank's rows of each array."""
     request = Request(CollectiveKind.ALLGATHER, name_for("allgather", name, process_set))
     return begin(request, arrays, process_set, scalar_error([np.shape(array) for array in arrays]))
 
 
-def begin_broadcast(array: Array, root: int, process_set: ProcessSet, name: str) -> Any:
-    """Begin to broadcast; return the future of a list with the one result."""
-    return begin(
-        Request(CollectiveKind.BROADCAST, name_for("broadcast", name, process_set), root=int(root)),
-        [array],
-        process_set,
-    )
+def begin_broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None) -> Any:
+    """Begin to broadcast; return the future of the root's arrays."""
+    request = Request(CollectiveKind.BROADCAST, name_for("broadcast", name, process_set), root=int(root))
+    return begin(request, arrays, process_set)
 
 
 def broadcast_gradient(grad: Array, root: int, process_set: ProcessSet, name: str | None = None) -> Array:

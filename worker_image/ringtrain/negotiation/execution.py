@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,16 +12,25 @@ from ringtrain.collectives import work
 from ringtrain.collectives.tensors import Array
 from ringtrain.communicators.base import Communicator
 from ringtrain.negotiation.agreement import Agreed
-from ringtrain.negotiation.carried import carried, narrowed
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.reduction.arithmetic import scaled
-from ringtrain.reduction.ops import ReduceOp
-from ringtrain.wire.dtypes import dtype_of
+from ringtrain.reduction.ops import Average, ReduceOp, Sum
+from ringtrain.wire.dtypes import CODES, dtype_of
 from ringtrain.wire.signature import Signature
 
 # 64 MiB: what is fused is reduced together, and a handle of it is done when all of it is; a larger fusion only
 # delays the first update.
 FUSION_BYTES = 64 << 20
+
+# A type that the ring carries, and that holds sums of the narrow ones.
+_WIDER: Final = {
+    "int8": "int32",
+    "int16": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+    "uint8": "int32",
+    "bool": "int32",
+}
 
 Result = list[Any]
 
@@ -59,12 +68,12 @@ def run_batch(
 
 
 def _allreduce(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
-    carried_op, _ = carried(arrays[0], op)
+    carried_op, _ = _carried(arrays[0], op)
     # Names, dtypes and shapes were agreed on already: the signature need not say them again.
     what = Signature("allreduce", op=op.value)
-    reduced = work.grouped_allreduce([carried(array, op)[1] for array in arrays], carried_op, None, what)
+    reduced = work.grouped_allreduce([_carried(array, op)[1] for array in arrays], carried_op, None, what)
     size = len(communicator.ranks)
-    return [narrowed(r, op, a.dtype, size) for r, a in zip(reduced(communicator), arrays, strict=True)]
+    return [_narrowed(r, op, a.dtype, size) for r, a in zip(reduced(communicator), arrays, strict=True)]
 
 
 def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Array]) -> Result:
@@ -109,9 +118,9 @@ def _alltoall(communicator: Communicator, array: Array, splits: Sequence[int]) -
 
 
 def _reducescatter(communicator: Communicator, array: Array, op: ReduceOp) -> Array:
-    carried_op, wide = carried(array, op)
+    carried_op, wide = _carried(array, op)
     (own,) = work.grouped_reducescatter([wide], carried_op, None)(communicator)
-    return narrowed(own, op, array.dtype, len(communicator.ranks))
+    return _narrowed(own, op, array.dtype, len(communicator.ranks))
 
 
 def _bytes_of(array: Array) -> Array:
@@ -135,3 +144,23 @@ def _fusion_key(entry: Agreed) -> tuple[Any, ...] | None:
 def _bytes(request: Request) -> int:
     pairs = zip(request.shapes, request.dtypes, strict=True)
     return sum(math.prod(shape) * dtype_of(name).itemsize for shape, name in pairs)
+
+
+def _carried(array: Array, op: ReduceOp) -> tuple[ReduceOp, Array]:
+    """Return the op and the array that the ring is asked for.
+
+    Averages of integers are sums, divided afterwards.
+    """
+    integer = array.dtype.kind in "iub"
+    own_op = Sum if op is Average and integer else op
+    overflows = op is Average and array.dtype.name in ("uint8", "bool")
+    if array.dtype.name in CODES and not overflows:
+        return own_op, array
+    return own_op, array.astype(_WIDER[array.dtype.name])
+
+
+def _narrowed(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
+    """Divide a sum of integers by `size`, rounding towards zero as a cast does; return to the caller's dtype."""
+    if op is Average and dtype.kind in "iub":
+        reduced = np.trunc(reduced / size)
+    return reduced.astype(dtype, copy=False)

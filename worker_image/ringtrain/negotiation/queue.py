@@ -86,8 +86,7 @@ class NamedQueue:
             if request.name in self._in_flight:
                 raise ConfigurationError(
                     f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name "
-                    "is still "
-                    "in flight; give each its own name, or synchronize() the first"
+                    "is still in flight; give each its own name, or synchronize() the first"
                 )
             self._in_flight[request.name] = submitted
             self._new.append(request)

@@ -10,12 +10,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.collectives import in_place
+from ringtrain.collectives.tensors import checked_bounds, flat_signature
 from ringtrain.communicators.base import Communicator, Updater
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.process_groups.executor import Executor, Handle
 from ringtrain.reduction.ops import ReduceOp, Sum
-from ringtrain.wire.signature import Signature
+from ringtrain.wire.dtypes import dtype_name
+from ringtrain.wire.signature import ANY_ROWS, Signature, Tensor
 from ringtrain.wire.values import decode_value, encode_value
 
 Flat = NDArray[Any]
@@ -124,21 +125,34 @@ class ProcessGroup:
 
     def all_reduce(self, buffer: Flat, op: ReduceOp = Sum, name: str | None = None) -> Handle[None]:
         """Fold `buffer` of all ranks in place."""
-        return self.begin(in_place.all_reduce(buffer, op, name))
+        what = flat_signature("all_reduce", buffer, name, op)
+        return self.begin(lambda communicator: communicator.all_reduce(what, buffer, buffer, op))
 
     def reduce_scatter(
         self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum, name: str | None = None
     ) -> Handle[None]:
-        return self.begin(in_place.reduce_scatter(buffer, bounds, op, name))
+        what = flat_signature("reduce_scatter", buffer, name, op)
+
+        def work(communicator: Communicator) -> None:
+            cuts = checked_bounds(bounds, buffer, self.size)
+            communicator.reduce_scatter(what, buffer, cuts, buffer[cuts[self.rank] : cuts[self.rank + 1]], op)
+
+        return self.begin(work)
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int], name: str | None = None) -> Handle[None]:
-        return self.begin(in_place.all_gather(buffer, bounds, name))
+        what = flat_signature("all_gather", buffer, name, None)
+        return self.begin(
+            lambda communicator: communicator.all_gather(what, buffer, checked_bounds(bounds, buffer, self.size))
+        )
 
     def all_to_all(self, parts: Sequence[Flat]) -> Handle[list[Flat]]:
-        return self.begin(in_place.all_to_all(parts))
+        dtypes = dict.fromkeys(dtype_name(part.dtype) for part in parts)
+        what = Signature("all_to_all", tuple(Tensor(None, dtype, (ANY_ROWS,)) for dtype in dtypes))
+        return self.begin(lambda communicator: communicator.all_to_all(what, parts))
 
     def broadcast(self, buffer: Flat) -> None:
-        self.call(in_place.broadcast(buffer))
+        what = flat_signature("broadcast", buffer, None, None)
+        self.call(lambda communicator: communicator.broadcast(what, buffer, 0))
 
     def beside(self) -> "ProcessGroup | None":
         if self.size == 1 or not self.communicator.overlaps:
@@ -150,8 +164,8 @@ class ProcessGroup:
         return self.call(lambda ring: isinstance(ring, Updater) and ring.can_update(gradients, weights))
 
     def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
-        what = in_place.signature_of("update", gradients, None, op)
-        cuts = in_place.checked_bounds(bounds, gradients, self.size)
+        what = flat_signature("update", gradients, None, op)
+        cuts = checked_bounds(bounds, gradients, self.size)
         self.call(lambda communicator: _updater(communicator).update(what, gradients, cuts, op, change))
 
     def finish_updates(self) -> bool:

@@ -26,7 +26,7 @@ def broadcast_(
 
     def on_host(*given: Any) -> Any:
         futures = [
-            arrays.begin_broadcast(array, root_rank, process_set, own)
+            arrays.begin_broadcast([array], root_rank, process_set, own)
             for array, own in zip(given, names, strict=True)
         ]
         return [future.result()[0] for future in futures]
