@@ -13,7 +13,7 @@ from support.ranks import ranks_ended, run_ranks
 import ringtrain as rt
 from ringtrain.checkpoint import Checkpoints
 from ringtrain.errors import PeerLost
-from ringtrain.optim import AdamW, HostOptimizer
+from ringtrain.optim import SGD, AdamW, HostOptimizer
 
 
 def _optimizer() -> HostOptimizer:
@@ -88,3 +88,42 @@ def test_a_rank_lost_in_the_middle_of_an_update_is_named(transport: str) -> None
     outcomes = ranks_ended(_lose_rank_1, 3, env={"RINGTRAIN_TRANSPORT": transport})
     assert [outcome.value for outcome in outcomes] == [(1, []), None, (1, [])]
     assert outcomes[1].exit_code == -signal.SIGKILL
+
+
+SAMPLES, EPOCHS = 83, 2
+
+
+def _count_samples(directory: str, batch_size: int, dies_after: int) -> list[float]:
+    """Weight i counts the updates that sample i was in. A rank dies `dies_after` steps, every second is saved."""
+    rt.init()
+    opt = HostOptimizer({"seen": np.zeros(SAMPLES)}, SGD(lr=float(rt.size())))
+    shard = rt.data.shard(SAMPLES, batch_size)
+    checkpoints = Checkpoints(directory)
+    saved = checkpoints.latest()
+    position = {"epoch": 0, "consumed": 0}
+    if saved:
+        opt.load_state_dict(saved.state["optimizer"])
+        position = saved.state["position"]
+    begun = opt.updates
+    for epoch in range(position["epoch"], EPOCHS):
+        for batch in shard.epoch(epoch, consumed=position["consumed"]):
+            if opt.updates - begun == dies_after and rt.rank() == rt.size() - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            gradient = np.zeros(SAMPLES)
+            np.add.at(gradient, batch.indices[batch.mask], -1.0)
+            opt.submit("seen", gradient)
+            opt.step()
+            if opt.updates % 2 == 0:
+                position = {"epoch": epoch, "consumed": batch.consumed}
+                checkpoints.save(opt.updates, {"optimizer": opt.state_dict(root=0), "position": position})
+        position = {"epoch": epoch + 1, "consumed": 0}
+    return [round(float(count), 3) for count in opt.weights["seen"]]
+
+
+def test_every_sample_counts_once_over_restarts(tmp_path: Path) -> None:
+    """Killed in mid-epoch and gone on with another number of ranks: no sample is skipped, none is used twice."""
+    for size, batch_size, dies_after in ((2, 3, 3), (4, 2, 5), (3, 5, 1)):
+        outcomes = ranks_ended(_count_samples, size, str(tmp_path), batch_size, dies_after)
+        assert outcomes[-1].exit_code == -signal.SIGKILL
+        assert all(outcome.error and "PeerLost" in outcome.error for outcome in outcomes[:-1])
+    assert run_ranks(_count_samples, 2, str(tmp_path), 4, -1) == [[float(EPOCHS)] * SAMPLES] * 2

@@ -26,11 +26,14 @@ class Batch:
     and steps of an epoch, `indices[mask]` names every sample once.
     `weight`: give it to `HostOptimizer.submit`, or multiply the batch's mean loss by it. It is 1 except with
     `last="weighted"`, in the last batch, where ranks hold different numbers of samples.
+    `consumed`: samples of the epoch that all ranks together have used after this step. Saved in a checkpoint with
+    the epoch, it lets `Shard.epoch` go on with exactly the samples that are left, at any world size.
     """
 
     indices: NDArray[np.int64]
     mask: NDArray[np.bool_]
     weight: float
+    consumed: int
 
     @property
     def count(self) -> int:
@@ -73,12 +76,21 @@ class Shard:
             f"{self.samples} samples, {self.steps} steps an epoch{tail}"
         )
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of `epoch` (from 0), from step `start` on."""
+    def epoch(self, epoch: int, start: int = 0, *, consumed: int = 0) -> Iterator[Batch]:
+        """Yield this rank's batches of `epoch` (from 0): of what is left after `consumed`, from step `start` on.
+
+        `consumed`: `Batch.consumed` of the last step that counts, which a world of another size may have done.
+        Raises ConfigurationError for a number that the epoch does not have.
+        """
+        if not 0 <= consumed <= self.samples:
+            raise ConfigurationError(f"consumed is {consumed}; expected 0 to {self.samples}, the data set")
         order = self.order(epoch)
-        for step in range(start, self.steps):
-            pool = order[step * self.global_batch : (step + 1) * self.global_batch]
-            yield self._whole(pool) if pool.size == self.global_batch else self._rest(pool, order)
+        for begin in range(consumed + start * self.global_batch, self.samples, self.global_batch):
+            pool = order[begin : begin + self.global_batch]
+            if pool.size == self.global_batch:
+                yield self._whole(pool, begin + pool.size)
+            elif self.last != "dropped":
+                yield self._rest(pool, order)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return the order in which all ranks together go through the data set in `epoch`.
@@ -91,21 +103,21 @@ class Shard:
         words = np.random.Philox(np.random.SeedSequence((self.seed, epoch))).random_raw(self.samples)
         return np.argsort(words, kind="stable").astype(np.int64, copy=False)
 
-    def _whole(self, pool: NDArray[np.int64]) -> Batch:
+    def _whole(self, pool: NDArray[np.int64], consumed: int) -> Batch:
         indices = pool[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
-        return Batch(indices, np.ones(indices.size, np.bool_), 1.0)
+        return Batch(indices, np.ones(indices.size, np.bool_), 1.0, consumed)
 
     def _rest(self, pool: NDArray[np.int64], order: NDArray[np.int64]) -> Batch:
         if self.last == "padded":
             filled = np.resize(order, self.global_batch - pool.size)
-            whole = self._whole(np.concatenate([pool, filled]))
-            place = self.rank * self.batch_size + np.arange(self.batch_size)
-            return Batch(whole.indices, place < pool.size, 1.0)
+            whole = self._whole(np.concatenate([pool, filled]), self.samples)
+            position = self.rank * self.batch_size + np.arange(self.batch_size)
+            return Batch(whole.indices, position < pool.size, 1.0, self.samples)
         mine = np.array_split(pool, self.size)[self.rank]
         if mine.size == 0:
             # One sample that counts for nothing: a model need not cope with an empty batch, whose mean is NaN.
-            return Batch(pool[:1], np.zeros(1, np.bool_), 0.0)
-        return Batch(mine, np.ones(mine.size, np.bool_), mine.size * self.size / pool.size)
+            return Batch(pool[:1], np.zeros(1, np.bool_), 0.0, self.samples)
+        return Batch(mine, np.ones(mine.size, np.bool_), mine.size * self.size / pool.size, self.samples)
 
 
 def shard(

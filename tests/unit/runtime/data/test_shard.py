@@ -77,6 +77,36 @@ def test_an_epoch_can_be_entered_in_the_middle() -> None:
     assert [b.indices.tolist() for b in rest] == [b.indices.tolist() for b in all_batches[2:]]
 
 
+lives = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 17), st.integers(0, 8)), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(1, 200), st.sampled_from(["weighted", "padded"]), st.integers(0, 2), lives)
+def test_an_epoch_goes_on_at_any_world_size(
+    samples: int, last: str, epoch: int, lives: list[tuple[int, int, int]]
+) -> None:
+    """Worlds of (size, batch, steps) take over from each other: each sample is in exactly one committed step.
+
+    What a world did after its last committed step is lost with it, and the next one does it again.
+    """
+    ledger: list[int] = []
+    consumed = 0
+    for size, batch, steps in [*lives, (2, 5, samples)]:
+        rows = [list(rank.epoch(epoch, consumed=consumed)) for rank in _ranks(samples, batch, size, 0, True, last)]
+        for parts in list(zip(*rows, strict=True))[:steps]:
+            ledger += [index for part in parts for index in part.indices[part.mask]]
+            (consumed,) = {part.consumed for part in parts}
+            assert len(ledger) == consumed
+    assert sorted(ledger) == list(range(samples))
+
+
+@pytest.mark.parametrize("consumed", [-1, 21])
+def test_no_more_samples_than_there_are(consumed: int) -> None:
+    """A position of another data set is refused, not cut."""
+    with pytest.raises(ConfigurationError, match=f"consumed is {consumed}; expected 0 to 20"):
+        next(Shard(20, 3, 0, 2, 0, True, "padded").epoch(0, consumed=consumed))
+
+
 def test_a_shard_says_what_one_step_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Global batch, steps and the rest, to whoever asks; a library prints nothing by itself."""
     made = shard(range(1437), 32, rank=0, size=4)
