@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|c|h|svg|sh|proto)|(?:[\w-]+/)+")
 NAME = re.compile(r"(?:ringtrain|ringtrain_operator)(?:\.\w+)+")
 # What pages name of other places: users' own files, other projects', pods' file systems.
-ELSEWHERE = {"train.py", "runs/", "crds/", "linux/", "discover_hosts.sh"}
+ELSEWHERE = {"train.py", "broken.py", "differ.py", "runs/", "crds/", "linux/", "discover_hosts.sh"}
 
 
 def pages() -> list[Path]:

@@ -1,0 +1,53 @@
+"""docs/first-hour.md: every command works as it is written, and prints what the page says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+BIN = Path(sys.executable).parent
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HOME = "/home/you/first"
+DEADLINE_S = 240.0
+
+
+def masked(output: str) -> list[str]:
+    """Lines without what differs between runs: speeds, times, numbers of processes, widths of tables."""
+    text = re.sub(
+        r"(?<=took) +\d+ s|\d+s$|\d[\d,]*\.\d+|\d{2,}|\d(?=,\d{3})(?:,\d{3})+", " 0", output, flags=re.MULTILINE
+    )
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def transcript(page: str) -> list[tuple[str, list[str]]]:
+    """Each command of the page with the lines that the page prints below; `…` stands for any lines."""
+    parts = "".join(text for language, text in BLOCK.findall(page) if language == "console").split("$ ")
+    commands = [part.partition("\n") for part in parts if part]
+    return [(command, [line for line in masked(printed) if line != "…"]) for command, _, printed in commands]
+
+
+def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path) -> None:
+    """In one folder, one command after the other: every line of the page is printed."""
+    page = (ROOT / "docs/first-hour.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    for name, text in [("train.py", program), *FILE.findall(page)]:
+        (tmp_path / name).write_text(text)
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    code = 0
+    for command, expected in transcript(page):
+        done = subprocess.run(
+            ["bash", "-c", f"(exit {code}); {command}"],
+            cwd=tmp_path,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        code = done.returncode
+        printed = masked(done.stdout.replace(str(tmp_path), HOME))
+        assert [line for line in expected if line not in printed] == [], f"$ {command}\n{done.stdout}"
