@@ -87,17 +87,20 @@ def operator(
 
     Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
     """
-    from ringtrain_operator.build import LAUNCHER_RESOURCES
+    from ringtrain_operator.build import LAUNCHER_RESOURCES, Settings
     from ringtrain_operator.cluster.api import Connection
     from ringtrain_operator.cluster.config import OperatorConfig, default_identity
     from ringtrain_operator.cluster.logs import configure_logging
     from ringtrain_operator.cluster.operator import run_until_signalled
 
+    resources = LAUNCHER_RESOURCES if launcher_resources is None else _resources(launcher_resources)
     config = OperatorConfig(
         identity=default_identity(os.environ),
-        launcher_resources=LAUNCHER_RESOURCES if launcher_resources is None else _resources(launcher_resources),
-        metrics_from=tuple(metrics_from),
-        template_ports_from=tuple(template_ports_from),
+        objects=Settings(
+            launcher_resources=resources,
+            metrics_from=metrics_from,
+            template_ports_from=template_ports_from,
+        ),
         **options,
     )
     configure_logging(config.log_format, config.log_level)

@@ -4,9 +4,9 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from ringtrain_operator.build import LAUNCHER_RESOURCES
+from ringtrain_operator.build import Settings
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class OperatorConfig:
     """Settings of one operator process. `namespaces` empty: the whole cluster.
 
     `stuck_after_s`: a reconcile is a handful of requests with deadlines of their own, and the loop that watches
-    turns all the time; what takes longer than this is stuck, and /healthz says so. The last three are about jobs'
-    objects: build/settings.py.
+    turns all the time; what takes longer than this is stuck, and /healthz says so. `objects`: settings of jobs'
+    objects; the namespace in it follows from `lease_namespace`.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -31,9 +31,7 @@ class OperatorConfig:
     log_level: str = "info"
     grace_s: float = 20.0
     stuck_after_s: float = 300.0
-    launcher_resources: Mapping[str, Any] = field(default_factory=lambda: LAUNCHER_RESOURCES)
-    metrics_from: tuple[Mapping[str, Any], ...] = ()
-    template_ports_from: tuple[Mapping[str, Any], ...] = ()
+    objects: Settings = field(default_factory=Settings)
 
     def address(self) -> tuple[str | None, int]:
         """Host (None: all) and port of `listen`. Raises ValueError that says what is expected."""

@@ -7,7 +7,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -19,53 +20,42 @@ from ringtrain_operator.cluster.metrics import Metrics
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Probes:
-    """The questions that the kubelet asks: each answers with what is wrong, or with an empty string."""
-
-    why_not_alive: Callable[[], str]
-    why_not_ready: Callable[[], str]
+Problem = Callable[[], str]
+"""Answers a question of the kubelet with what is wrong, or with an empty string."""
 
 
-class HealthServer:
-    """`async with HealthServer(address, probes, metrics)` serves /healthz, /readyz and /metrics on `port`.
+@asynccontextmanager
+async def health_server(
+    address: tuple[str | None, int], why_not_alive: Problem, why_not_ready: Problem, metrics: Metrics
+) -> AsyncIterator[int]:
+    """Serve /healthz, /readyz and /metrics within the block; its value is the port.
 
-    It lives in the loop that reconciles: when that loop hangs, the probes time out.
+    The server lives in the loop that reconciles: when that loop hangs, the probes time out.
     """
 
-    def __init__(self, address: tuple[str | None, int], probes: Probes, metrics: Metrics) -> None:
-        self._address = address
-        self._probes = probes
-        self._metrics = metrics
-        self.port = 0
-
-    async def __aenter__(self) -> "HealthServer":
-        app = web.Application()
-        app.router.add_get("/healthz", self._alive)
-        app.router.add_get("/readyz", self._ready)
-        app.router.add_get("/metrics", self._tell)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, *self._address).start()
-        self.port = self._runner.addresses[0][1]
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        await self._runner.cleanup()
-
-    async def _alive(self, _request: web.Request) -> web.Response:
-        return _answer(self._probes.why_not_alive())
-
-    async def _ready(self, _request: web.Request) -> web.Response:
-        return _answer(self._probes.why_not_ready())
-
-    async def _tell(self, _request: web.Request) -> web.Response:
+    async def expose(_request: web.Request) -> web.Response:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=self._metrics.text(), headers=headers)
+        return web.Response(body=metrics.text(), headers=headers)
+
+    app = web.Application()
+    app.router.add_get("/healthz", _probe(why_not_alive))
+    app.router.add_get("/readyz", _probe(why_not_ready))
+    app.router.add_get("/metrics", expose)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, *address).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
 
 
-def _answer(wrong: str) -> web.Response:
-    return web.Response(text=wrong or "ok", status=503 if wrong else 200)
+def _probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_request: web.Request) -> web.Response:
+        wrong = problem()
+        return web.Response(text=wrong or "ok", status=503 if wrong else 200)
+
+    return answer
 
 
 @dataclass(frozen=True)

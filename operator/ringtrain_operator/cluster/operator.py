@@ -7,12 +7,12 @@ import signal
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
-from ringtrain_operator.build import Settings
 from ringtrain_operator.cluster.api import ApiClient, ApiError, Conflict, Connection, NotFound, NotLeader
 from ringtrain_operator.cluster.config import OperatorConfig
-from ringtrain_operator.cluster.health import ApiReach, HealthServer, Probes, ReachTimes
+from ringtrain_operator.cluster.health import ApiReach, ReachTimes, health_server
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
@@ -54,9 +54,9 @@ class Operator:
         self._reach = ApiReach(connection, reach_times)
         self._poller = LauncherPoller(self.queue.add, poll_times)
         self._versions = Versions(self.api)
-        self._reconciler = Reconciler(
-            self._versions, self.queue, self._poller, self.metrics, clock, _settings(config, connection)
-        )
+        namespace = config.lease_namespace or connection.namespace
+        settings = replace(config.objects, operator_namespace=namespace)
+        self._reconciler = Reconciler(self._versions, self.queue, self._poller, self.metrics, clock, settings)
         self._standby = False
         self._watch_turned_at: float | None = None
 
@@ -66,11 +66,11 @@ class Operator:
 
     async def run(self) -> None:
         """Lead and work until `stop()`. Raises LeaseLost, ApiError, or a defect."""
-        probes = Probes(self._why_not_alive, self._why_not_ready)
+        probes = self._why_not_alive, self._why_not_ready
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.api.close)
-            server = await stack.enter_async_context(HealthServer(self.config.address(), probes, self.metrics))
-            self.port = server.port
+            server = health_server(self.config.address(), *probes, self.metrics)
+            self.port = await stack.enter_async_context(server)
             asking = asyncio.create_task(self._reach.ask_forever())
             stack.push_async_callback(_cancelled, asking)
             lease = await self._lead()
@@ -206,15 +206,6 @@ class Operator:
 async def _cancelled(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _settings(config: OperatorConfig, connection: Connection) -> Settings:
-    return Settings(
-        operator_namespace=config.lease_namespace or connection.namespace,
-        launcher_resources=config.launcher_resources,
-        metrics_from=config.metrics_from,
-        template_ports_from=config.template_ports_from,
-    )
 
 
 async def _lost(lease: LeaderLease) -> None:

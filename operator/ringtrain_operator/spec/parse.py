@@ -29,6 +29,8 @@ NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 # Dicts that are not ours: their fields are the API server's to judge, nulls included.
 _OPAQUE = frozenset({"template", "emptyDir"})
+# Kubernetes requires these; the launcher gets them from the operator.
+_OPTIONAL = {"spec.launcher.template.spec.containers", "spec.launcher.template.spec.containers[0].name"}
 
 
 def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templates: bool = True) -> Job:
@@ -40,13 +42,13 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     metadata = obj.get("metadata")
     if not isinstance(metadata, Mapping):
         raise SpecInvalid([Problem("metadata", f"must be a mapping with a name, is {shown(metadata)}")])
-    problems = _identity_problems(obj, metadata)
+    problems = list(_identity_problems(obj, metadata))
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise SpecInvalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
     if _depth(spec) > MAX_DEPTH:
-        said = f"is nested more than {MAX_DEPTH} levels deep; no field of a job or of a pod template is"
-        raise SpecInvalid([*problems, Problem("spec", said)])
+        message = f"is nested more than {MAX_DEPTH} levels deep; no field of a job or of a pod template is"
+        raise SpecInvalid([*problems, Problem("spec", message)])
     parsed, spec_problems = _parse_spec(spec, (schema or packaged_schema()) if templates else None)
     problems += spec_problems
     if problems or parsed is None:
@@ -88,39 +90,31 @@ def parse_time(value: object) -> datetime | None:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Problem]:
-    problems = []
+def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[Problem]:
+    """What the API server would refuse in fields that this package reads."""
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if obj.get(key) != expected:
-            problems.append(Problem(key, f"is {shown(obj.get(key))}, expected {expected!r}"))
+            yield Problem(key, f"is {shown(obj.get(key))}, expected {expected!r}")
     name = metadata.get("name")
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
-        problems.append(
-            Problem(
-                "metadata.name",
-                f"is {shown(name)}; it names a Service and hosts, so it must begin with a letter, hold only "
-                f"lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
-            )
+        yield Problem(
+            "metadata.name",
+            f"is {shown(name)}; it names a Service and hosts, so it must begin with a letter, hold only "
+            f"lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
         )
     namespace = metadata.get("namespace") or "default"
     if not isinstance(namespace, str) or not re.fullmatch(NAMESPACE_PATTERN, namespace) or len(namespace) > 63:
-        said = f"is {shown(namespace)}; expected at most 63 lower-case letters, digits and '-'"
-        problems.append(Problem("metadata.namespace", said))
-    return problems + _metadata_problems(metadata)
-
-
-def _metadata_problems(metadata: Mapping[str, Any]) -> list[Problem]:
-    """What the API server would refuse in fields that this package reads."""
-    problems = shape_problems(metadata, "metadata", {"labels": {}, "annotations": {}, "uid": str})
+        message = f"is {shown(namespace)}; expected at most 63 lower-case letters, digits and '-'"
+        yield Problem("metadata.namespace", message)
+    yield from shape_problems(metadata, "metadata", {"labels": {}, "annotations": {}, "uid": str})
     generation = metadata.get("generation")
     if isinstance(generation, bool) or not isinstance(generation, int | None):
-        problems.append(Problem("metadata.generation", f"is {shown(generation)}, expected a whole number"))
+        yield Problem("metadata.generation", f"is {shown(generation)}, expected a whole number")
     try:
         parse_time(metadata.get("creationTimestamp"))
     except ValueError:
-        said = f"is {shown(metadata['creationTimestamp'])}, expected a time such as 2026-01-31T12:00:00Z"
-        problems.append(Problem("metadata.creationTimestamp", said))
-    return problems
+        message = f"is {shown(metadata['creationTimestamp'])}, expected a time such as 2026-01-31T12:00:00Z"
+        yield Problem("metadata.creationTimestamp", message)
 
 
 def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSpec | None, list[Problem]]:
@@ -130,11 +124,11 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
         spec = JobSpec.model_validate_json(json.dumps(pruned, default=str))
     except ValidationError as exc:
         problems = [_problem(error) for error in exc.errors(include_url=False)]
-        return None, problems + _template_problems(pruned, {p.path for p in problems}, schema)
+        return None, [*problems, *_template_problems(pruned, {p.path for p in problems}, schema)]
     problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
     problems += _template_problems(pruned, set(), schema)
     # In this order: a mount of the operator's own path is told as that, whatever volume it names.
-    return spec, problems or clashes(spec) or (dangling(spec) if schema is not None else [])
+    return spec, problems or list(clashes(spec)) or (dangling(spec) if schema is not None else [])
 
 
 def _without_nulls(value: Any) -> Any:
@@ -146,32 +140,25 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodSchema | None) -> list[Problem]:
-    problems: list[Problem] = []
+def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodSchema | None) -> Iterator[Problem]:
+    """What keeps both templates from being run, then what Kubernetes' schema says and our own words do not."""
     for key in ("worker", "launcher"):
         section = spec.get(key)
         template = section.get("template") if isinstance(section, Mapping) else None
         path = f"spec.{key}.template"
         if not isinstance(template, Mapping) or path in reported:
             continue
-        if key == "worker":
+        found = shape_problems(template, path)
+        if not found and key == "worker":
             needs_command = not _launcher_names_the_program(spec)
-            found = worker_template_problems(template, path, needs_command=needs_command)
-        else:
-            found = launcher_template_problems(template, path)
-        problems += found + _schema_problems(template, path, {problem.path for problem in found}, schema)
-    return problems
-
-
-def _schema_problems(
-    template: Mapping[str, Any], path: str, reported: set[str], schema: PodSchema | None
-) -> list[Problem]:
-    """What Kubernetes' schema says and our own words do not; the launcher's first container may lack a name."""
-    if schema is None:
-        return []
-    optional = {"spec.launcher.template.spec.containers", "spec.launcher.template.spec.containers[0].name"}
-    found = schema.problems(template, path)
-    return [p for p in found if p.path not in reported and not (p.path in optional and p.message == "is missing")]
+            found = list(worker_template_problems(template, path, needs_command=needs_command))
+        elif not found:
+            found = list(launcher_template_problems(template, path))
+        yield from found
+        told = {problem.path for problem in found}
+        for problem in schema.problems(template, path) if schema is not None else ():
+            if problem.path not in told and not (problem.path in _OPTIONAL and problem.message == "is missing"):
+                yield problem
 
 
 def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from .. import contract
@@ -27,15 +27,17 @@ POD_FIELDS = {
 }
 
 
-def clashes(spec: JobSpec) -> list[Problem]:
+def clashes(spec: JobSpec) -> Iterator[Problem]:
     """Everything in the templates that the operator sets itself, each with the way out."""
-    worker, launcher = spec.worker.template, spec.launcher.template
-    problems = _template_clashes(worker, "spec.worker.template", ENVIRONMENT)
-    problems += _template_clashes(launcher, "spec.launcher.template", ENVIRONMENT | {ENV_NVIDIA_VISIBLE_DEVICES})
-    problems += _mount_clashes(worker, "spec.worker.template", _mounts(spec, logs=False))
-    problems += _mount_clashes(launcher, "spec.launcher.template", _mounts(spec, logs=True))
-    problems += _device_clashes(spec)
-    return problems
+    for role, reserved in (("worker", frozenset()), ("launcher", {ENV_NVIDIA_VISIBLE_DEVICES})):
+        template, path = getattr(spec, role).template, f"spec.{role}.template"
+        yield from _template_clashes(template, path)
+        for main in containers_of(template)[:1]:
+            where = f"{path}.spec.containers[0]"
+            yield from _environment_clashes(main, where, ENVIRONMENT | reserved)
+            yield from _mount_clashes(main, where, _mounts(spec, logs=role == "launcher"))
+    yield from _unclear_ranks(spec)
+    yield from _device_clashes(spec)
 
 
 def _mounts(spec: JobSpec, logs: bool) -> dict[str, str]:
@@ -48,90 +50,67 @@ def _mounts(spec: JobSpec, logs: bool) -> dict[str, str]:
     return mounts
 
 
-def _template_clashes(template: Mapping[str, Any], path: str, reserved: frozenset[str]) -> list[Problem]:
-    problems = []
+def _template_clashes(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
     pod = template.get("spec") or {}
     for label in (template.get("metadata") or {}).get("labels") or {}:
         if label in LABELS or str(label).startswith(f"{contract.GROUP}/"):
-            problems.append(Problem(f"{path}.metadata.labels[{label}]", "is set by the operator; remove it"))
+            yield Problem(f"{path}.metadata.labels[{label}]", "is set by the operator; remove it")
     for field, why in POD_FIELDS.items():
         if field in pod:
-            problems.append(Problem(f"{path}.spec.{field}", f"is set by the operator ({why}); remove it"))
+            yield Problem(f"{path}.spec.{field}", f"is set by the operator ({why}); remove it")
     if (pod.get("restartPolicy") or "Never") != "Never":
-        problems.append(
-            Problem(
-                f"{path}.spec.restartPolicy",
-                f"is {pod['restartPolicy']!r}, allowed: 'Never'; the gang restarts as a whole, see backoffLimit",
-            )
+        yield Problem(
+            f"{path}.spec.restartPolicy",
+            f"is {pod['restartPolicy']!r}, allowed: 'Never'; the gang restarts as a whole, see backoffLimit",
         )
     for index, volume in enumerate(pod.get("volumes") or ()):
         if volume.get("name") in VOLUMES:
-            problems.append(
-                Problem(f"{path}.spec.volumes[{index}].name", f"{volume['name']} is the operator's; rename it")
-            )
-    for main in containers_of(template)[:1]:
-        for index, variable in enumerate(main.get("env") or ()):
-            if variable.get("name") in reserved:
-                where = f"{path}.spec.containers[0].env[{index}]"
-                problems.append(Problem(where, f"{variable['name']} is set by the operator; remove it"))
-    return problems
+            yield Problem(f"{path}.spec.volumes[{index}].name", f"{volume['name']} is the operator's; rename it")
 
 
-def _mount_clashes(template: Mapping[str, Any], path: str, ours: Mapping[str, str]) -> list[Problem]:
-    problems = []
-    for main in containers_of(template)[:1]:
-        for index, mount in enumerate(main.get("volumeMounts") or ()):
-            taken = str(mount.get("mountPath")).rstrip("/")
-            if taken in ours:
-                where = f"{path}.spec.containers[0].volumeMounts[{index}].mountPath"
-                problems.append(
-                    Problem(where, f"{taken} is where the operator mounts {ours[taken]}; choose another")
-                )
-    return problems
+def _environment_clashes(main: Mapping[str, Any], path: str, reserved: Set[str]) -> Iterator[Problem]:
+    for index, variable in enumerate(main.get("env") or ()):
+        if variable.get("name") in reserved:
+            yield Problem(f"{path}.env[{index}]", f"{variable['name']} is set by the operator; remove it")
 
 
-def _device_clashes(spec: JobSpec) -> list[Problem]:
-    problems = _unclear_ranks(spec)
+def _mount_clashes(main: Mapping[str, Any], path: str, ours: Mapping[str, str]) -> Iterator[Problem]:
+    for index, mount in enumerate(main.get("volumeMounts") or ()):
+        taken = str(mount.get("mountPath")).rstrip("/")
+        if taken in ours:
+            message = f"{taken} is where the operator mounts {ours[taken]}; choose another"
+            yield Problem(f"{path}.volumeMounts[{index}].mountPath", message)
+
+
+def _device_clashes(spec: JobSpec) -> Iterator[Problem]:
+    devices = spec.worker.devices
     for main in containers_of(spec.worker.template)[:1]:
         for name, value in _resources(main):
-            if name in spec.worker.devices and str(value) != str(spec.worker.devices[name]):
-                problems.append(
-                    Problem(
-                        f"spec.worker.template.spec.containers[0].resources[{name}]",
-                        f"is {value!r} and spec.worker.devices says {spec.worker.devices[name]}; keep the latter",
-                    )
-                )
+            if name in devices and str(value) != str(devices[name]):
+                message = f"is {value!r} and spec.worker.devices says {devices[name]}; keep the latter"
+                yield Problem(f"spec.worker.template.spec.containers[0].resources[{name}]", message)
     for index, container in enumerate(containers_of(spec.launcher.template)):
         for name, value in _resources(container):
             if "/" in name:
-                problems.append(
-                    Problem(
-                        f"spec.launcher.template.spec.containers[{index}].resources[{name}]",
-                        f"is {value!r}; the launcher trains nothing and never gets devices; remove it",
-                    )
-                )
-    return problems
+                message = f"is {value!r}; the launcher trains nothing and never gets devices; remove it"
+                yield Problem(f"spec.launcher.template.spec.containers[{index}].resources[{name}]", message)
 
 
-def _unclear_ranks(spec: JobSpec) -> list[Problem]:
+def _unclear_ranks(spec: JobSpec) -> Iterator[Problem]:
     """Where the template's devices decide how many ranks a pod has, and do not say it."""
     if spec.slots_per_worker is not None or spec.worker.devices:
-        return []
+        return
     devices = template_devices(spec.worker.template)
     path = "spec.worker.template.spec.containers[0].resources"
     if len(devices) > 1:
         names = ", ".join(sorted(devices))
-        return [
-            Problem(path, f"names several kinds of devices ({names}): set spec.slotsPerWorker, the ranks of a pod")
-        ]
-    return [
-        Problem(
-            f"{path}[{name}]",
-            f"is {value!r}, expected 1 to 64 devices; each gets a rank unless slotsPerWorker is set",
-        )
-        for name, value in devices.items()
-        if device_count(value) is None
-    ]
+        message = f"names several kinds of devices ({names}): set spec.slotsPerWorker, the ranks of a pod"
+        yield Problem(path, message)
+        return
+    for name, value in devices.items():
+        if device_count(value) is None:
+            message = f"is {value!r}, expected 1 to 64 devices; each gets a rank unless slotsPerWorker is set"
+            yield Problem(f"{path}[{name}]", message)
 
 
 def _resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from ..errors import Problem, shown
@@ -99,68 +99,60 @@ def device_count(value: object) -> int | None:
 
 def worker_template_problems(
     template: Mapping[str, Any], path: str, *, needs_command: bool = True
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """What keeps a worker's template from being run, each with the field's path.
 
     `needs_command`: not where the launcher's mpirun names the program.
     """
-    problems = shape_problems(template, path)
-    if problems:
-        return problems
     containers = containers_of(template)
     if not containers:
-        return [Problem(f"{path}.spec.containers", "is empty; the first container is the one that trains")]
-    main, where = containers[0], f"{path}.spec.containers[0]"
-    if needs_command and not main.get("command"):
-        problems.append(
-            Problem(
-                f"{where}.command",
-                "is missing; the agent starts it once per rank and cannot see the image's entrypoint: "
-                "write it out, for example [python, train.py]",
-            )
+        yield Problem(f"{path}.spec.containers", "is empty; the first container is the one that trains")
+    elif needs_command and not containers[0].get("command"):
+        yield Problem(
+            f"{path}.spec.containers[0].command",
+            "is missing; the agent starts it once per rank and cannot see the image's entrypoint: "
+            "write it out, for example [python, train.py]",
         )
-    for index, container in enumerate(containers):
-        for key in ("name", "image"):
-            if not container.get(key):
-                problems.append(Problem(f"{path}.spec.containers[{index}].{key}", "is missing"))
-    return problems
+    yield from _missing(containers, path, 0)
 
 
-def launcher_template_problems(template: Mapping[str, Any], path: str) -> list[Problem]:
+def launcher_template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
     """What keeps a launcher's template from being run; its first container may leave out name and image."""
-    problems = shape_problems(template, path)
-    if problems:
-        return problems
     containers = containers_of(template)
     if containers and containers[0].get("args") and not containers[0].get("command"):
-        problems.append(
-            Problem(f"{path}.spec.containers[0].command", "is missing, and args without it say nothing")
-        )
-    for index, container in enumerate(containers):
-        for key in ("name", "image") if index else ():
+        yield Problem(f"{path}.spec.containers[0].command", "is missing, and args without it say nothing")
+    yield from _missing(containers, path, 1)
+
+
+def _missing(containers: Sequence[Mapping[str, Any]], path: str, first: int) -> Iterator[Problem]:
+    for index, container in list(enumerate(containers))[first:]:
+        for key in ("name", "image"):
             if not container.get(key):
-                problems.append(Problem(f"{path}.spec.containers[{index}].{key}", "is missing"))
-    return problems
+                yield Problem(f"{path}.spec.containers[{index}].{key}", "is missing")
 
 
 def shape_problems(value: object, path: str, shape: _Shape | None = None) -> list[Problem]:
     """Where `value` is not of the shape that we read. To the API a null field is an absent one; here too."""
-    shape = _TEMPLATE if shape is None else shape
+    return list(_misshapen(value, path, _TEMPLATE if shape is None else shape))
+
+
+def _misshapen(value: object, path: str, shape: _Shape) -> Iterator[Problem]:
     if value is None:
-        return []
+        return
     if isinstance(shape, list):
         if not isinstance(value, list):
-            return [Problem(path, f"must be a list, is {shown(value)}")]
-        wrong = (shape_problems(item, f"{path}[{index}]", shape[0]) for index, item in enumerate(value))
-        nulls = [Problem(f"{path}[{index}]", "is null") for index, item in enumerate(value) if item is None]
-        return nulls + [problem for problems in wrong for problem in problems]
-    if isinstance(shape, dict):
+            yield Problem(path, f"must be a list, is {shown(value)}")
+            return
+        yield from (Problem(f"{path}[{index}]", "is null") for index, item in enumerate(value) if item is None)
+        for index, item in enumerate(value):
+            yield from _misshapen(item, f"{path}[{index}]", shape[0])
+    elif isinstance(shape, dict):
         if not isinstance(value, Mapping):
-            return [Problem(path, f"must be a mapping, is {shown(value)}")]
-        inner = (
-            shape_problems(value.get(key), f"{path}.{key}" if path else key, known) for key, known in shape.items()
-        )
-        return [problem for problems in inner for problem in problems]
-    if not isinstance(value, shape):
-        return [Problem(path, f"must be a string, is {shown(value)}; put it in quotes")]
-    return [Problem(path, "holds a NUL character, which no process can be given")] if "\0" in str(value) else []
+            yield Problem(path, f"must be a mapping, is {shown(value)}")
+            return
+        for key, known in shape.items():
+            yield from _misshapen(value.get(key), f"{path}.{key}" if path else key, known)
+    elif not isinstance(value, shape):
+        yield Problem(path, f"must be a string, is {shown(value)}; put it in quotes")
+    elif "\0" in str(value):
+        yield Problem(path, "holds a NUL character, which no process can be given")
