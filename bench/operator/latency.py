@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from ringtrain_operator.cluster.api import JOBS, PODS, ApiClient
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 Json = dict[str, Any]
 

@@ -11,7 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api import JOBS, PODS, ApiClient
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 # An address of loopback's that no other program listens on: the port is the contract's.
 ADDRESS = "127.77.0.1"

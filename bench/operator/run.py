@@ -21,7 +21,7 @@ from scenarios import SCENARIOS  # noqa: E402
 from setting import Setting, warm_up  # noqa: E402
 from support.apiserver import ControlPlane, why_unavailable  # noqa: E402
 
-from ringtrain_operator.cluster.api import ApiClient  # noqa: E402
+from ringtrain_operator.cluster.api.client import ApiClient  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results.json"
 

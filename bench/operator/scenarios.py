@@ -14,7 +14,8 @@ from plane import Spending, cpu_s, looks_so_far, requests_so_far, rss_mib, write
 from setting import Setting, finished_jobs, fresh_namespace, remove_all
 from support.jobs import job
 
-from ringtrain_operator.cluster.api import JOBS, PODS, ApiClient
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 Json = dict[str, Any]
 

@@ -13,8 +13,11 @@ import psutil
 from plane import operator_process
 from support.apiserver import ControlPlane
 from support.jobs import job
+from support.objects import NAMESPACES
 
-from ringtrain_operator.cluster.api import JOBS, NAMESPACES, PODS, SERVICE_ACCOUNTS, ApiClient, NotFound
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import NotFound
+from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS
 
 Json = dict[str, Any]
 

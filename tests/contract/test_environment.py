@@ -28,7 +28,8 @@ from ringtrain.mpi.settings import read_mpi
 from ringtrain.process_groups.context import RankContext
 from ringtrain.world.config import WorkerConfig
 from ringtrain_operator import build
-from ringtrain_operator.spec import Job, parse_job
+from ringtrain_operator.spec.job import Job
+from ringtrain_operator.spec.parse import parse_job
 
 NOW = datetime.now(UTC)
 

@@ -12,7 +12,7 @@ import yaml
 
 from ringtrain_operator.generate.crd import build_crd
 from ringtrain_operator.generate.reference import reference_page
-from ringtrain_operator.spec import parse_job
+from ringtrain_operator.spec.parse import parse_job
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "manifests/samples").glob("*.yaml"))

@@ -6,7 +6,7 @@ import pytest
 from contract.spec_cases import ACCEPTED, REJECTED, TEMPLATES, UNKNOWN_FIELDS, UPDATES, Case, Update
 
 from ringtrain_operator.errors import SpecInvalid
-from ringtrain_operator.spec import parse_job, update_problems
+from ringtrain_operator.spec.parse import parse_job, update_problems
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda c: c.id)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.apiserver import ControlPlane, why_unavailable  # noqa: E402
 from support.kubelet import Kubelet, ProcessRuntime  # noqa: E402
 
-from ringtrain_operator.cluster.api import ApiClient  # noqa: E402
+from ringtrain_operator.cluster.api.client import ApiClient  # noqa: E402
 
 # What a Deployment needs to become pods, and a PodDisruptionBudget to be read.
 WORKLOADS = "deployment-controller,replicaset-controller,disruption-controller"

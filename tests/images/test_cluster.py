@@ -24,7 +24,7 @@ from support.kubelet import Kubelet
 from support.kubelet.images import ImageRuntime
 from support.ports import free_ports
 
-from ringtrain_operator.cluster.api import JOBS
+from ringtrain_operator.cluster.api.resources import JOBS
 
 pytestmark = [
     pytest.mark.apiserver,

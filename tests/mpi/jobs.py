@@ -13,7 +13,8 @@ from support.gang import DEADLINE_S, PodProcess, until
 
 from ringtrain.control.ports import HeldPorts
 from ringtrain_operator.build.credentials import issue_credentials
-from ringtrain_operator.spec import Job, parse_job
+from ringtrain_operator.spec.job import Job
+from ringtrain_operator.spec.parse import parse_job
 
 from .namespaces import Network
 

@@ -12,7 +12,7 @@ from ringtrain_operator.build.pods import build_launcher_pod, build_worker_pod
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.convert.mpijob import convert_mpijob
 from ringtrain_operator.errors import SpecInvalid
-from ringtrain_operator.spec import parse_job
+from ringtrain_operator.spec.parse import parse_job
 
 MPIJOB = yaml.safe_load("""
 apiVersion: kubeflow.org/v2beta1

@@ -21,9 +21,11 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from ringtrain_operator.cluster.api import CUSTOM_RESOURCE_DEFINITIONS, ApiClient, Connection
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
 from support.guard import GUARD
 from support.installation import install_rights, manifests
+from support.objects import CUSTOM_RESOURCE_DEFINITIONS
 from support.ports import free_ports
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")

@@ -10,10 +10,14 @@ from typing import Any
 
 import yaml
 
-from ringtrain_operator.cluster.api import NAMESPACES, SERVICE_ACCOUNTS, ApiClient, Connection, NotFound, Resource
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.errors import NotFound
+from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, Resource
 from support.apiserver import ControlPlane
 from support.fakeapi import FakeApi
 from support.installation import beyond_rights, manifests
+from support.objects import NAMESPACES
 
 Json = dict[str, Any]
 WAIT_S = 60.0  # generous: what is waited for takes well under a second on an idle machine

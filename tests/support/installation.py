@@ -6,8 +6,11 @@ from typing import Any
 
 import yaml
 
-from ringtrain_operator.cluster.api import NAMESPACES, SERVICE_ACCOUNTS, AlreadyExists, ApiClient, Resource
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import AlreadyExists
+from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, Resource
 from support.fakeapi.server import Call
+from support.objects import NAMESPACES, subresource
 
 ROOT = Path(__file__).parents[2]
 Json = dict[str, Any]
@@ -72,5 +75,5 @@ async def token_of(api: ApiClient, namespace: str, name: str) -> str:
         "kind": "TokenRequest",
         "spec": {"expirationSeconds": 7200},
     }
-    answer = await api.post(SERVICE_ACCOUNTS, namespace, name, "token", request)
+    answer = await api.create(subresource(SERVICE_ACCOUNTS, name, "token"), namespace, request)
     return str(answer["status"]["token"])

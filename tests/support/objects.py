@@ -2,10 +2,19 @@
 
 from typing import Any
 
-from ringtrain_operator.cluster.api import Resource
+from ringtrain_operator.cluster.api.resources import Resource
 
 Json = dict[str, Any]
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
+NAMESPACES = Resource("v1", "Namespace", "namespaces", namespaced=False)
+CUSTOM_RESOURCE_DEFINITIONS = Resource(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
+)
+
+
+def subresource(resource: Resource, name: str, part: str) -> Resource:
+    """Where the API serves a part of an object that is made by POST: a pod's `binding`, an account's `token`."""
+    return Resource(resource.api_version, part, f"{resource.plural}/{name}/{part}")
 
 
 def config_map(name: str, labels: dict[str, str] | None = None, **data: str) -> Json:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ringtrain_operator.cluster.api import Connection
+from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.health import ReachTimes
 from ringtrain_operator.cluster.lease import LeaseTimes

@@ -10,19 +10,11 @@ from typing import Any
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import Settings
-from ringtrain_operator.observe import (
-    Foreign,
-    ObjectRef,
-    Observed,
-    OtherStatusVersion,
-    Refusal,
-    read_report,
-    view_pod,
-)
+from ringtrain_operator.observe.model import Foreign, ObjectRef, Observed, Refusal
+from ringtrain_operator.observe.pods import OtherStatusVersion, read_report, view_pod
 from ringtrain_operator.plan import Event, Plan, plan_object
-from ringtrain_operator.spec import Job
-from ringtrain_operator.status import JobStatus, parse_status
-from ringtrain_operator.status.model import ConditionType, format_time
+from ringtrain_operator.spec.job import Job
+from ringtrain_operator.status.model import ConditionType, JobStatus, format_time, parse_status
 from support.jobs import job
 
 Json = dict[str, Any]

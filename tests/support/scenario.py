@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api import JOBS, PODS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe import status_token
+from ringtrain_operator.observe.pods import status_token
 from support.cluster import Cluster, Json, OpenCluster
 from support.jobs import condition, job, state, termination_message
 from support.kubelet import Kubelet, ScriptedRuntime

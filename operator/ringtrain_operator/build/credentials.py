@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from .. import contract
-from ..spec import Job
+from ..spec.job import Job
 from .names import job_labels, metadata, secret_name
 
 Issuer = Callable[[Job, datetime], Mapping[str, bytes]]

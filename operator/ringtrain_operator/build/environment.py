@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from .. import contract
-from ..spec import Job, Mpi
+from ..spec.job import Job, Mpi
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES
 from .names import checkpoint_folder, launcher_address
 

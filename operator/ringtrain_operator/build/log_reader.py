@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import contract
-from ..spec import Job
+from ..spec.job import Job
 from ..spec.reserved import VOLUME_LOGS
 from . import names
 from .pods import Pod, build_launcher_pod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import contract
-from ..spec import Job
+from ..spec.job import Job
 
 
 def launcher_name(job: Job) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import contract
-from ..spec import Job
+from ..spec.job import Job
 from ..spec.template import containers_of
 from .names import job_labels, metadata
 from .settings import Settings

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from .. import contract
-from ..spec import Job
+from ..spec.job import Job
 from . import environment, names, volumes
 from .security import restrict_pod
 from .settings import Settings

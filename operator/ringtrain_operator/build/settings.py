@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..spec import PodSchema
+from ..spec.pod_schema import PodSchema
 from .credentials import TOKEN_BYTES, Issuer, issue_credentials
 
 Json = Mapping[str, Any]

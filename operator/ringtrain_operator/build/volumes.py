@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import contract
-from ..spec import Job
+from ..spec.job import Job
 from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS, VOLUME_SECRET, VOLUME_SHM
 
 SHM_DIR = "/dev/shm"

@@ -20,7 +20,7 @@ def convert(manifest: Path, output: Path | None) -> None:
     Other objects in the file stay as they are. What could not be taken over is said on stderr.
     """
     from ..convert.mpijob import convert_mpijob, is_mpijob
-    from ..spec import read_documents
+    from ..spec.documents import read_documents
 
     with told(f"{manifest}: "):
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]

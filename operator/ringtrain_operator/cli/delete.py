@@ -14,7 +14,7 @@ def delete(names: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Delete the jobs, and with them their pods; volumes stay."""
 
     async def work(session: Session) -> None:
-        from ringtrain_operator.cluster.api import JOBS
+        from ringtrain_operator.cluster.api.resources import JOBS
 
         for name in names:
             await session.api.delete(JOBS, session.namespace, name)

@@ -85,7 +85,7 @@ def _is_short(missing: Missing | None) -> bool:
 
 def _is_of_reader(exc: OperatorError) -> bool:
     """Whether this says that no pod can read the store here, and nothing of the store."""
-    from ringtrain_operator.cluster.api import Forbidden, Invalid
+    from ringtrain_operator.cluster.api.errors import Forbidden, Invalid
 
     return isinstance(exc, ReaderNotStarted | Forbidden | Invalid)
 
@@ -94,7 +94,8 @@ async def _keep_output(
     session: Session, wanted: Wanted, pod: Json, kept: IO[bytes], printed: Printed
 ) -> tuple[Missing | None, str]:
     """Write the launcher's output into `kept`, and say what is missing there; None and why if no node answers."""
-    from ringtrain_operator.cluster.api import PODS, ApiError, Forbidden
+    from ringtrain_operator.cluster.api.errors import ApiError, Forbidden
+    from ringtrain_operator.cluster.api.resources import PODS
 
     shown = Shown()
     try:
@@ -118,7 +119,7 @@ async def _from_claim(
 ) -> AsyncGenerator[bytes, None]:
     """What the store has on the job's claim, without what was printed."""
     from ringtrain_operator.cluster.api.execute import execute
-    from ringtrain_operator.spec import parse_job
+    from ringtrain_operator.spec.parse import parse_job
 
     skip = printed.size
     async with log_reader(session, parse_job(job, templates=False), _present(job)) as reader:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api import JOBS, PODS, ApiClient, ApiError, NotFound
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import ApiError, NotFound
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 ENDED = ("Succeeded", "Failed")
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from ringtrain_operator.observe import termination_of, view_pod
+from ringtrain_operator.observe.pods import view_pod
+from ringtrain_operator.observe.termination import termination_of
 
 from .session import Json, Session
 

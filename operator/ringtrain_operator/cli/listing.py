@@ -42,7 +42,7 @@ def list_jobs(all_namespaces: bool, output: str, local: bool, cluster: ClusterOp
 
 
 async def _read(session: Session, all_namespaces: bool) -> list[Json]:
-    from ringtrain_operator.cluster.api import JOBS
+    from ringtrain_operator.cluster.api.resources import JOBS
 
     return await session.api.select(JOBS, None if all_namespaces else session.namespace)
 

@@ -13,8 +13,9 @@ import click
 
 from ringtrain_operator.build.log_reader import LABEL_READER, build_log_reader_pod
 from ringtrain_operator.errors import OperatorError
-from ringtrain_operator.observe import PodView, view_pod
-from ringtrain_operator.spec import Job
+from ringtrain_operator.observe.model import PodView
+from ringtrain_operator.observe.pods import view_pod
+from ringtrain_operator.spec.job import Job
 
 if TYPE_CHECKING:
     from .session import Session
@@ -37,7 +38,7 @@ async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[
 
     Raises ReaderNotStarted, and Forbidden where the user may not create pods.
     """
-    from ringtrain_operator.cluster.api import PODS
+    from ringtrain_operator.cluster.api.resources import PODS
 
     await _delete_ended(session, job)
     pod = build_log_reader_pod(job, attempt, secrets.token_hex(3), LIVES_S)
@@ -52,7 +53,8 @@ async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[
 
 async def _delete(session: Session, namespace: str, name: str) -> None:
     """Delete the pod, which may not be there: its creation may have been refused."""
-    from ringtrain_operator.cluster.api import PODS, ApiError, NotFound
+    from ringtrain_operator.cluster.api.errors import ApiError, NotFound
+    from ringtrain_operator.cluster.api.resources import PODS
 
     try:
         await session.api.delete(PODS, namespace, name)
@@ -64,7 +66,8 @@ async def _delete(session: Session, namespace: str, name: str) -> None:
 
 async def _delete_ended(session: Session, job: Job) -> None:
     """Readers of this job whose dtj was killed before it could delete them, once they have ended."""
-    from ringtrain_operator.cluster.api import PODS, ApiError
+    from ringtrain_operator.cluster.api.errors import ApiError
+    from ringtrain_operator.cluster.api.resources import PODS
 
     with contextlib.suppress(ApiError):
         for pod in await session.api.select(PODS, job.namespace, labels=f"{LABEL_READER}={job.name}"):
@@ -73,7 +76,8 @@ async def _delete_ended(session: Session, job: Job) -> None:
 
 
 async def _until_running(session: Session, namespace: str, name: str) -> None:
-    from ringtrain_operator.cluster.api import PODS, NotFound
+    from ringtrain_operator.cluster.api.errors import NotFound
+    from ringtrain_operator.cluster.api.resources import PODS
 
     began, said = time.monotonic(), ""
     while True:

@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 import click
 
 from ringtrain_operator.errors import OperatorError
-from ringtrain_operator.status import parse_status
+from ringtrain_operator.status.model import parse_status
 
 from .ended_logs import LogsIncomplete, attempt_of, claim_of, read_ended, where_kept
 from .failures import told
@@ -113,9 +113,9 @@ async def _attempts(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, N
 
 async def _check_rank(session: Session, wanted: Wanted) -> int:
     """The job's present attempt. Raises NoSuchRank for one that it does not have."""
-    from ringtrain_operator.cluster.api import JOBS
+    from ringtrain_operator.cluster.api.resources import JOBS
     from ringtrain_operator.errors import SpecInvalid
-    from ringtrain_operator.spec import parse_job
+    from ringtrain_operator.spec.parse import parse_job
 
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     status = job.get("status") or {}
@@ -133,7 +133,8 @@ async def _check_rank(session: Session, wanted: Wanted) -> int:
 
 async def _read(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
     """Chunks of the log, from wherever it is. Raises LogsElsewhere, and LogsIncomplete after what there is."""
-    from ringtrain_operator.cluster.api import JOBS, PODS, NotFound
+    from ringtrain_operator.cluster.api.errors import NotFound
+    from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     pod: Json | None = None
@@ -153,7 +154,8 @@ async def _read(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]
 
 async def _live(session: Session, wanted: Wanted, job: Json, printed: Printed) -> AsyncGenerator[bytes, None]:
     """The output of a launcher that runs. When it has ended meanwhile, what its node had dropped is told."""
-    from ringtrain_operator.cluster.api import PODS, NotFound
+    from ringtrain_operator.cluster.api.errors import NotFound
+    from ringtrain_operator.cluster.api.resources import PODS
 
     shown = Shown()
     output = launcher_output(session, wanted, shown, follow=wanted.follow, printed=printed)
@@ -170,8 +172,9 @@ async def _live(session: Session, wanted: Wanted, job: Json, printed: Printed) -
 
 async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) -> AsyncGenerator[bytes, None]:
     """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
-    from ringtrain_operator.cluster.api import PODS, Forbidden, NotFound, ServerError, Unreachable
+    from ringtrain_operator.cluster.api.errors import Forbidden, NotFound, ServerError, Unreachable
     from ringtrain_operator.cluster.api.execute import execute
+    from ringtrain_operator.cluster.api.resources import PODS
 
     container, counter, found = pod["spec"]["containers"][0]["name"], LineCounter(), attempt_of(pod)
     command = wanted.command(wanted.attempt or found, follow=wanted.follow)
@@ -207,7 +210,8 @@ async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) ->
 
 async def _ends(session: Session, name: str) -> bool:
     """Whether the pod has ended, or does within a few seconds."""
-    from ringtrain_operator.cluster.api import PODS, NotFound
+    from ringtrain_operator.cluster.api.errors import NotFound
+    from ringtrain_operator.cluster.api.resources import PODS
 
     give_up_at = time.monotonic() + _ENDS_WITHIN_S
     while True:

@@ -37,7 +37,7 @@ class JsonValue(click.ParamType[Any]):
 
 def _resources(given: dict[str, Any]) -> dict[str, Any]:
     """Resources of a container; an error that names the field that is wrong."""
-    from ringtrain_operator.spec import packaged_schema
+    from ringtrain_operator.spec.pod_schema import packaged_schema
 
     schema = replace(packaged_schema(), root="ResourceRequirements")
     problems = schema.problems(given, "--launcher-resources")
@@ -88,7 +88,7 @@ def operator(
     Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
     """
     from ringtrain_operator.build import LAUNCHER_RESOURCES, Settings
-    from ringtrain_operator.cluster.api import Connection
+    from ringtrain_operator.cluster.api.connection import Connection
     from ringtrain_operator.cluster.config import OperatorConfig, default_identity
     from ringtrain_operator.cluster.logs import configure_logging
     from ringtrain_operator.cluster.operator import run_until_signalled

@@ -10,7 +10,8 @@ import click
 import yaml
 
 from .. import build, contract
-from ..spec import Job, parse_job
+from ..spec.job import Job
+from ..spec.parse import parse_job
 from .failures import told
 
 # A manifest has no uid before an API server gives it one.

@@ -16,8 +16,8 @@ from .failures import told
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from ringtrain_operator.cluster.api import ApiClient
-    from ringtrain_operator.spec import PodSchema
+    from ringtrain_operator.cluster.api.client import ApiClient
+    from ringtrain_operator.spec.pod_schema import PodSchema
 
 Json = dict[str, Any]
 # Where `dtj local` keeps its runs unless told otherwise.
@@ -80,7 +80,8 @@ def without_cluster(local: bool, options: ClusterOptions) -> bool:
 
 def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]]) -> T:
     """The result of `work` on the chosen cluster. A refusal of the API becomes a message and exit code 1."""
-    from ringtrain_operator.cluster.api import ApiClient, Connection
+    from ringtrain_operator.cluster.api.client import ApiClient
+    from ringtrain_operator.cluster.api.connection import Connection
 
     async def run() -> T:
         connection = Connection.from_env(os.environ, options.kubeconfig or None, options.context or None)
@@ -93,7 +94,7 @@ def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]
 
 async def server_schema(session: Session) -> PodSchema:
     """The cluster's own schema of pod templates. Raises ApiError."""
-    from ringtrain_operator.cluster.api import ApiError
+    from ringtrain_operator.cluster.api.errors import ApiError
     from ringtrain_operator.cluster.pod_schema import read_pod_schema
 
     try:
@@ -106,7 +107,7 @@ def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -
     """Names of the jobs in the chosen namespace; nothing if the cluster cannot be asked."""
     from click.shell_completion import CompletionItem
 
-    from ringtrain_operator.cluster.api import JOBS
+    from ringtrain_operator.cluster.api.resources import JOBS
 
     async def names(session: Session) -> list[str]:
         jobs = await session.api.select(JOBS, session.namespace)

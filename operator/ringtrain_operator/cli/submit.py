@@ -12,7 +12,7 @@ from .failures import told
 from .session import ClusterOptions, Json, Session, cluster_options, server_schema, with_session
 
 if TYPE_CHECKING:
-    from ringtrain_operator.spec import PodSchema
+    from ringtrain_operator.spec.pod_schema import PodSchema
 
 
 @click.command()
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None:
     """Check the jobs in FILES and create them."""
     from ..local.manifest import load_objects
-    from ..spec import parse_job
+    from ..spec.parse import parse_job
 
     found: list[tuple[Path, Json]] = []
     for path in files:
@@ -43,8 +43,8 @@ def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None
 
 async def _schema_of_cluster(session: Session) -> PodSchema:
     """The cluster's schema of pod templates; this package's where the cluster does not show it."""
-    from ringtrain_operator.cluster.api import Forbidden, NotFound
-    from ringtrain_operator.spec import packaged_schema
+    from ringtrain_operator.cluster.api.errors import Forbidden, NotFound
+    from ringtrain_operator.spec.pod_schema import packaged_schema
 
     try:
         return await server_schema(session)
@@ -53,7 +53,8 @@ async def _schema_of_cluster(session: Session) -> PodSchema:
 
 
 async def _create(session: Session, jobs: list[Json]) -> list[tuple[str, str]]:
-    from ringtrain_operator.cluster.api import JOBS, AlreadyExists, NotFound
+    from ringtrain_operator.cluster.api.errors import AlreadyExists, NotFound
+    from ringtrain_operator.cluster.api.resources import JOBS
 
     made = []
     for job in jobs:

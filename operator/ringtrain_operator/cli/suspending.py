@@ -26,7 +26,7 @@ def resume(names: tuple[str, ...], cluster: ClusterOptions) -> None:
 
 def _set(cluster: ClusterOptions, names: tuple[str, ...], suspended: bool) -> None:
     async def work(session: Session) -> None:
-        from ringtrain_operator.cluster.api import JOBS
+        from ringtrain_operator.cluster.api.resources import JOBS
 
         from .following import ENDED, state_of
 

@@ -27,7 +27,8 @@ def validate(files: tuple[Path, ...], server: bool, cluster: ClusterOptions) -> 
     """
     from ..local.manifest import load_objects
     from ..local.telling import counted
-    from ..spec import packaged_schema, parse_job
+    from ..spec.parse import parse_job
+    from ..spec.pod_schema import packaged_schema
 
     schema = with_session(cluster, server_schema) if server else replace(packaged_schema(), way_out=WAY_OUT)
     failed = False

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 import click
 
 from ringtrain_operator import contract
-from ringtrain_operator.observe import view_pod
+from ringtrain_operator.observe.pods import view_pod
 
 from .failures import told
 from .session import (
@@ -35,7 +35,7 @@ def why(name: str, local: bool, cluster: ClusterOptions) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
 
     async def read(session: Session) -> tuple[Json, list[Json], list[Json], list[str]]:
-        from ringtrain_operator.cluster.api import EVENTS, JOBS, PODS
+        from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 
         job = await session.api.get(JOBS, session.namespace, name)
         pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
@@ -57,7 +57,7 @@ def why(name: str, local: bool, cluster: ClusterOptions) -> None:
 
 async def _unreached(session: Session, job: Json, pods: list[Json]) -> list[str]:
     """What the agents of a gang that is not complete say of the launcher: they write it to their pods' logs."""
-    from ringtrain_operator.cluster.api import ApiError
+    from ringtrain_operator.cluster.api.errors import ApiError
 
     running = _condition(job.get("status") or {}, "Running")
     if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):

@@ -7,20 +7,11 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringtrain_operator.cluster.api import (
-    PODS,
-    SECRETS,
-    AlreadyExists,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    Resource,
-    resource_of,
-)
+from ringtrain_operator.cluster.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from ringtrain_operator.cluster.api.resources import BY_KIND, PODS, SECRETS, Resource
 from ringtrain_operator.cluster.observe import Memory, find_owner
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe import Foreign, ObjectRef, Refusal
+from ringtrain_operator.observe.model import Foreign, ObjectRef, Refusal
 from ringtrain_operator.plan import Deletion, Plan
 
 log = logging.getLogger(__name__)
@@ -78,7 +69,7 @@ async def _together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
 
 
 async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
-    resource, ref = resource_of(obj), ObjectRef(obj["kind"], obj["metadata"]["name"])
+    resource, ref = BY_KIND[obj["kind"]], ObjectRef(obj["kind"], obj["metadata"]["name"])
     try:
         version = await work.versions.api.create_unread(resource, work.namespace, obj)
     except AlreadyExists:
@@ -116,15 +107,11 @@ async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> For
 
 async def _delete(work: _Work, deletion: Deletion) -> None:
     ref = deletion.ref
-    resource = resource_of({"apiVersion": _VERSIONS.get(ref.kind, "v1"), "kind": ref.kind})
     try:
         await work.versions.api.delete(
-            resource, work.namespace, ref.name, uid=deletion.uid, grace_period_s=deletion.grace_s
+            BY_KIND[ref.kind], work.namespace, ref.name, uid=deletion.uid, grace_period_s=deletion.grace_s
         )
     except (NotFound, Conflict) as gone:
         # gone, or replaced by another of its name: either way the one that was meant is no more
         log.debug("%s was not there to delete: %s", ref, gone)
     work.memory.owned.discard(ref)
-
-
-_VERSIONS = {"NetworkPolicy": "networking.k8s.io/v1", "DistributedTrainingJob": "ringtrain.dev/v1alpha1"}

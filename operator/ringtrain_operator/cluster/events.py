@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ringtrain_operator.cluster.api import EVENTS, AlreadyExists, ApiClient, ApiError, NotLeader
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import AlreadyExists, ApiError, NotLeader
+from ringtrain_operator.cluster.api.resources import EVENTS
 from ringtrain_operator.plan import Event
 from ringtrain_operator.status.model import format_time
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from ringtrain_operator.cluster.api import ApiClient, ApiError, Connection, Unauthorized, Unreachable
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.errors import ApiError, Unauthorized, Unreachable
 from ringtrain_operator.cluster.api.transport import RetryPolicy
 from ringtrain_operator.cluster.metrics import Metrics
 

@@ -9,20 +9,13 @@ from datetime import datetime
 from typing import Any
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api import (
-    NETWORK_POLICIES,
-    NODES,
-    SERVICE_ACCOUNTS,
-    SERVICES,
-    ApiClient,
-    ApiError,
-    Forbidden,
-    NotFound,
-    Resource,
-)
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
+from ringtrain_operator.cluster.api.resources import NETWORK_POLICIES, NODES, SERVICE_ACCOUNTS, SERVICES, Resource
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe import Foreign, ObjectRef, Observed, Refusal, owned_by, owner_name, view_pod
+from ringtrain_operator.observe.model import Foreign, ObjectRef, Observed, Refusal
+from ringtrain_operator.observe.pods import owned_by, owner_name, view_pod
 from ringtrain_operator.spec.parse import parse_time
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,9 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from ringtrain_operator.cluster.api import ApiClient, ApiError, Conflict, Connection, NotFound, NotLeader
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound, NotLeader
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.health import ApiReach, ReachTimes, health_server
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
@@ -20,7 +22,7 @@ from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
-from ringtrain_operator.observe import ObjectRef
+from ringtrain_operator.observe.model import ObjectRef
 
 log = logging.getLogger(__name__)
 

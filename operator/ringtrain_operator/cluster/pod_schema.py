@@ -3,8 +3,9 @@
 import logging
 from dataclasses import replace
 
-from ringtrain_operator.cluster.api import ApiClient, ApiError
-from ringtrain_operator.spec import PodSchema, packaged_schema
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import ApiError
+from ringtrain_operator.spec.pod_schema import PodSchema, packaged_schema
 
 log = logging.getLogger(__name__)
 

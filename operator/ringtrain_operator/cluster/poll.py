@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe import LauncherReport, OtherStatusVersion, read_report
+from ringtrain_operator.observe.model import LauncherReport
+from ringtrain_operator.observe.pods import OtherStatusVersion, read_report
 
 log = logging.getLogger(__name__)
 

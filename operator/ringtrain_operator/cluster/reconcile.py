@@ -9,7 +9,8 @@ from typing import Any
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import Settings
-from ringtrain_operator.cluster.api import JOBS, NotFound
+from ringtrain_operator.cluster.api.errors import NotFound
+from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.cluster.apply import apply_plan
 from ringtrain_operator.cluster.events import send_events
 from ringtrain_operator.cluster.metrics import Metrics
@@ -18,7 +19,8 @@ from ringtrain_operator.cluster.pod_schema import ServedPodSchema
 from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe import ObjectRef, Observed, status_token
+from ringtrain_operator.observe.model import ObjectRef, Observed
+from ringtrain_operator.observe.pods import status_token
 from ringtrain_operator.plan import Plan, plan_object
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from ringtrain_operator.cluster.api import PODS, ApiClient, VersionAhead
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import VersionAhead
+from ringtrain_operator.cluster.api.resources import PODS
 from ringtrain_operator.cluster.queue import Key
 
 Json = dict[str, Any]

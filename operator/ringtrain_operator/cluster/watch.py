@@ -20,25 +20,21 @@ import aiohttp
 import kopf
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api import (
+from ringtrain_operator.cluster.api.client import METADATA_ONLY, ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.decode import decode
+from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound, ServerError
+from ringtrain_operator.cluster.api.resources import (
     JOBS,
     NETWORK_POLICIES,
     PODS,
     SERVICE_ACCOUNTS,
     SERVICES,
-    ApiClient,
-    ApiError,
-    Connection,
-    Forbidden,
-    NotFound,
     Resource,
-    ServerError,
 )
-from ringtrain_operator.cluster.api.client import METADATA_ONLY
-from ringtrain_operator.cluster.api.decode import decode
 from ringtrain_operator.cluster.api.transport import lines_of
 from ringtrain_operator.cluster.queue import Key
-from ringtrain_operator.observe import ObjectRef
+from ringtrain_operator.observe.model import ObjectRef
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, shown
-from ..spec import parse_job
+from ..spec.parse import parse_job
 from ..spec.template import shape_problems
 
 _API_GROUP = "kubeflow.org/"

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract import KIND, LABEL_ROLE, ROLE_LAUNCHER
-from ..observe import LauncherReport, ObjectRef, Observed, read_report, status_token, view_pod
+from ..observe.model import LauncherReport, ObjectRef, Observed
+from ..observe.pods import read_report, status_token, view_pod
 from ..plan import Plan
-from ..status import parse_status
+from ..status.model import parse_status
 from .places import Pod
 from .process import ProcessRunner
 

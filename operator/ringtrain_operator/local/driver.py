@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from ..observe import Observed
+from ..observe.model import Observed
 from ..plan import Event, plan_object
-from ..status import JobStatus, parse_status
+from ..status.model import JobStatus, parse_status
 from .cluster import LocalCluster
 from .manifest import ManifestFile
 

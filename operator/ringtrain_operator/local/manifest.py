@@ -10,7 +10,8 @@ from typing import Any
 
 from ..contract import KIND
 from ..errors import ManifestUnreadable, SpecInvalid
-from ..spec import parse_job, read_documents, update_problems
+from ..spec.documents import read_documents
+from ..spec.parse import parse_job, update_problems
 from ..status.model import format_time
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..spec import parse_job
-from ..status import JobStatus
+from ..spec.parse import parse_job
+from ..status.model import JobStatus
 from .cluster import LocalCluster
 from .driver import Display, Driver
 from .kept import Tail, keep_job

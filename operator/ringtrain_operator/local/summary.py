@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..status import Failure, JobStatus
+from ..status.model import Failure, JobStatus
 from .telling import STATE_STYLES, duration, numbers
 
 LOG_LINES_SHOWN = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..observe import LauncherReport
-from ..status import JobStatus, Progress
+from ..observe.model import LauncherReport
+from ..status.model import JobStatus, Progress
 from .driver import View
 
 # As bright as they are urgent.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from ..observe import PodView
-from ..status import JobStatus
+from ..observe.model import PodView
+from ..status.model import JobStatus
 from ..status.situation import Situation
 from . import active_deadline
 from .result import Deletion

@@ -10,10 +10,11 @@ from typing import Any
 from ..build import Settings
 from ..contract import GROUP
 from ..errors import SpecInvalid
-from ..observe import Observed
-from ..spec import Job, parse_job
-from ..status import JobStatus, dump_status, parse_status
+from ..observe.model import Observed
+from ..spec.job import Job
+from ..spec.parse import parse_job
 from ..status.compose import compose, rejected
+from ..status.model import JobStatus, dump_status, parse_status
 from ..status.situation import Situation
 from .active_deadline import active_deadline
 from .decision import Decision, Policy, PolicyResult, condition_of

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from ..status import Failure
-from ..status.model import ConditionChange
+from ..status.model import ConditionChange, Failure
 from ..status.situation import Situation
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..observe import PodView
+from ..observe.model import PodView
 from ..status.situation import Situation
 from .decision import NO_DECISION, PolicyResult, Restart
 

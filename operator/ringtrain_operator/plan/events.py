@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..status import Condition, JobStatus
+from ..status.model import Condition, JobStatus
 from .result import Event
 
 # Reasons of Running=False that are stages of every start; a person reads them in the condition, not as events.

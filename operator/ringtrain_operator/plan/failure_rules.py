@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..contract import EXIT_BAD_CONFIGURATION
-from ..status import Failure
+from ..status.model import Failure
 from ..status.situation import Situation
 from .decision import Finish, Restart
 

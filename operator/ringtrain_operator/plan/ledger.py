@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ..status import JobStatus
+from ..status.model import JobStatus
 from ..status.situation import Situation
 from .decision import Begin, Decision, Finish, Halt, Restart
 

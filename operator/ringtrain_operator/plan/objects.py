@@ -10,8 +10,8 @@ from typing import Any
 from .. import build
 from ..build import Settings
 from ..contract import KIND
-from ..observe import ObjectRef, PodView
-from ..spec import Job
+from ..observe.model import ObjectRef, PodView
+from ..spec.job import Job
 from ..status.situation import Situation
 from .cleanup import deletion, expiry, force_time, unwanted_pods
 from .result import Deletion

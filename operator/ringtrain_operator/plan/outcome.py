@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ..contract import EXIT_GANG_STOPPED
-from ..observe import PodView, failure_in, termination_of
-from ..status import Failure
+from ..observe.model import PodView
+from ..observe.termination import failure_in, termination_of
+from ..status.model import Failure
 from ..status.progress import is_whole
 from ..status.situation import Situation
 from .decision import NO_DECISION, Finish, PolicyResult, Restart

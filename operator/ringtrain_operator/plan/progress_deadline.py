@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from ..observe import LauncherReport
+from ..observe.model import LauncherReport
 from ..status.situation import Situation
 from .decision import NO_DECISION, PolicyResult
 from .failure_rules import judge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..observe import ObjectRef
+from ..observe.model import ObjectRef
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..status import Failure
+from ..status.model import Failure
 from ..status.progress import is_whole
 from ..status.situation import Situation
 

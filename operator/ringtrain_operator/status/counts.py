@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..build import worker_selector
-from ..observe import PodView
+from ..observe.model import PodView
 from .model import ReplicaStatus, ReplicaStatuses
 from .situation import Situation
 

@@ -7,8 +7,9 @@ from datetime import datetime
 from functools import cached_property
 
 from ..build import launcher_name, secret_name, worker_name
-from ..observe import LauncherReport, ObjectRef, Observed, PodView, failure_in
-from ..spec import Job
+from ..observe.model import LauncherReport, ObjectRef, Observed, PodView
+from ..observe.termination import failure_in
+from ..spec.job import Job
 from .model import JobStatus
 
 

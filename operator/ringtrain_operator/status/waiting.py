@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..contract import KIND
-from ..observe import Foreign, PodView, Refusal
+from ..observe.model import Foreign, PodView, Refusal
 from .model import ConditionChange, format_time
 from .situation import Situation
 

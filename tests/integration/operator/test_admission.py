@@ -8,10 +8,13 @@ from contract.spec_cases import ACCEPTED, REJECTED, UPDATES
 from support.apiserver import ControlPlane
 from support.cluster import real_cluster
 from support.jobs import job
+from support.objects import CUSTOM_RESOURCE_DEFINITIONS
 from support.operating import running_operator
 
-from ringtrain_operator.cluster.api import CUSTOM_RESOURCE_DEFINITIONS, JOBS, ApiClient, Invalid
-from ringtrain_operator.status import Ledger, parse_status
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import Invalid
+from ringtrain_operator.cluster.api.resources import JOBS
+from ringtrain_operator.status.model import Ledger, parse_status
 
 pytestmark = pytest.mark.apiserver
 

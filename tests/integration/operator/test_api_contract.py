@@ -8,19 +8,8 @@ import pytest
 from support.cluster import OpenCluster
 from support.objects import CONFIG_MAPS, Json, config_map, pod
 
-from ringtrain_operator.cluster.api import (
-    JOBS,
-    LEASES,
-    PODS,
-    SECRETS,
-    AlreadyExists,
-    Conflict,
-    Gone,
-    Invalid,
-    NotFound,
-    Resource,
-    VersionAhead,
-)
+from ringtrain_operator.cluster.api.errors import AlreadyExists, Conflict, Gone, Invalid, NotFound, VersionAhead
+from ringtrain_operator.cluster.api.resources import JOBS, LEASES, PODS, SECRETS, Resource
 from ringtrain_operator.cluster.versions import Versions
 
 

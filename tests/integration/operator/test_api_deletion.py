@@ -2,9 +2,10 @@
 
 import pytest
 from support.cluster import OpenCluster
-from support.objects import CONFIG_MAPS, Json, config_map, pod
+from support.objects import CONFIG_MAPS, Json, config_map, pod, subresource
 
-from ringtrain_operator.cluster.api import PODS, SECRETS, Conflict, NotFound
+from ringtrain_operator.cluster.api.errors import Conflict, NotFound
+from ringtrain_operator.cluster.api.resources import PODS, SECRETS
 
 
 async def test_a_delete_keeps_to_its_preconditions(open_cluster: OpenCluster) -> None:
@@ -53,9 +54,9 @@ async def test_a_bound_pod_is_deleted_by_its_node(open_cluster: OpenCluster) -> 
             await c.api.create(PODS, ns, pod(name, terminationGracePeriodSeconds=7))
         target = {"target": {"apiVersion": "v1", "kind": "Node", "name": "node-a"}, "metadata": {"name": "bound"}}
         binding = {"apiVersion": "v1", "kind": "Binding", **target}
-        await c.api.post(PODS, ns, "bound", "binding", binding)
+        await c.api.create(subresource(PODS, "bound", "binding"), ns, binding)
         with pytest.raises(Conflict):
-            await c.api.post(PODS, ns, "bound", "binding", binding)
+            await c.api.create(subresource(PODS, "bound", "binding"), ns, binding)
         for name in ("free", "bound"):
             await c.api.delete(PODS, ns, name)
         await c.until_gone(PODS, ns, "free")

@@ -15,7 +15,7 @@ from support.jobs import job
 from support.scenario import open_scenario
 
 from ringtrain_operator.cli.following import next_attempt
-from ringtrain_operator.cluster.api import JOBS
+from ringtrain_operator.cluster.api.resources import JOBS
 
 DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
 

@@ -5,7 +5,13 @@ from pathlib import Path
 from support.cluster import OpenCluster, fake_cluster
 from support.scenario import Scenario, open_scenario
 
-from ringtrain_operator.cluster.api import NETWORK_POLICIES, SECRETS, SERVICE_ACCOUNTS, SERVICES, Resource
+from ringtrain_operator.cluster.api.resources import (
+    NETWORK_POLICIES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Resource,
+)
 
 NAMED_ALIKE = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 

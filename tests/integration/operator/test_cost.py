@@ -4,7 +4,7 @@ from support.cluster import fake_cluster
 from support.jobs import job, state
 from support.operating import running_operator
 
-from ringtrain_operator.cluster.api import JOBS, PODS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 
 async def test_a_pods_change_costs_one_look() -> None:

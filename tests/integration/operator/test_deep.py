@@ -9,7 +9,7 @@ from support.cluster import Cluster, Json, real_cluster
 from support.jobs import condition, job
 from support.operating import running_operator
 
-from ringtrain_operator.cluster.api import JOBS, PODS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 pytestmark = pytest.mark.apiserver
 

@@ -9,7 +9,7 @@ from support.jobs import state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
 
-from ringtrain_operator.cluster.api import JOBS, PODS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 ROOT = Path(__file__).parents[3]
 TRAINED_WITHIN_S = 200.0  # some 20 s on an idle machine

@@ -6,7 +6,7 @@ import pytest
 from support.cluster import OpenCluster
 from support.scenario import Scenario, open_scenario
 
-from ringtrain_operator.cluster.api import PODS
+from ringtrain_operator.cluster.api.resources import PODS
 
 
 async def take_away(s: Scenario, how: str) -> None:

@@ -12,7 +12,9 @@ from support.fakeapi.server import Call
 from support.jobs import state
 from support.scenario import Scenario, open_scenario
 
-from ringtrain_operator.cluster.api import EVENTS, ApiClient, Connection
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.resources import EVENTS
 from ringtrain_operator.cluster.versions import Versions
 
 

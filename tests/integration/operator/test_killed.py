@@ -16,7 +16,7 @@ from support.operating import cut_off, start_operator
 from support.scenario import Clock, Scenario
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api import EVENTS, JOBS
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 MOST_WRITES = 80  # of one life; a test asserts that it is enough

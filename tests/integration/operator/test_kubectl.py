@@ -14,7 +14,7 @@ from support.installation import ROOT
 from support.jobs import job
 from support.scenario import open_scenario
 
-from ringtrain_operator.cluster.api import PODS
+from ringtrain_operator.cluster.api.resources import PODS
 
 pytestmark = [
     pytest.mark.apiserver,

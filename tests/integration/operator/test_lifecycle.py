@@ -9,7 +9,7 @@ from support.cluster import OpenCluster
 from support.jobs import condition, job, state, termination_message, workers_with_devices
 from support.scenario import open_scenario
 
-from ringtrain_operator.cluster.api import (
+from ringtrain_operator.cluster.api.resources import (
     JOBS,
     NETWORK_POLICIES,
     PODS,

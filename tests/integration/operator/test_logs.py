@@ -13,7 +13,7 @@ from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
 
 from ringtrain_operator.build.log_reader import LABEL_READER
-from ringtrain_operator.cluster.api import JOBS, PODS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 ROOT = Path(__file__).parents[3]
 DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]

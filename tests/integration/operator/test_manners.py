@@ -15,7 +15,7 @@ from support.jobs import job
 from support.operating import running_operator, start_operator, stop_operator
 from support.scenario import open_scenario
 
-from ringtrain_operator.cluster.api import EVENTS, JOBS, LEASES
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, LEASES
 from ringtrain_operator.cluster.operator import Operator
 
 

@@ -12,7 +12,7 @@ from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import start_operator, stop_operator
 from support.scenario import Clock, Scenario, open_scenario
 
-from ringtrain_operator.cluster.api import Connection
+from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.operator import LeaseLost
 
 pytestmark = pytest.mark.apiserver

@@ -13,7 +13,9 @@ from support.fakeapi.server import FakeApi
 from support.operating import running_operator, start_operator, stop_operator
 from support.ports import free_ports
 
-from ringtrain_operator.cluster.api import ApiClient, Connection, Unreachable
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.errors import Unreachable
 from ringtrain_operator.cluster.api.transport import RetryPolicy
 from ringtrain_operator.cluster.health import ReachTimes
 from ringtrain_operator.cluster.operator import Operator

@@ -8,9 +8,8 @@ import pytest
 from support.apiserver import ControlPlane
 from support.cluster import real_cluster
 from support.jobs import job
+from support.objects import NAMESPACES
 from support.scenario import open_scenario
-
-from ringtrain_operator.cluster.api import NAMESPACES
 
 pytestmark = pytest.mark.apiserver
 RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}

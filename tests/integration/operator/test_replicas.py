@@ -7,7 +7,8 @@ from support.cluster import OpenCluster, fake_cluster
 from support.jobs import job
 from support.operating import start_operator, stop_operator
 
-from ringtrain_operator.cluster.api import JOBS, LEASES, PODS, NotLeader
+from ringtrain_operator.cluster.api.errors import NotLeader
+from ringtrain_operator.cluster.api.resources import JOBS, LEASES, PODS
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 
 QUICK = LeaseTimes(duration_s=1.5, renew_within_s=1.0, retry_s=0.1)

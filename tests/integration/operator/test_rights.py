@@ -10,7 +10,9 @@ from support.jobs import job
 from support.operating import running_operator
 from support.rendering import render
 
-from ringtrain_operator.cluster.api import JOBS, PODS, SERVICE_ACCOUNTS, ApiClient, Forbidden, Resource
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import Forbidden
+from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, Resource
 
 pytestmark = pytest.mark.apiserver
 REVIEWS = Resource(

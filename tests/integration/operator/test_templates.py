@@ -13,9 +13,9 @@ from support.jobs import condition, job
 from support.operating import running_operator
 
 from ringtrain_operator.cli.main import main
-from ringtrain_operator.cluster.api import JOBS, PODS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 from ringtrain_operator.cluster.pod_schema import read_pod_schema
-from ringtrain_operator.spec import packaged_schema
+from ringtrain_operator.spec.pod_schema import packaged_schema
 
 Json = dict[str, Any]
 

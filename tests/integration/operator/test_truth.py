@@ -7,8 +7,8 @@ from support.cluster import OpenCluster, fake_cluster
 from support.jobs import workers_with_devices
 from support.scenario import open_scenario
 
-from ringtrain_operator.cluster.api import SECRETS, SERVICES
-from ringtrain_operator.observe import owned_by
+from ringtrain_operator.cluster.api.resources import SECRETS, SERVICES
+from ringtrain_operator.observe.pods import owned_by
 
 
 async def test_an_image_that_cannot_be_pulled_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ringtrain_operator.cluster.api import ApiClient
+from ringtrain_operator.cluster.api.client import ApiClient
 from support.kubelet.volumes import make_volume
 
 Json = dict[str, Any]

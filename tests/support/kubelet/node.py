@@ -9,12 +9,15 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
-from ringtrain_operator.cluster.api import NODES, PODS, ApiClient, ApiError, Conflict, NotFound
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
+from ringtrain_operator.cluster.api.resources import NODES, PODS
 from support.kubelet.addresses import AddressBlock
 from support.kubelet.execs import Beside
 from support.kubelet.pod import PodLife, now_text
 from support.kubelet.runtimes import Runtime
 from support.kubelet.serving import NodeServer
+from support.objects import subresource
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -223,7 +226,7 @@ class Kubelet:
         target = {"apiVersion": "v1", "kind": "Node", "name": next(self._turn)}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
         with suppress(Conflict, NotFound):
-            await self._api.post(PODS, meta["namespace"], meta["name"], "binding", binding)
+            await self._api.create(subresource(PODS, meta["name"], "binding"), meta["namespace"], binding)
 
     def _lacking(self, pod: Json) -> str:
         for container in pod["spec"]["containers"]:

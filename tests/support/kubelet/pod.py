@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ringtrain_operator.cluster.api import PODS, ApiClient, ApiError, NotFound
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import ApiError, NotFound
+from ringtrain_operator.cluster.api.resources import PODS
 from support.kubelet.environment import Sandbox, prepare
 from support.kubelet.execs import Beside
 from support.kubelet.probes import readiness_url, until_answers

@@ -4,7 +4,9 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from ringtrain_operator.cluster.api import SECRETS, SERVICE_ACCOUNTS, ApiClient, Resource
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.resources import SECRETS, SERVICE_ACCOUNTS, Resource
+from support.objects import subresource
 
 Json = dict[str, Any]
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
@@ -58,5 +60,5 @@ async def _token(api: ApiClient, pod: Json, lifetime_s: int) -> bytes:
         "spec": {"expirationSeconds": lifetime_s, "boundObjectRef": bound},
     }
     account = pod["spec"]["serviceAccountName"]
-    answer = await api.post(SERVICE_ACCOUNTS, meta["namespace"], account, "token", request)
+    answer = await api.create(subresource(SERVICE_ACCOUNTS, account, "token"), meta["namespace"], request)
     return str(answer["status"]["token"]).encode()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.decode import decode
-from ringtrain_operator.cluster.api.errors import Unreachable, error_of
+from ringtrain_operator.cluster.api.errors import error_of
 from ringtrain_operator.cluster.api.resources import PODS, Resource
 from ringtrain_operator.cluster.api.transport import Request, RetryPolicy, Transport, lines_of
 
@@ -119,17 +119,9 @@ class ApiClient:
     ) -> Json:
         """Change an object by a merge patch or a JSON patch; the answer is the object as stored."""
         path = resource.path(namespace, name, subresource)
-        content_type = f"application/{kind}-patch+json" if kind == "json" else "application/merge-patch+json"
-        stored: Json = await self._transport.send(Request("PATCH", path, body=patch, content_type=content_type))
+        request = Request("PATCH", path, body=patch, content_type=f"application/{kind}-patch+json")
+        stored: Json = await self._transport.send(request)
         return stored
-
-    async def post(
-        self, resource: Resource, namespace: str | None, name: str, subresource: str, obj: Mapping[str, Any]
-    ) -> Json:
-        """Post to a subresource, such as a pod's `binding` or an account's `token`."""
-        path = resource.path(namespace, name, subresource)
-        answer: Json = await self._transport.send(Request("POST", path, body=obj))
-        return answer
 
     async def delete(
         self,
@@ -190,6 +182,3 @@ class ApiClient:
     async def raw_get(self, path: str) -> Any:
         """The answer at any path, such as /version."""
         return await self._transport.send(Request("GET", path))
-
-
-__all__ = ["METADATA_ONLY", "ApiClient", "Unreachable"]

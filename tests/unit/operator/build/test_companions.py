@@ -14,8 +14,9 @@ from support.jobs import job
 from ringtrain_operator import build, contract
 from ringtrain_operator.build.network import OPERATOR_LABELS
 from ringtrain_operator.errors import SpecInvalid
-from ringtrain_operator.observe import status_token
-from ringtrain_operator.spec import Job, parse_job
+from ringtrain_operator.observe.pods import status_token
+from ringtrain_operator.spec.job import Job
+from ringtrain_operator.spec.parse import parse_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

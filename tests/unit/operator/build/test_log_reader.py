@@ -8,7 +8,7 @@ from support.jobs import job
 
 from ringtrain_operator import contract
 from ringtrain_operator.build.log_reader import build_log_reader_pod
-from ringtrain_operator.spec import parse_job
+from ringtrain_operator.spec.parse import parse_job
 
 Json = dict[str, Any]
 

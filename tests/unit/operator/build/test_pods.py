@@ -13,7 +13,8 @@ from support.jobs import job
 from ringtrain_operator import contract
 from ringtrain_operator.build import LAUNCHER_RESOURCES, Settings, build_launcher_pod, build_worker_pod
 from ringtrain_operator.errors import SpecInvalid
-from ringtrain_operator.spec import Job, parse_job
+from ringtrain_operator.spec.job import Job
+from ringtrain_operator.spec.parse import parse_job
 
 Json = dict[str, Any]
 

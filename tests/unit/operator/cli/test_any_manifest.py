@@ -20,7 +20,7 @@ from ringtrain_operator.errors import LocalUnsupported, OperatorError
 from ringtrain_operator.local.manifest import load_job
 from ringtrain_operator.local.places import Places
 from ringtrain_operator.local.sandbox import command_of
-from ringtrain_operator.spec import parse_job
+from ringtrain_operator.spec.parse import parse_job
 
 ROOT = Path(__file__).resolve().parents[4]
 CORPUS = sorted((ROOT / "tests/corpus").glob("*/*.yaml"))

@@ -12,7 +12,7 @@ import pytest
 from ringtrain_operator.cli.ended_logs import read_ended
 from ringtrain_operator.cli.launcher_output import Printed, Wanted
 from ringtrain_operator.cli.session import Session
-from ringtrain_operator.cluster.api import Forbidden, ServerError
+from ringtrain_operator.cluster.api.errors import Forbidden, ServerError
 from ringtrain_operator.errors import OperatorError
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "runs"}}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ringtrain_operator.cluster.api import ServerError
 from ringtrain_operator.cluster.api.decode import DEPTH_MAX, decode
+from ringtrain_operator.cluster.api.errors import ServerError
 
 LEVELS = 9_900  # what the API server stores at most is 10,000
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ringtrain_operator.cluster.api import ApiClient, Connection
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
 

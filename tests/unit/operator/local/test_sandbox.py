@@ -13,7 +13,7 @@ from ringtrain_operator import build, contract
 from ringtrain_operator.errors import LocalUnsupported
 from ringtrain_operator.local.places import Places
 from ringtrain_operator.local.sandbox import Command, command_of, expand
-from ringtrain_operator.spec import parse_job
+from ringtrain_operator.spec.parse import parse_job
 
 
 def places(root: Path) -> Places:

@@ -12,7 +12,7 @@ from support.jobs import job
 from support.lines import JSON_VALUES, TEXTS, nested
 from support.planworld import World
 
-from ringtrain_operator.observe import read_report
+from ringtrain_operator.observe.pods import read_report
 from ringtrain_operator.plan import plan_object
 
 UNLIMITED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)

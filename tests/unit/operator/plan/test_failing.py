@@ -7,7 +7,7 @@ import json
 import pytest
 from support.planworld import condition, running, world
 
-from ringtrain_operator.observe import Foreign, ObjectRef
+from ringtrain_operator.observe.model import Foreign, ObjectRef
 from ringtrain_operator.status.model import format_time
 
 

@@ -11,9 +11,9 @@ from support.planworld import World, condition, running, world
 
 from ringtrain_operator.cli.why import explain
 from ringtrain_operator.cluster.poll import PollTimes
-from ringtrain_operator.observe import ObjectRef, Refusal
+from ringtrain_operator.observe.model import ObjectRef, Refusal
 from ringtrain_operator.plan.objects import companion_refs
-from ringtrain_operator.spec import parse_job
+from ringtrain_operator.spec.parse import parse_job
 
 
 def test_everything_is_created_at_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.planworld import condition, world
 
-from ringtrain_operator.observe import Foreign, ObjectRef, Refusal
+from ringtrain_operator.observe.model import Foreign, ObjectRef, Refusal
 
 
 def test_a_taken_name_is_said() -> None:

@@ -6,7 +6,7 @@ import pytest
 from support.jobs import job
 
 from ringtrain_operator.errors import SpecInvalid
-from ringtrain_operator.spec import parse_job
+from ringtrain_operator.spec.parse import parse_job
 
 
 def with_devices(limits: dict[str, Any], requests: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
