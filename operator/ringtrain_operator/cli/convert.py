@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 import yaml
 
+from ..convert.mpijob import convert_mpijob, is_mpijob
 from ..errors import ManifestUnreadable
+from ..spec.documents import read_documents
 from .failures import told
 
 
@@ -19,9 +21,6 @@ def convert(manifest: Path, output: Path | None) -> None:
 
     Other objects in the file stay as they are. What could not be taken over is said on stderr.
     """
-    from ..convert.mpijob import convert_mpijob, is_mpijob
-    from ..spec.documents import read_documents
-
     with told(f"{manifest}: "):
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
         if not any(is_mpijob(document) for document in documents):

@@ -11,7 +11,11 @@ import click
 
 from ringtrain_operator import contract
 from ringtrain_operator.build.log_reader import CONTAINER
+from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, Invalid
+from ringtrain_operator.cluster.api.execute import execute
+from ringtrain_operator.cluster.api.resources import PODS
 from ringtrain_operator.errors import OperatorError
+from ringtrain_operator.spec.parse import parse_job
 
 from .following import ENDED, state_of
 from .launcher_output import Missing, Printed, Shown, Wanted, launcher_output, missing_lines
@@ -85,8 +89,6 @@ def _is_short(missing: Missing | None) -> bool:
 
 def _is_of_reader(exc: OperatorError) -> bool:
     """Whether this says that no pod can read the store here, and nothing of the store."""
-    from ringtrain_operator.cluster.api.errors import Forbidden, Invalid
-
     return isinstance(exc, ReaderNotStarted | Forbidden | Invalid)
 
 
@@ -94,9 +96,6 @@ async def _keep_output(
     session: Session, wanted: Wanted, pod: Json, kept: IO[bytes], printed: Printed
 ) -> tuple[Missing | None, str]:
     """Write the launcher's output into `kept`, and say what is missing there; None and why if no node answers."""
-    from ringtrain_operator.cluster.api.errors import ApiError, Forbidden
-    from ringtrain_operator.cluster.api.resources import PODS
-
     shown = Shown()
     try:
         output = launcher_output(session, wanted, shown, follow=wanted.follow, printed=printed)
@@ -118,9 +117,6 @@ async def _from_claim(
     session: Session, wanted: Wanted, job: Json, attempt: int, printed: Printed
 ) -> AsyncGenerator[bytes, None]:
     """What the store has on the job's claim, without what was printed."""
-    from ringtrain_operator.cluster.api.execute import execute
-    from ringtrain_operator.spec.parse import parse_job
-
     skip = printed.size
     async with log_reader(session, parse_job(job, templates=False), _present(job)) as reader:
         command = wanted.command(attempt, follow=False)

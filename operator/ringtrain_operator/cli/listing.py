@@ -7,6 +7,9 @@ from datetime import UTC, datetime
 
 import click
 
+from ringtrain_operator.cluster.api.resources import JOBS
+from ringtrain_operator.local.kept import kept_runs
+
 from .session import (
     RUNS,
     ClusterOptions,
@@ -27,8 +30,6 @@ from .session import (
 def list_jobs(all_namespaces: bool, output: str, local: bool, cluster: ClusterOptions) -> None:
     """List jobs with their state and progress."""
     if without_cluster(local, cluster):
-        from ringtrain_operator.local.kept import kept_runs
-
         jobs = [run.job for run in kept_runs(RUNS)]
     else:
         jobs = with_session(cluster, lambda session: _read(session, all_namespaces))
@@ -42,8 +43,6 @@ def list_jobs(all_namespaces: bool, output: str, local: bool, cluster: ClusterOp
 
 
 async def _read(session: Session, all_namespaces: bool) -> list[Json]:
-    from ringtrain_operator.cluster.api.resources import JOBS
-
     return await session.api.select(JOBS, None if all_namespaces else session.namespace)
 
 

@@ -7,18 +7,18 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import click
 
 from ringtrain_operator.build.log_reader import LABEL_READER, build_log_reader_pod
+from ringtrain_operator.cluster.api.errors import ApiError, NotFound
+from ringtrain_operator.cluster.api.resources import PODS
 from ringtrain_operator.errors import OperatorError
 from ringtrain_operator.observe.model import PodView
 from ringtrain_operator.observe.pods import view_pod
 from ringtrain_operator.spec.job import Job
 
-if TYPE_CHECKING:
-    from .session import Session
+from .session import Session
 
 # The longest that one log may take to read. A reader that its dtj could not delete ends then by itself.
 LIVES_S = 3600
@@ -38,8 +38,6 @@ async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[
 
     Raises ReaderNotStarted, and Forbidden where the user may not create pods.
     """
-    from ringtrain_operator.cluster.api.resources import PODS
-
     await _delete_ended(session, job)
     pod = build_log_reader_pod(job, attempt, secrets.token_hex(3), LIVES_S)
     name = pod["metadata"]["name"]
@@ -53,9 +51,6 @@ async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[
 
 async def _delete(session: Session, namespace: str, name: str) -> None:
     """Delete the pod, which may not be there: its creation may have been refused."""
-    from ringtrain_operator.cluster.api.errors import ApiError, NotFound
-    from ringtrain_operator.cluster.api.resources import PODS
-
     try:
         await session.api.delete(PODS, namespace, name)
     except NotFound:
@@ -66,9 +61,6 @@ async def _delete(session: Session, namespace: str, name: str) -> None:
 
 async def _delete_ended(session: Session, job: Job) -> None:
     """Readers of this job whose dtj was killed before it could delete them, once they have ended."""
-    from ringtrain_operator.cluster.api.errors import ApiError
-    from ringtrain_operator.cluster.api.resources import PODS
-
     with contextlib.suppress(ApiError):
         for pod in await session.api.select(PODS, job.namespace, labels=f"{LABEL_READER}={job.name}"):
             if view_pod(pod).phase in ("Succeeded", "Failed"):
@@ -76,9 +68,6 @@ async def _delete_ended(session: Session, job: Job) -> None:
 
 
 async def _until_running(session: Session, namespace: str, name: str) -> None:
-    from ringtrain_operator.cluster.api.errors import NotFound
-    from ringtrain_operator.cluster.api.resources import PODS
-
     began, said = time.monotonic(), ""
     while True:
         try:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 import click
 
-from ringtrain_operator.errors import OperatorError
-from ringtrain_operator.status.model import parse_status
-
-from .ended_logs import LogsIncomplete, attempt_of, claim_of, read_ended, where_kept
+from ..local.kept import print_local_log
 from .failures import told
-from .launcher_output import Printed, Shown, Wanted, launcher_output, missing_lines
 from .session import (
     RUNS,
     ClusterOptions,
-    Json,
     Session,
     cluster_options,
     job_argument,
@@ -27,13 +19,6 @@ from .session import (
     with_session,
     without_cluster,
 )
-
-# A container has ended some seconds before its pod says so, more of them on a busy node.
-_ENDS_WITHIN_S = 20.0
-
-
-class NoSuchRank(OperatorError):
-    """The job has fewer ranks; the message says how many."""
 
 
 @click.command()
@@ -65,8 +50,6 @@ def logs(
     spec.logs, by a short-lived pod (that needs the right to create pods). See docs/logs.md.
     """
     if without_cluster(local, cluster):
-        from ..local.kept import print_local_log
-
         if follow:
             raise click.UsageError(
                 "--follow is for a cluster; dtj local --output shows what ranks write as it comes"
@@ -74,173 +57,15 @@ def logs(
         with told():
             print_local_log(RUNS, name, rank, attempt, tail)
         return
-    wanted = Wanted(name, rank, attempt, follow, tail)
 
     async def work(session: Session) -> None:
-        async with aclosing(_attempts(session, wanted)) as chunks:
+        from .cluster_logs import read_attempts
+        from .launcher_output import Wanted
+
+        wanted = Wanted(name, rank, attempt, follow, tail)
+        async with aclosing(read_attempts(session, wanted)) as chunks:
             async for chunk in chunks:
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
 
     with_session(cluster, work)
-
-
-async def _attempts(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
-    """The log that is wanted; with --follow and no --attempt, the following attempts' logs until the job ends."""
-    from .following import next_attempt
-
-    incomplete: LogsIncomplete | None = None
-    while True:
-        attempt = await _check_rank(session, wanted)
-        try:
-            async with aclosing(_read(session, wanted)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except LogsIncomplete as exc:
-            if not wanted.follow or wanted.attempt is not None:
-                raise
-            incomplete = exc
-            click.echo(str(exc), err=True)
-        if not wanted.follow or wanted.attempt is not None:
-            return
-        following = await next_attempt(session.api, session.namespace, wanted.name, attempt)
-        if following is None:
-            break
-        click.echo(f"attempt {following} of {wanted.name} begins", err=True)
-    if incomplete is not None:
-        raise incomplete
-
-
-async def _check_rank(session: Session, wanted: Wanted) -> int:
-    """The job's present attempt. Raises NoSuchRank for one that it does not have."""
-    from ringtrain_operator.cluster.api.resources import JOBS
-    from ringtrain_operator.errors import SpecInvalid
-    from ringtrain_operator.spec.parse import parse_job
-
-    job = await session.api.get(JOBS, session.namespace, wanted.name)
-    status = job.get("status") or {}
-    try:
-        parsed = parse_job(job, templates=False)
-    except SpecInvalid:
-        return int(status.get("attempt") or 0)
-    made_with = parse_status(status).ledger.attempt_workers or parsed.num_workers
-    workers = made_with + parsed.num_agents - parsed.num_workers
-    size = workers * parsed.spec.slots
-    if wanted.rank is not None and wanted.attempt in (None, status.get("attempt")) and wanted.rank >= size:
-        raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {size} ranks, 0 to {size - 1}")
-    return int(status.get("attempt") or 0)
-
-
-async def _read(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
-    """Chunks of the log, from wherever it is. Raises LogsElsewhere, and LogsIncomplete after what there is."""
-    from ringtrain_operator.cluster.api.errors import NotFound
-    from ringtrain_operator.cluster.api.resources import JOBS, PODS
-
-    job = await session.api.get(JOBS, session.namespace, wanted.name)
-    pod: Json | None = None
-    with suppress(NotFound):
-        pod = await session.api.get(PODS, session.namespace, wanted.pod)
-    own = pod is not None and wanted.attempt in (None, attempt_of(pod))
-    if pod is None or not _is_running(pod) or not (own or claim_of(job)):
-        source = read_ended(session, wanted, job, pod, Printed())
-    elif own and wanted.rank is None:
-        source = _live(session, wanted, job, Printed())
-    else:
-        source = _from_store(session, wanted, job, pod)
-    async with aclosing(source) as chunks:
-        async for chunk in chunks:
-            yield chunk
-
-
-async def _live(session: Session, wanted: Wanted, job: Json, printed: Printed) -> AsyncGenerator[bytes, None]:
-    """The output of a launcher that runs. When it has ended meanwhile, what its node had dropped is told."""
-    from ringtrain_operator.cluster.api.errors import NotFound
-    from ringtrain_operator.cluster.api.resources import PODS
-
-    shown = Shown()
-    output = launcher_output(session, wanted, shown, follow=wanted.follow, printed=printed)
-    async with aclosing(output) as lines:
-        async for line in lines:
-            yield line
-    if wanted.follow and wanted.tail is None and await _ends(session, wanted.pod):
-        with suppress(NotFound):
-            pod = await session.api.get(PODS, session.namespace, wanted.pod)
-            missing = missing_lines(pod, attempt_of(pod), wanted, shown)
-            if missing:
-                raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of(pod))}")
-
-
-async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) -> AsyncGenerator[bytes, None]:
-    """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
-    from ringtrain_operator.cluster.api.errors import Forbidden, NotFound, ServerError, Unreachable
-    from ringtrain_operator.cluster.api.execute import execute
-    from ringtrain_operator.cluster.api.resources import PODS
-
-    container, counter, found = pod["spec"]["containers"][0]["name"], LineCounter(), attempt_of(pod)
-    command = wanted.command(wanted.attempt or found, follow=wanted.follow)
-    own = wanted.rank is not None and wanted.attempt in (None, found)
-    try:
-        stream = execute(session.api.connection, session.namespace, wanted.pod, container, command)
-        async with aclosing(stream) as chunks:
-            async for chunk in chunks:
-                counter.feed(chunk)
-                yield chunk
-        return
-    except Forbidden as exc:
-        if not own:
-            raise
-        click.echo(f"{exc}; from the launcher's output instead:", err=True)
-    except Unreachable:
-        if not own or (wanted.tail is not None and counter.lines):
-            raise
-    except (ServerError, NotFound):
-        # So a kubelet answers when the container has ended; the pod says that it has a moment later.
-        if not own or not await _ends(session, wanted.pod):
-            raise
-    pod = await session.api.get(PODS, session.namespace, wanted.pod)
-    printed = Printed(counter.lines, counter.size)
-    if attempt_of(pod) == found and not _is_running(pod):
-        rest = read_ended(session, wanted, job, pod, printed)
-    else:
-        rest = _live(session, wanted, job, printed)
-    async with aclosing(rest) as chunks:
-        async for chunk in chunks:
-            yield chunk
-
-
-async def _ends(session: Session, name: str) -> bool:
-    """Whether the pod has ended, or does within a few seconds."""
-    from ringtrain_operator.cluster.api.errors import NotFound
-    from ringtrain_operator.cluster.api.resources import PODS
-
-    give_up_at = time.monotonic() + _ENDS_WITHIN_S
-    while True:
-        try:
-            pod = await session.api.get(PODS, session.namespace, name)
-        except NotFound:
-            return False
-        if not _is_running(pod):
-            return True
-        if time.monotonic() >= give_up_at:
-            return False
-        await asyncio.sleep(0.2)
-
-
-class LineCounter:
-    """Counts lines as the launcher does: they end with a newline, or with a carriage return alone."""
-
-    def __init__(self) -> None:
-        self.lines = 0
-        self.size = 0
-        self._after_return = False
-
-    def feed(self, chunk: bytes) -> None:
-        """More of the stream."""
-        self.size += len(chunk)
-        self.lines += chunk.count(b"\n") + chunk.count(b"\r") - chunk.count(b"\r\n")
-        self.lines -= self._after_return and chunk.startswith(b"\n")
-        self._after_return = chunk.endswith(b"\r")
-
-
-def _is_running(pod: Json) -> bool:
-    return (pod.get("status") or {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]

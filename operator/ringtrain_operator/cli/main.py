@@ -10,7 +10,7 @@ import click
 # Loaded when used, so that `dtj validate` does not wait for a Kubernetes client.
 _COMMANDS = {
     "completion": "ringtrain_operator.cli.completion:completion",
-    "delete": "ringtrain_operator.cli.delete:delete",
+    "delete": "ringtrain_operator.cli.changing:delete",
     "describe": "ringtrain_operator.cli.why:why",
     "list": "ringtrain_operator.cli.listing:list_jobs",
     "convert": "ringtrain_operator.cli.convert:convert",
@@ -18,9 +18,9 @@ _COMMANDS = {
     "operator": "ringtrain_operator.cli.operator:operator",
     "logs": "ringtrain_operator.cli.logs:logs",
     "render": "ringtrain_operator.cli.render:render",
-    "resume": "ringtrain_operator.cli.suspending:resume",
+    "resume": "ringtrain_operator.cli.changing:resume",
     "submit": "ringtrain_operator.cli.submit:submit",
-    "suspend": "ringtrain_operator.cli.suspending:suspend",
+    "suspend": "ringtrain_operator.cli.changing:suspend",
     "validate": "ringtrain_operator.cli.validate:validate",
     "why": "ringtrain_operator.cli.why:why",
 }

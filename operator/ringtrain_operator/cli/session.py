@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
+
+from ringtrain_operator.cluster.api.resources import JOBS
 
 from .failures import told
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from ringtrain_operator.cluster.api.client import ApiClient
-    from ringtrain_operator.spec.pod_schema import PodSchema
 
 Json = dict[str, Any]
 # Where `dtj local` keeps its runs unless told otherwise.
@@ -43,25 +44,19 @@ class Session:
     namespace: str
 
 
-def cluster_options(command: Command) -> Command:
+def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command --namespace, --context and --kubeconfig, as kubectl has them, in one value `cluster`."""
 
-    def collect(ctx: click.Context, param: click.Parameter, value: str) -> None:
-        found = ctx.ensure_object(dict)
-        found[param.name] = value or ""
-        ctx.params["cluster"] = ClusterOptions(
-            found.get("namespace", ""), found.get("context", ""), found.get("kubeconfig", "")
-        )
+    @functools.wraps(command)
+    def collected(namespace: str, context: str, kubeconfig: str, **given: Any) -> None:
+        command(**given, cluster=ClusterOptions(namespace, context, kubeconfig))
 
-    for name, short, text in (
-        ("kubeconfig", (), "Kubeconfig file; default: $KUBECONFIG, then ~/.kube/config."),
-        ("context", (), "Context of the kubeconfig; default: its current one."),
-        ("namespace", ("-n",), "Namespace; default: the context's."),
+    for name, text in (
+        ("--kubeconfig", "Kubeconfig file; default: $KUBECONFIG, then ~/.kube/config."),
+        ("--context", "Context of the kubeconfig; default: its current one."),
     ):
-        command = click.option(f"--{name}", *short, default="", help=text, expose_value=False, callback=collect)(
-            command
-        )
-    return command
+        collected = click.option(name, default="", help=text)(collected)
+    return click.option("--namespace", "-n", default="", help="Namespace; default: the context's.")(collected)
 
 
 def local_option(command: Command) -> Command:
@@ -92,29 +87,16 @@ def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]
         return asyncio.run(run())
 
 
-async def server_schema(session: Session) -> PodSchema:
-    """The cluster's own schema of pod templates. Raises ApiError."""
-    from ringtrain_operator.cluster.api.errors import ApiError
-    from ringtrain_operator.cluster.pod_schema import read_pod_schema
-
-    try:
-        return await read_pod_schema(session.api)
-    except ValueError as exc:
-        raise ApiError(f"the API server's schema could not be read: {exc}") from exc
-
-
 def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the jobs in the chosen namespace; nothing if the cluster cannot be asked."""
-    from click.shell_completion import CompletionItem
-
-    from ringtrain_operator.cluster.api.resources import JOBS
 
     async def names(session: Session) -> list[str]:
         jobs = await session.api.select(JOBS, session.namespace)
         return [job["metadata"]["name"] for job in jobs]
 
     try:
-        found = with_session(ctx.params.get("cluster") or ClusterOptions(), names)
+        given = {field.name: ctx.params.get(field.name) or "" for field in fields(ClusterOptions)}
+        found = with_session(ClusterOptions(**given), names)
     except Exception:  # a shell that completes must not be disturbed, whatever is wrong with the cluster
         return []
     return [CompletionItem(name) for name in found if name.startswith(incomplete)]

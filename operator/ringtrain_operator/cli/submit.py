@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from ..cluster.api.errors import AlreadyExists, Forbidden, NotFound
+from ..cluster.api.resources import JOBS
+from ..local.manifest import load_objects
+from ..spec.parse import parse_job
+from ..spec.pod_schema import PodSchema, packaged_schema
 from .failures import told
-from .session import ClusterOptions, Json, Session, cluster_options, server_schema, with_session
-
-if TYPE_CHECKING:
-    from ringtrain_operator.spec.pod_schema import PodSchema
+from .session import ClusterOptions, Json, Session, cluster_options, with_session
 
 
 @click.command()
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 @cluster_options
 def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None:
     """Check the jobs in FILES and create them."""
-    from ..local.manifest import load_objects
-    from ..spec.parse import parse_job
-
     found: list[tuple[Path, Json]] = []
     for path in files:
         with told(f"{path}: "):
@@ -43,19 +41,15 @@ def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None
 
 async def _schema_of_cluster(session: Session) -> PodSchema:
     """The cluster's schema of pod templates; this package's where the cluster does not show it."""
-    from ringtrain_operator.cluster.api.errors import Forbidden, NotFound
-    from ringtrain_operator.spec.pod_schema import packaged_schema
+    from ..cluster.pod_schema import read_pod_schema
 
     try:
-        return await server_schema(session)
+        return await read_pod_schema(session.api)
     except (Forbidden, NotFound):
         return packaged_schema()
 
 
 async def _create(session: Session, jobs: list[Json]) -> list[tuple[str, str]]:
-    from ringtrain_operator.cluster.api.errors import AlreadyExists, NotFound
-    from ringtrain_operator.cluster.api.resources import JOBS
-
     made = []
     for job in jobs:
         name = job["metadata"].get("name") or job["metadata"].get("generateName", "")

@@ -9,8 +9,12 @@ from pathlib import Path
 import click
 
 from ..errors import OperatorError
+from ..local.manifest import load_objects
+from ..local.telling import counted
+from ..spec.parse import parse_job
+from ..spec.pod_schema import PodSchema, packaged_schema
 from .failures import problem_lines
-from .session import ClusterOptions, cluster_options, server_schema, with_session
+from .session import ClusterOptions, Session, cluster_options, with_session
 
 WAY_OUT = "; if your cluster has it, ask the cluster: --server"
 
@@ -25,12 +29,7 @@ def validate(files: tuple[Path, ...], server: bool, cluster: ClusterOptions) -> 
     Pod templates are held against Kubernetes' own schema: of the version that this command knows, or of the
     cluster's with --server.
     """
-    from ..local.manifest import load_objects
-    from ..local.telling import counted
-    from ..spec.parse import parse_job
-    from ..spec.pod_schema import packaged_schema
-
-    schema = with_session(cluster, server_schema) if server else replace(packaged_schema(), way_out=WAY_OUT)
+    schema = with_session(cluster, _server_schema) if server else replace(packaged_schema(), way_out=WAY_OUT)
     failed = False
     for path in files:
         try:
@@ -50,3 +49,9 @@ def validate(files: tuple[Path, ...], server: bool, cluster: ClusterOptions) -> 
             size = f"{counted(job.num_workers, 'worker')}, {counted(job.world_size, 'rank')}"
             click.echo(f"{path}: {job.name} is valid: {size}")
     sys.exit(1 if failed else 0)
+
+
+async def _server_schema(session: Session) -> PodSchema:
+    from ..cluster.pod_schema import read_pod_schema
+
+    return await read_pod_schema(session.api)

@@ -8,6 +8,9 @@ from contextlib import aclosing, suppress
 import click
 
 from ringtrain_operator import contract
+from ringtrain_operator.cluster.api.errors import ApiError
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
+from ringtrain_operator.local.kept import newest_run
 from ringtrain_operator.observe.pods import view_pod
 
 from .failures import told
@@ -35,8 +38,6 @@ def why(name: str, local: bool, cluster: ClusterOptions) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
 
     async def read(session: Session) -> tuple[Json, list[Json], list[Json], list[str]]:
-        from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
-
         job = await session.api.get(JOBS, session.namespace, name)
         pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
         uids = {o["metadata"]["uid"] for o in (job, *pods)}
@@ -45,8 +46,6 @@ def why(name: str, local: bool, cluster: ClusterOptions) -> None:
         return job, pods, about_it, await _unreached(session, job, pods)
 
     if without_cluster(local, cluster):
-        from ringtrain_operator.local.kept import newest_run
-
         with told():
             found: tuple[Json, list[Json], list[Json], list[str]] = (newest_run(RUNS, name).job, [], [], [])
     else:
@@ -57,8 +56,6 @@ def why(name: str, local: bool, cluster: ClusterOptions) -> None:
 
 async def _unreached(session: Session, job: Json, pods: list[Json]) -> list[str]:
     """What the agents of a gang that is not complete say of the launcher: they write it to their pods' logs."""
-    from ringtrain_operator.cluster.api.errors import ApiError
-
     running = _condition(job.get("status") or {}, "Running")
     if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):
         return []

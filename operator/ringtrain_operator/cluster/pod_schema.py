@@ -13,7 +13,7 @@ _INDEX, _GROUP = "/openapi/v3", "api/v1"
 
 
 async def read_pod_schema(api: ApiClient) -> PodSchema:
-    """The server's own schema. Raises ApiError, or ValueError for an answer that is no such document."""
+    """The server's own schema. Raises ApiError, also for an answer that is no such document."""
     return await _read(api, f"{_INDEX}/{_GROUP}")
 
 
@@ -34,12 +34,15 @@ class ServedPodSchema:
             if address != self._address:
                 self.current = await _read(self._api, address)
                 self._address = address
-        except (ApiError, ValueError, KeyError, TypeError) as exc:
+        except (ApiError, KeyError, TypeError) as exc:
             log.warning("pod templates are checked by Kubernetes %s: %s", self.current.version, exc)
 
 
 async def _read(api: ApiClient, path: str) -> PodSchema:
     document = await api.raw_get(path)
     version = await api.raw_get("/version")
-    schema = PodSchema.of_openapi(document, f"{version['major']}.{version['minor']}")
+    try:
+        schema = PodSchema.of_openapi(document, f"{version['major']}.{version['minor']}")
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ApiError(f"the API server's schema could not be read: {exc}") from exc
     return replace(schema, way_out=" (asked from the API server)")

@@ -1,33 +1,48 @@
-"""`dtj suspend JOB…` and `dtj resume JOB…`."""
+"""`dtj delete JOB…`, `dtj suspend JOB…` and `dtj resume JOB…`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
+from ..cluster.api.resources import JOBS
 from ..errors import OperatorError
 from .session import ClusterOptions, Session, cluster_options, complete_job, with_session
 
 
-@click.command()
-@click.argument("names", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_job)
-@cluster_options
+def _jobs_command(action: Callable[[tuple[str, ...], ClusterOptions], None]) -> click.Command:
+    """A command on the jobs JOB... of a cluster."""
+    names = click.argument("names", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_job)
+    return click.command()(names(cluster_options(action)))
+
+
+@_jobs_command
+def delete(names: tuple[str, ...], cluster: ClusterOptions) -> None:
+    """Delete the jobs, and with them their pods; volumes stay."""
+
+    async def work(session: Session) -> None:
+        for name in names:
+            await session.api.delete(JOBS, session.namespace, name)
+            click.echo(f"{session.namespace}/{name} deleted")
+
+    with_session(cluster, work)
+
+
+@_jobs_command
 def suspend(names: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Take the jobs' pods away until they are resumed; they go on from their checkpoints."""
-    _set(cluster, names, True)
+    _set_suspend(cluster, names, True)
 
 
-@click.command()
-@click.argument("names", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_job)
-@cluster_options
+@_jobs_command
 def resume(names: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Let suspended jobs run again."""
-    _set(cluster, names, False)
+    _set_suspend(cluster, names, False)
 
 
-def _set(cluster: ClusterOptions, names: tuple[str, ...], suspended: bool) -> None:
+def _set_suspend(cluster: ClusterOptions, names: tuple[str, ...], suspended: bool) -> None:
     async def work(session: Session) -> None:
-        from ringtrain_operator.cluster.api.resources import JOBS
-
         from .following import ENDED, state_of
 
         ended = []
