@@ -10,7 +10,8 @@ OperatorError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -43,6 +44,12 @@ class ManifestUnreadable(OperatorError):
 
 class LocalUnsupported(OperatorError):
     """The pod needs something that only a cluster has."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint that ends a message about the unknown `name`; empty where none of those `known` is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def shown(value: object) -> str:

@@ -34,7 +34,7 @@ async def read_attempts(session: Session, wanted: Wanted) -> AsyncGenerator[byte
     while True:
         attempt = await _check_rank(session, wanted)
         try:
-            async with aclosing(_read(session, wanted)) as chunks:
+            async with aclosing(await _find(session, wanted)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except LogsIncomplete as exc:
@@ -68,7 +68,7 @@ async def _check_rank(session: Session, wanted: Wanted) -> int:
     return int(status.get("attempt") or 0)
 
 
-async def _read(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+async def _find(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]:
     """Chunks of the log, from wherever it is. Raises LogsElsewhere, and LogsIncomplete after what there is."""
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     pod: Json | None = None
@@ -76,14 +76,10 @@ async def _read(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     own = pod is not None and wanted.attempt in (None, attempt_of(pod))
     if pod is None or not _is_running(pod) or not (own or claim_of(job)):
-        source = read_ended(session, wanted, job, pod, Printed())
-    elif own and wanted.rank is None:
-        source = _live(session, wanted, job, Printed())
-    else:
-        source = _from_store(session, wanted, job, pod)
-    async with aclosing(source) as chunks:
-        async for chunk in chunks:
-            yield chunk
+        return read_ended(session, wanted, job, pod, Printed())
+    if own and wanted.rank is None:
+        return _live(session, wanted, job, Printed())
+    return _from_store(session, wanted, job, pod)
 
 
 async def _live(session: Session, wanted: Wanted, job: Json, printed: Printed) -> AsyncGenerator[bytes, None]:

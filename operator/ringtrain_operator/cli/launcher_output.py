@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from ringtrain_operator.observe.pods import view_pod
-from ringtrain_operator.observe.termination import termination_of
+from ringtrain_operator.observe.pods import termination_of, view_pod
 
 from .session import Json, Session
 

@@ -25,7 +25,7 @@ def local(manifest: Path, run_dir: Path, plain: bool, output: bool) -> None:
     MANIFEST while it runs is like applying it: change replicas, suspend, resume. Logs are kept under the run
     directory, claims in its "claims". Exit code: 0 when the job succeeded, 1 when it failed, 130 after Ctrl-C.
     """
-    from ..local.run import Show, run_local
+    from ..local.run import run_local
     from ..local.summary import print_summary
 
     # SIGHUP: the terminal was closed.
@@ -33,12 +33,12 @@ def local(manifest: Path, run_dir: Path, plain: bool, output: bool) -> None:
         signal.signal(number, _stop)
     with told(f"{manifest}: "):
         try:
-            finished = run_local(manifest, run_dir, Show(plain, output))
+            status, results = run_local(manifest, run_dir, plain, output)
         except KeyboardInterrupt:
             click.echo("stopped; every process of the job has ended", err=True)
             sys.exit(130)
-    print_summary(Console(), finished.status, finished.results)
-    sys.exit(0 if finished.status.is_true("Succeeded") else 1)
+    print_summary(Console(), status, results)
+    sys.exit(0 if status.is_true("Succeeded") else 1)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

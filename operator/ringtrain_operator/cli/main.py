@@ -6,10 +6,10 @@ import difflib
 import importlib
 
 import click
+from click.shell_completion import get_completion_class
 
 # Loaded when used, so that `dtj validate` does not wait for a Kubernetes client.
 _COMMANDS = {
-    "completion": "ringtrain_operator.cli.completion:completion",
     "delete": "ringtrain_operator.cli.changing:delete",
     "describe": "ringtrain_operator.cli.why:why",
     "list": "ringtrain_operator.cli.listing:list_jobs",
@@ -30,11 +30,11 @@ class _LazyGroup(click.Group):
     """Knows its commands by name and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted([*_COMMANDS, *self.commands])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
-            return None
+            return super().get_command(ctx, cmd_name)
         module, _, attribute = _COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
@@ -42,8 +42,9 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if not args[0].startswith("-") and args[0] not in _COMMANDS:
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+        known = self.list_commands(ctx)
+        if not args[0].startswith("-") and args[0] not in known:
+            near = difflib.get_close_matches(args[0], known, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
@@ -52,3 +53,13 @@ class _LazyGroup(click.Group):
 @click.version_option(package_name="ringtrain-operator", prog_name="dtj")
 def main() -> None:
     """Run and watch DistributedTrainingJobs, on a cluster or on this machine."""
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL. For bash: source <(dtj completion bash)."""
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.ClickException(f"click knows no completion for {shell}")
+    click.echo(found(main, {}, "dtj", "_DTJ_COMPLETE").source())

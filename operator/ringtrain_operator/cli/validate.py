@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,25 +31,27 @@ def validate(files: tuple[Path, ...], server: bool, cluster: ClusterOptions) -> 
     cluster's with --server.
     """
     schema = with_session(cluster, _server_schema) if server else replace(packaged_schema(), way_out=WAY_OUT)
-    failed = False
-    for path in files:
+    problems = [line for path in files for line in _problems(path, schema)]
+    for line in problems:
+        click.echo(line, err=True)
+    sys.exit(1 if problems else 0)
+
+
+def _problems(path: Path, schema: PodSchema) -> Iterator[str]:
+    """What is wrong with the jobs of a file; the others are told as valid."""
+    try:
+        jobs = load_objects(path)
+    except OperatorError as exc:
+        yield str(exc)
+        return
+    for obj in jobs:
         try:
-            jobs = load_objects(path)
+            job = parse_job(obj, schema=schema)
         except OperatorError as exc:
-            failed = True
-            click.echo(str(exc), err=True)
+            yield from (f"{path}: {line}" for line in problem_lines(exc))
             continue
-        for obj in jobs:
-            try:
-                job = parse_job(obj, schema=schema)
-            except OperatorError as exc:
-                failed = True
-                for line in problem_lines(exc):
-                    click.echo(f"{path}: {line}", err=True)
-                continue
-            size = f"{counted(job.num_workers, 'worker')}, {counted(job.world_size, 'rank')}"
-            click.echo(f"{path}: {job.name} is valid: {size}")
-    sys.exit(1 if failed else 0)
+        size = f"{counted(job.num_workers, 'worker')}, {counted(job.world_size, 'rank')}"
+        click.echo(f"{path}: {job.name} is valid: {size}")
 
 
 async def _server_schema(session: Session) -> PodSchema:

@@ -15,34 +15,32 @@ class Metrics:
     """One operator's numbers; `text()` is what /metrics answers."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.reconciles = Counter(
-            "ringtrain_reconciles", "Reconciles by result", ["result"], registry=self.registry
-        )
+        registry = self.registry = CollectorRegistry()
+        self.reconciles = Counter("ringtrain_reconciles", "Reconciles by result", ["result"], registry=registry)
         self.reconcile_seconds = Histogram(
-            "ringtrain_reconcile_duration_seconds", "Duration of a reconcile", registry=self.registry
+            "ringtrain_reconcile_duration_seconds", "Duration of a reconcile", registry=registry
         )
-        self.queue_depth = Gauge("ringtrain_queue_depth", "Jobs waiting for a worker", registry=self.registry)
-        self.leader = Gauge("ringtrain_leader", "1 while this replica holds the lease", registry=self.registry)
-        self.jobs = Gauge("ringtrain_jobs", "Jobs by state", ["state"], registry=self.registry)
+        self.queue_depth = Gauge("ringtrain_queue_depth", "Jobs waiting for a worker", registry=registry)
+        self.leader = Gauge("ringtrain_leader", "1 while this replica holds the lease", registry=registry)
+        self.jobs = Gauge("ringtrain_jobs", "Jobs by state", ["state"], registry=registry)
         self.time_to_running = Histogram(
             "ringtrain_job_time_to_running_seconds",
             "From a job's creation to its first Running",
             buckets=(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600),
-            registry=self.registry,
+            registry=registry,
         )
         self.restarts = Counter(
             "ringtrain_job_restarts",
             "Restarts of a gang; counted: against backoffLimit",
             ["counted"],
-            registry=self.registry,
+            registry=registry,
         )
         self.failures = Counter(
-            "ringtrain_job_failures", "Failed attempts by reason", ["reason"], registry=self.registry
+            "ringtrain_job_failures", "Failed attempts by reason", ["reason"], registry=registry
         )
-        build = Gauge("ringtrain_operator_build_info", "1", ["version", "python"], registry=self.registry)
+        build = Gauge("ringtrain_operator_build_info", "1", ["version", "python"], registry=registry)
         build.labels(version("ringtrain-operator"), python_version()).set(1)
-        ProcessCollector(registry=self.registry)
+        ProcessCollector(registry=registry)
         self._states: dict[Key, str] = {}
         self._counted: set[str] = set()
 

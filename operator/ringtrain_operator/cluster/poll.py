@@ -43,6 +43,11 @@ class Answer:
     at: float = field(default_factory=time.monotonic)
 
     @property
+    def told(self) -> tuple[object, ...]:
+        """What makes an answer another one than the last."""
+        return (self.report, bool(self.error), self.unreadable)
+
+    @property
     def age_s(self) -> float:
         """How long ago that was."""
         return time.monotonic() - self.at
@@ -106,7 +111,7 @@ class LauncherPoller:
                 answer = await self._ask(endpoint)
             before = self._answers.get(key)
             self._answers[key] = answer
-            if before is None or _news(before, answer):
+            if before is None or before.told != answer.told:
                 self._changed(key)
             running = answer.report is not None and answer.report.phase == "Running"
             bound_s = len(self._tasks) / self._times.most_per_s
@@ -133,11 +138,3 @@ class LauncherPoller:
             return Answer(error=str(exc), unreadable=True)
         except (KeyError, TypeError, ValueError, RecursionError) as exc:
             return Answer(error=f"{url} answered something that is no status: {exc!r}")
-
-
-def _news(before: Answer, after: Answer) -> bool:
-    return (before.report, bool(before.error), before.unreadable) != (
-        after.report,
-        bool(after.error),
-        after.unreadable,
-    )

@@ -23,7 +23,7 @@ from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.client import METADATA_ONLY, ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.decode import decode
-from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound, ServerError
+from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, ServerError
 from ringtrain_operator.cluster.api.resources import (
     JOBS,
     NETWORK_POLICIES,
@@ -130,9 +130,9 @@ async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
         try:
             async for _ in api.pages(JOBS, namespaces[0] if namespaces else None, size=1, metadata_only=True):
                 return
-        except Forbidden:
-            raise
-        except (NotFound, ApiError) as exc:
+        except ApiError as exc:
+            if isinstance(exc, Forbidden):
+                raise
             if not said:
                 log.warning("%s cannot be listed yet (%s); is the CRD installed?", JOBS.plural, exc)
                 said = True

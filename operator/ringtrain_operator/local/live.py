@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -23,21 +22,11 @@ RANKS_SHOWN = 32
 
 
 class LiveDisplay:
-    """A context manager that owns the terminal's lower lines meanwhile. `tail`: ranks' output to print."""
+    """Shows a job in `live`, which owns the terminal's lower lines. `tail`: ranks' output to print."""
 
-    def __init__(self, console: Console, tail: Tail | None) -> None:
+    def __init__(self, live: Live, tail: Tail | None) -> None:
+        self._live = live
         self._tail = tail
-        # Transient: the summary takes the panel's place at the end.
-        self._live = Live(console=console, refresh_per_second=8, transient=True)
-
-    def __enter__(self) -> LiveDisplay:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def show(self, view: View) -> None:
         """Redraw; what happened is printed above the panel and stays in the scroll-back."""

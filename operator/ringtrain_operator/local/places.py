@@ -35,11 +35,10 @@ class Ports:
 
 @dataclass(frozen=True)
 class Places:
-    """Directories of one `dtj local`: `run_dir` is kept, `scratch` is not; claims outlive both."""
+    """Directories of one `dtj local` that are kept: its own, and that of claims, which outlive it."""
 
     run_dir: Path
     claims_dir: Path
-    scratch: Path
     ports: dict[int, Ports] = field(default_factory=dict)
 
     @property

@@ -56,7 +56,7 @@ class ProcessRunner:
 
     def __init__(self, run_dir: Path, claims_dir: Path) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="dtj-"))
-        self._places = Places(run_dir.resolve(), claims_dir.resolve(), self._scratch)
+        self._places = Places(run_dir.resolve(), claims_dir.resolve())
         self._pods: dict[str, _LocalPod] = {}
         adopt_orphans()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from rich.live import Live
 
 from ..spec.parse import parse_job
 from ..status.model import JobStatus
@@ -24,27 +25,11 @@ from .summary import Results, read_results
 from .telling import counted
 
 
-@dataclass(frozen=True)
-class Show:
-    """What is shown meanwhile. `plain`: lines, no panel. `output`: what the ranks write, too."""
-
-    plain: bool = False
-    output: bool = False
-
-
-@dataclass(frozen=True)
-class Finished:
-    """How a local run ended."""
-
-    status: JobStatus
-    results: Results
-    run_dir: Path
-
-
-def run_local(manifest: Path, runs: Path, show: Show) -> Finished:
+def run_local(manifest: Path, runs: Path, plain: bool, output: bool) -> tuple[JobStatus, Results]:
     """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
 
-    Raises ManifestUnreadable or SpecInvalid before anything is started.
+    `plain`: lines are shown meanwhile, no panel. `output`: what the ranks write is shown, too. Raises
+    ManifestUnreadable or SpecInvalid before anything is started.
     """
     job = load_job(manifest)
     file = ManifestFile(manifest)
@@ -53,21 +38,25 @@ def run_local(manifest: Path, runs: Path, show: Show) -> Finished:
     spec = parse_job(job).spec
     world = f"{counted(spec.worker.replicas, 'worker')} x {counted(spec.slots, 'rank')}"
     print(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", flush=True)
+    tail = Tail(run_dir / "logs" / namespace / name) if output else None
     runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
     try:
-        with _display(show, Tail(run_dir / "logs" / namespace / name)) as display:
+        with _display(plain, tail) as display:
             status = Driver(LocalCluster(job, runner, keep=partial(keep_job, run_dir)), display, file).run()
     finally:
         runner.close()
-    return Finished(status, read_results(run_dir / "logs", namespace, name, status.attempt), run_dir)
+    return status, read_results(run_dir / "logs", namespace, name, status.attempt)
 
 
-def _display(show: Show, tail: Tail) -> contextlib.AbstractContextManager[Display]:
+@contextlib.contextmanager
+def _display(plain: bool, tail: Tail | None) -> Iterator[Display]:
     console = Console()
-    shown = tail if show.output else None
-    if show.plain or not console.is_terminal:
-        return contextlib.nullcontext(PlainDisplay(sys.stdout, shown))
-    return LiveDisplay(console, shown)
+    if plain or not console.is_terminal:
+        yield PlainDisplay(sys.stdout, tail)
+        return
+    # Transient: the summary takes the panel's place at the end.
+    with Live(console=console, refresh_per_second=8, transient=True) as live:
+        yield LiveDisplay(live, tail)
 
 
 def _new_directory(runs: Path, name: str) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from ..contract import (
     ENV_STATUS_TOKEN,
@@ -13,6 +14,7 @@ from ..contract import (
     LABEL_WORKER_INDEX,
     ROLE_LAUNCHER,
     STATUS_VERSION,
+    TERMINATION_MESSAGE_VERSION,
 )
 from ..errors import shown
 from ..spec.parse import parse_time
@@ -68,6 +70,23 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         failed_beside=_name_beside(status, beside),
         side_failure=_side_failure(status, name),
     )
+
+
+def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
+    """The pod's termination message; empty if it left none, or one of another attempt."""
+    try:
+        words = storable(json.loads(pod.termination_message))
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(words, dict) or words.get("version") != TERMINATION_MESSAGE_VERSION:
+        return {}
+    return words if words.get("attempt") == attempt else {}
+
+
+def failure_in(pod: PodView, attempt: int) -> dict[str, Any]:
+    """The failure that the pod's termination message names; empty if it names none."""
+    told = termination_of(pod, attempt).get("failure")
+    return told if isinstance(told, dict) else {}
 
 
 def status_token(pod: Mapping[str, Any]) -> str:
@@ -132,8 +151,9 @@ def _container(statuses: Iterable[Mapping[str, Any]] | None, name: str) -> Mappi
     return next((s for s in statuses or () if s.get("name") == name), {})
 
 
-def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = (container.get("state") or {}).get("terminated")
+def _ended(container: Mapping[str, Any], state: Literal["state", "lastState"] = "state") -> Mapping[str, Any]:
+    """How a container ended; `lastState`: the last time that one did which is started again and again."""
+    found = (container.get(state) or {}).get("terminated")
     return found if isinstance(found, Mapping) else {}
 
 
@@ -159,19 +179,12 @@ def _side_failure(status: Mapping[str, Any], main: str) -> str:
     if "running" not in (_container(every, main).get("state") or {}):
         return ""
     for container in every:
-        ended = _ended(container) or _backing_off(container)
+        runs = "running" in (container.get("state") or {})
+        ended = _ended(container) or ({} if runs else _ended(container, "lastState"))
         if container.get("name") != main and ended.get("exitCode"):
             why = f" ({ended['reason']})" if ended.get("reason") not in (None, "", "Error") else ""
             return f"side container {container.get('name')} exited with {ended['exitCode']}{why}"
     return ""
-
-
-def _backing_off(container: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How a container that is started again and again ended the last time."""
-    if "running" in (container.get("state") or {}):
-        return {}
-    found = (container.get("lastState") or {}).get("terminated")
-    return found if isinstance(found, Mapping) else {}
 
 
 def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from ..status.situation import Situation
 from .decision import NO_DECISION, Finish, PolicyResult
-from .slowest import failure_of_slowest
+from .outcome import failure_of_slowest
 
 REASON = "DeadlineExceeded"
 

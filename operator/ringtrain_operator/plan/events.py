@@ -61,26 +61,18 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
     again = after.type == "Restarting" and before is not None and before.message != after.message
     if not (changed or again):
         return None
+    warning = Event("Warning", after.reason, after.message)
     match after.type, after.status:
-        case "Accepted", "False":
-            return Event("Warning", after.reason, after.message)
+        case ("Accepted", "False") | ("Failed", "True"):
+            return warning
         case "Running", "True":
-            well = after.reason == "GangRunning"
-            return (
-                Event("Normal", "Running", after.message)
-                if well
-                else Event("Warning", after.reason, after.message)
-            )
+            return Event("Normal", "Running", after.message) if after.reason == "GangRunning" else warning
         case "Running", "False" if after.reason not in _STAGES:
-            return Event("Warning", after.reason, after.message)
-        case "Suspended", "True":
-            return Event("Normal", "Suspended", after.message)
+            return warning
+        case "Suspended" | "Succeeded", "True":
+            return Event("Normal", after.type, after.message)
         case "Suspended", "False":
             return Event("Normal", after.reason, after.message)
         case "Restarting", "True":
             return Event("Normal" if after.reason == "Scaled" else "Warning", "Restarting", after.message)
-        case "Succeeded", "True":
-            return Event("Normal", "Succeeded", after.message)
-        case "Failed", "True":
-            return Event("Warning", after.reason, after.message)
     return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from ..contract import EXIT_GANG_STOPPED
 from ..observe.model import PodView
-from ..observe.termination import failure_in, termination_of
+from ..observe.pods import failure_in, termination_of
 from ..status.model import Failure
 from ..status.progress import is_whole
 from ..status.situation import Situation
@@ -36,16 +37,8 @@ def success(s: Situation) -> PolicyResult:
         if words
         else "it left no termination message; is its command ringtrain launcher?"
     )
-    failure = Failure(
-        attempt=s.attempt,
-        pod=launcher.name,
-        node=launcher.node or None,
-        exit_code=0,
-        reason="WorldIncomplete",
-        message=f"the launcher exited 0 without attesting all {world} ranks: {claim}",
-        time=s.now,
-    )
-    return PolicyResult(judge(s, failure))
+    message = f"the launcher exited 0 without attesting all {world} ranks: {claim}"
+    return PolicyResult(judge(s, _failure(launcher, s, "WorldIncomplete", message)))
 
 
 def attempt_failure(s: Situation) -> PolicyResult:
@@ -93,7 +86,9 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
     """The failure that a pod's termination message names; without any, what Kubernetes knows about the pod."""
     told = failure_in(pod, s.attempt)
     if not told:
-        return _unexplained(pod, s)
+        # Our own message without a failure in it is no output of anybody's.
+        output = () if termination_of(pod, s.attempt) else pod.termination_message.splitlines()[-40:]
+        return _failure(pod, s, *_what_ended(pod), output)
     named = next((p for p in s.pods if p.name == told.get("pod")), pod)
     killed = f"; {named.name} was OOMKilled" if named.exit_reason == "OOMKilled" else ""
     return Failure(
@@ -110,10 +105,8 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
     )
 
 
-def _unexplained(pod: PodView, s: Situation) -> Failure:
-    reason, message = _what_ended(pod)
-    # Our own message without a failure in it is no output of anybody's.
-    output = () if termination_of(pod, s.attempt) else pod.termination_message.splitlines()[-40:]
+def _failure(pod: PodView, s: Situation, reason: str, message: str, output: Sequence[str] = ()) -> Failure:
+    """A failure of which only its pod is known."""
     return Failure(
         attempt=s.attempt,
         pod=pod.name,
@@ -138,6 +131,27 @@ def _what_ended(pod: PodView) -> tuple[str, str]:
         return reason, f"{pod.name} ran longer than its template's activeDeadlineSeconds allows{detail}"
     why = pod.exit_reason or pod.reason or "no reason given"
     return reason, f"{pod.name} left no termination message ({why}){detail}"
+
+
+def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:
+    """A failure in which no rank ended: with the slowest rank, its pod, node and last lines, as far as known."""
+    told = s.report.slowest if s.report is not None and s.report.phase == "Running" else None
+    failure = Failure(attempt=s.attempt, reason=reason, message=message, time=s.now)
+    if not told or not is_whole(told.get("rank")):
+        return failure
+    pod, node = str(told.get("pod") or ""), str(told.get("node") or "")
+    where = " ".join(part for part in (f"in {pod}" if pod else "", f"on {node}" if node else "") if part)
+    step = told.get("step")
+    at = f"at step {step}" if is_whole(step) else "without a step yet"
+    return failure.model_copy(
+        update={
+            "rank": told["rank"],
+            "pod": pod or None,
+            "node": node or None,
+            "message": f"{message}; the slowest is rank {told['rank']}{f' {where}' if where else ''}, {at}",
+            "log_tail": _lines(told.get("logTail")),
+        }
+    )
 
 
 def _whole(value: object) -> int | None:

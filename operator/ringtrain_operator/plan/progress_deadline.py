@@ -8,7 +8,7 @@ from ..observe.model import LauncherReport
 from ..status.situation import Situation
 from .decision import NO_DECISION, PolicyResult
 from .failure_rules import judge
-from .slowest import failure_of_slowest
+from .outcome import failure_of_slowest
 
 REASON = "ProgressDeadlineExceeded"
 

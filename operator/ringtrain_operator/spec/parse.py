@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -12,13 +11,12 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..contract import API_VERSION, KIND
-from ..errors import Problem, SpecInvalid, shown
+from ..errors import Problem, SpecInvalid, did_you_mean, shown
 from .base import Rule
 from .documents import MAX_DEPTH
 from .job import Job, JobSpec
 from .pod_schema import PodSchema, packaged_schema
-from .references import dangling
-from .reserved import clashes
+from .reserved import clashes, dangling
 from .template import containers_of, launcher_template_problems, shape_problems, worker_template_problems
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
@@ -202,8 +200,7 @@ def _problem(error: Any) -> Problem:
 
 def _unknown_field(location: tuple[Any, ...]) -> str:
     known = _fields_at(location[:-1])
-    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(sorted(known))}"
+    hint = did_you_mean(str(location[-1]), known) or f"allowed: {', '.join(sorted(known))}"
     return f"is not a field here; {hint}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ..errors import Problem
+from ..errors import Problem, did_you_mean, shown
 
 Json = dict[str, Any]
 
@@ -89,8 +88,7 @@ class PodSchema:
                 yield Problem(f"{path}.{key}", "is missing")
 
     def _unknown(self, key: str, known: Mapping[str, Any]) -> str:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}?" if near else f"allowed: {_some(sorted(known))}"
+        hint = did_you_mean(key, known) or f"allowed: {_some(sorted(known))}"
         return f"is not a field here in Kubernetes {self.version}; {hint}{self.way_out}"
 
 
@@ -161,10 +159,9 @@ def _is(value: object, kind: str) -> bool:
 
 
 def _wrong_type(value: object, kinds: list[str]) -> str:
-    shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}…"
     expected = " or ".join(_TYPE_NAMES.get(kind, f"a {kind}") for kind in kinds)
     quotes = ": put it in quotes" if kinds == ["string"] and not isinstance(value, Mapping | list) else ""
-    return f"is {shown}; must be {expected}{quotes}"
+    return f"is {shown(value)}; must be {expected}{quotes}"
 
 
 def _some(names: list[str]) -> str:

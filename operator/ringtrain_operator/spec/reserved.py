@@ -1,4 +1,7 @@
-"""What the operator adds to a user's pods, by name: a template that sets one of these is refused."""
+"""Names in pod templates: the operator's own, which no template may set, and those that nothing there has.
+
+The API server refuses pods for the latter, not jobs.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from .. import contract
-from ..errors import Problem
+from ..errors import Problem, did_you_mean
 from .job import JobSpec
 from .template import containers_of, device_count, template_devices
 
@@ -117,3 +120,58 @@ def _resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
     resources = container.get("resources") or {}
     found = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     return [(str(name), value) for name, value in found.items()]
+
+
+def dangling(spec: JobSpec) -> list[Problem]:
+    """Mounts of volumes that are not there, and names that are given twice, in both templates."""
+    checkpoint = {VOLUME_CHECKPOINT} if spec.checkpoint is not None else set()
+    roles = {
+        "worker": (spec.worker.template, {VOLUME_SECRET, VOLUME_SHM} | checkpoint),
+        "launcher": (spec.launcher.template, {VOLUME_SECRET, VOLUME_LOGS} | checkpoint),
+    }
+    return [
+        problem
+        for role, (template, ours) in roles.items()
+        for problem in _dangling_in(template, f"spec.{role}.template.spec", ours)
+    ]
+
+
+def _dangling_in(template: Mapping[str, Any], path: str, ours: set[str]) -> Iterator[Problem]:
+    pod = template.get("spec") or {}
+    volumes = pod.get("volumes") or ()
+    yield from _twice(((f"{path}.volumes[{i}].name", volume.get("name")) for i, volume in enumerate(volumes)))
+    containers = [
+        (f"{path}.{field}[{index}]", container)
+        for field in ("initContainers", "containers")
+        for index, container in enumerate(containers_of(template, field))
+    ]
+    yield from _twice((f"{where}.name", container.get("name")) for where, container in containers)
+    names = {str(volume.get("name")) for volume in volumes} | ours
+    for where, container in containers:
+        yield from _container(container, where, names)
+
+
+def _container(container: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Problem]:
+    for field, key in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")):
+        given = container.get(field) or ()
+        for index, mount in enumerate(given):
+            name = mount.get("name")
+            if name not in volumes:
+                yield Problem(f"{path}.{field}[{index}].name", _no_volume(str(name), volumes))
+        yield from _twice((f"{path}.{field}[{i}].{key}", mount.get(key)) for i, mount in enumerate(given))
+    ports = container.get("ports") or ()
+    yield from _twice((f"{path}.ports[{index}].name", port.get("name")) for index, port in enumerate(ports))
+
+
+def _no_volume(name: str, volumes: set[str]) -> str:
+    theirs = ", ".join(sorted(volumes - VOLUMES)) or "none"
+    hint = did_you_mean(name, volumes) or f"it has {theirs}; add it to spec.volumes"
+    return f"is {name!r}, and the pod has no such volume; {hint}"
+
+
+def _twice(named: Iterator[tuple[str, object]]) -> Iterator[Problem]:
+    """A problem for each name that another had before; a name that is absent is none."""
+    first: dict[object, str] = {}
+    for path, name in named:
+        if name is not None and first.setdefault(name, path) != path:
+            yield Problem(path, f"is {name!r}, as is {first[name]}; give one of them another name")

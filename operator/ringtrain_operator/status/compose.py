@@ -6,7 +6,7 @@ from datetime import datetime
 
 from ..errors import SpecInvalid
 from .counts import counts
-from .model import ConditionChange, ConditionType, JobStatus, State, with_conditions
+from .model import Condition, ConditionChange, ConditionType, JobStatus, with_conditions
 from .progress import progress_fields
 from .situation import Situation
 from .waiting import running_or_why_not
@@ -23,8 +23,11 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
     status = with_conditions(s.status, tuple(changes), s.job.generation, s.now)
     if not s.status.finished:
         status = with_conditions(status, _consequences(s, status, decided), s.job.generation, s.now)
-        status = status.model_copy(update={"observed_generation": s.job.generation, "state": _state(status)})
-    told = {"reason": _reason(status), **counts(s, status.finished)}
+        foremost = _foremost(status)
+        state = foremost.type if foremost is not None else "Pending"
+        status = status.model_copy(update={"observed_generation": s.job.generation, "state": state})
+    why = _foremost(status) or status.condition("Running")
+    told = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
     return status.model_copy(update={**told, **progress_fields(seen, status.is_true("Succeeded"))})
 
 
@@ -43,17 +46,9 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
     """What the other conditions become when the decided one, or what was seen, is as it is."""
     if status.finished:
         # A job that ended in the second in which it was suspended has ended.
-        passed = ("Restarting", "Suspended")
-        over = tuple(ConditionChange(c.type, "False", "Finished") for c in status.conditions if c.type in passed)
-        return (ConditionChange("Running", "False", "Finished", "the job has ended"), *over)
+        return _over(status, "Finished", "the job has ended", "Restarting", "Suspended")
     if status.is_true("Suspended"):
-        over = tuple(
-            ConditionChange(c.type, "False", "Suspended") for c in status.conditions if c.type == "Restarting"
-        )
-        return (
-            ConditionChange("Running", "False", "Suspended", "the job is suspended (runPolicy.suspend)"),
-            *over,
-        )
+        return _over(status, "Suspended", "the job is suspended (runPolicy.suspend)", "Restarting")
     if decided is not None and decided.type == "Restarting":
         return (ConditionChange("Running", "False", decided.reason, decided.message),)
     running = running_or_why_not(s)
@@ -62,16 +57,13 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
     return (running,)
 
 
-def _reason(status: JobStatus) -> str:
-    """Why the job is in its state: the reason of the condition that says most about it."""
+def _over(status: JobStatus, reason: str, message: str, *passed: ConditionType) -> tuple[ConditionChange, ...]:
+    """Nothing runs, and of the `passed` conditions none that there is holds any more."""
+    changes = (ConditionChange(c.type, "False", reason) for c in status.conditions if c.type in passed)
+    return (ConditionChange("Running", "False", reason, message), *changes)
+
+
+def _foremost(status: JobStatus) -> Condition | None:
+    """The condition that holds and says most about the job."""
     kinds: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended", "Running", "Restarting")
-    found = next((status.condition(kind) for kind in kinds if status.is_true(kind)), status.condition("Running"))
-    return found.reason if found is not None else ""
-
-
-def _state(status: JobStatus) -> State:
-    """The conditions in one word."""
-    for condition in ("Succeeded", "Failed", "Suspended", "Running", "Restarting"):
-        if status.is_true(condition):
-            return condition
-    return "Pending"
+    return next((status.condition(kind) for kind in kinds if status.is_true(kind)), None)

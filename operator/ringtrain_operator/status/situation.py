@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..build import launcher_name, secret_name, worker_name
 from ..observe.model import LauncherReport, ObjectRef, Observed, PodView
-from ..observe.termination import failure_in
+from ..observe.pods import failure_in
 from ..spec.job import Job
 from .model import JobStatus
 

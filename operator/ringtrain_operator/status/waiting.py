@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..contract import KIND
-from ..observe.model import Foreign, PodView, Refusal
+from ..observe.model import Foreign, Refusal
 from .model import ConditionChange, format_time
 from .situation import Situation
 
@@ -16,7 +16,10 @@ NAMES_SHOWN = 3
 def running_or_why_not(s: Situation) -> ConditionChange:
     """The Running condition of a job that is neither finished nor suspended."""
     if s.stale_pods:
-        return _not("WaitingForOldPods", f"pods of an earlier attempt are still ending: {_names(s.stale_pods)}")
+        return _not(
+            "WaitingForOldPods",
+            f"pods of an earlier attempt are still ending: {_counted([pod.name for pod in s.stale_pods])}",
+        )
     absent = _absent(s)
     gang = _gang(s)
     if not absent and gang.status == "True":
@@ -48,8 +51,8 @@ def _absent(s: Situation) -> list[str]:
 def _pending_pods(s: Situation, absent: Sequence[str]) -> ConditionChange | None:
     if not absent:
         return None
-    shown = ", ".join(absent[:NAMES_SHOWN]) + (", …" if len(absent) > NAMES_SHOWN else "")
-    return _not("WaitingForPods", f"{len(absent)} of {len(s.wanted_names)} pods are not running yet: {shown}")
+    count = f"{len(absent)} of {len(s.wanted_names)} pods are not running yet"
+    return _not("WaitingForPods", f"{count}: {_first(absent)}")
 
 
 def _gang(s: Situation) -> ConditionChange:
@@ -61,10 +64,8 @@ def _gang(s: Situation) -> ConditionChange:
             for worker in s.report.workers
             if not worker.get("registered")
         ]
-        shown = f"; not yet: {', '.join(absent[:NAMES_SHOWN])}" if absent else ""
-        more = ", …" if len(absent) > NAMES_SHOWN else ""
         count = f"{registered} of {s.status.ledger.attempt_workers} workers have registered"
-        return _not("WaitingForAgents", f"{count}{shown}{more}")
+        return _not("WaitingForAgents", count + (f"; not yet: {_first(absent)}" if absent else ""))
     if s.report is not None or s.status.is_true("Running"):
         return _runs(s)
     if s.observed.launcher_unreadable:
@@ -99,9 +100,8 @@ def _foreign(s: Situation) -> ConditionChange:
     earlier = f"{KIND} {s.job.name}"
     if any(other.owner != earlier for other in foreign):
         return _not("NameTaken", _taken([other for other in foreign if other.owner != earlier]))
-    shown = ", ".join(str(other.ref) for other in foreign[:NAMES_SHOWN])
-    more = f" and {len(foreign) - NAMES_SHOWN} more" if len(foreign) > NAMES_SHOWN else ""
-    return _not("WaitingForOldPods", f"an earlier job of this name was deleted and is still ending: {shown}{more}")
+    names = _counted([str(other.ref) for other in foreign])
+    return _not("WaitingForOldPods", f"an earlier job of this name was deleted and is still ending: {names}")
 
 
 def _taken(foreign: Sequence[Foreign]) -> str:
@@ -110,9 +110,13 @@ def _taken(foreign: Sequence[Foreign]) -> str:
     return f"{first.ref} exists and belongs to {owner}; it is left alone: remove it or give the job another name"
 
 
-def _names(pods: Sequence[PodView]) -> str:
-    shown = ", ".join(pod.name for pod in pods[:NAMES_SHOWN])
-    return shown + (f" and {len(pods) - NAMES_SHOWN} more" if len(pods) > NAMES_SHOWN else "")
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
+
+
+def _counted(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _not(reason: str, message: str) -> ConditionChange:

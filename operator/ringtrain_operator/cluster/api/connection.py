@@ -3,17 +3,14 @@
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ringtrain_operator.cluster.api.errors import ApiError
 
 SERVICE_ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 _TOKEN_MAX_AGE_S = 60.0  # the kubelet replaces a bound token long before it expires
-
-
-def _no_headers() -> Mapping[str, str]:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Connection:
     server: str
     namespace: str = "default"
     tls: ssl.SSLContext | None = None
-    headers: Callable[[], Mapping[str, str]] = field(default=_no_headers)
+    headers: Callable[[], Mapping[str, str]] = dict
 
     @classmethod
     def from_env(
@@ -66,24 +63,22 @@ class Connection:
                 "image): in a pod leave KUBECONFIG unset, elsewhere pip install kubernetes"
             ) from exc
 
-        settings = client.Configuration()
+        settings: Any = client.Configuration()
         try:
             config.load_kube_config(  # type: ignore[no-untyped-call]
                 path, context=context, client_configuration=settings
             )
-            _, active = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
+            contexts, active = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
         except config.ConfigException as exc:
             raise ApiError(f"no usable kubeconfig in {path or '~/.kube/config'}: {exc}; set KUBECONFIG") from exc
-        chosen = _context_named(path, context) if context else active
+        chosen = next((c for c in contexts if c["name"] == context), None) if context else active
         namespace = str((chosen or {}).get("context", {}).get("namespace") or "default")
-        return cls(settings.host.rstrip("/"), namespace, _tls_of(settings), _AuthOf(settings))
 
+        def headers() -> Mapping[str, str]:
+            found = settings.auth_settings()  # renewed by a hook of the settings
+            return {a["key"]: a["value"] for a in found.values() if a["in"] == "header" and a["value"]}
 
-def _context_named(path: str | None, name: str) -> Mapping[str, Mapping[str, str]]:
-    from kubernetes import config
-
-    contexts, _ = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-    return next((c for c in contexts if c["name"] == name), {})
+        return cls(settings.host.rstrip("/"), namespace, _tls_of(settings), headers)
 
 
 class _TokenFile:
@@ -101,17 +96,6 @@ class _TokenFile:
         return self._header
 
 
-class _AuthOf:
-    """Authorization header of a `kubernetes.client.Configuration`, whose own hook renews it."""
-
-    def __init__(self, settings: "object") -> None:
-        self._settings = settings
-
-    def __call__(self) -> Mapping[str, str]:
-        found = self._settings.auth_settings()  # type: ignore[attr-defined]
-        return {auth["key"]: auth["value"] for auth in found.values() if auth["in"] == "header" and auth["value"]}
-
-
 def _trusting(ca_file: str) -> ssl.SSLContext:
     """A context that trusts the cluster's own CA, and nobody else, for the name of the server.
 
@@ -123,15 +107,14 @@ def _trusting(ca_file: str) -> ssl.SSLContext:
     return tls
 
 
-def _tls_of(settings: "object") -> ssl.SSLContext | None:
-    host: str = settings.host  # type: ignore[attr-defined]
-    if not host.startswith("https"):
+def _tls_of(settings: Any) -> ssl.SSLContext | None:
+    """TLS as a `kubernetes.client.Configuration` wants it."""
+    if not settings.host.startswith("https"):
         return None
-    ca: str | None = settings.ssl_ca_cert  # type: ignore[attr-defined]
-    tls = _trusting(ca) if ca else ssl.create_default_context()
-    if settings.cert_file:  # type: ignore[attr-defined]
-        tls.load_cert_chain(settings.cert_file, settings.key_file)  # type: ignore[attr-defined]
-    if not settings.verify_ssl:  # type: ignore[attr-defined]
+    tls = _trusting(settings.ssl_ca_cert) if settings.ssl_ca_cert else ssl.create_default_context()
+    if settings.cert_file:
+        tls.load_cert_chain(settings.cert_file, settings.key_file)
+    if not settings.verify_ssl:
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
     return tls

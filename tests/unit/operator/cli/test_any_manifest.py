@@ -82,7 +82,7 @@ def check_all(path: Path, folder: Path) -> None:
         job = parse_job(load_job(path))
     except OperatorError:
         return
-    places = Places(folder / "run", folder / "claims", folder / "scratch")
+    places = Places(folder / "run", folder / "claims")
     for index, pod in enumerate(obj for obj in rendered(job) if obj["kind"] == "Pod"):
         pod_dir = folder / "scratch" / str(index)
         pod_dir.mkdir(parents=True, exist_ok=True)

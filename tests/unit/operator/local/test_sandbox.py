@@ -18,7 +18,7 @@ from ringtrain_operator.spec.parse import parse_job
 
 def places(root: Path) -> Places:
     """Directories under `root`."""
-    return Places(root / "run", root / "claims", root / "scratch")
+    return Places(root / "run", root / "claims")
 
 
 def command(root: Path, container: dict[str, Any] | None = None, pod: dict[str, Any] | None = None) -> Command:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ringtrain_operator.observe.model import PodView
-from ringtrain_operator.observe.pods import owned_by, owner_name, read_report, view_pod
-from ringtrain_operator.observe.termination import termination_of
+from ringtrain_operator.observe.pods import owned_by, owner_name, read_report, termination_of, view_pod
 
 
 def view(**status: Any) -> PodView:
