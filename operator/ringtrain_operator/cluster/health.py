@@ -16,7 +16,7 @@ from aiohttp import web
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import ApiError, Unauthorized, Unreachable
-from ringtrain_operator.cluster.api.transport import RetryPolicy
+from ringtrain_operator.cluster.api.transport import Limits
 from ringtrain_operator.cluster.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -74,9 +74,8 @@ class ApiReach:
 
     def __init__(self, connection: Connection, times: ReachTimes | None = None) -> None:
         self._times = times or ReachTimes()
-        self._api = ApiClient(
-            connection, connections=1, timeout_s=self._times.deadline_s, retry=RetryPolicy(attempts=1)
-        )
+        limits = Limits(connections=1, timeout_s=self._times.deadline_s, attempts=1)
+        self._api = ApiClient(connection, limits=limits)
         self._answered_at: float | None = None
         self._problem = ""
 

@@ -13,6 +13,7 @@ from typing import Any
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound, NotLeader
+from ringtrain_operator.cluster.api.transport import Limits
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.health import ApiReach, ReachTimes, health_server
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
@@ -52,7 +53,7 @@ class Operator:
         self._lease_times = lease_times
         self._stop = asyncio.Event()
         self.queue = KeyedQueue()
-        self.api = ApiClient(connection, connections=config.connections)
+        self.api = ApiClient(connection, limits=Limits(connections=config.connections))
         self._reach = ApiReach(connection, reach_times)
         self._poller = LauncherPoller(self.queue.add, poll_times)
         self._versions = Versions(self.api)

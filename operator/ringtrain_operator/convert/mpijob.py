@@ -73,14 +73,14 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
         raise SpecInvalid(problems)
     notes = ["the image needs ringtrain (pip install ringtrain), and needs neither sshd nor keys any more"]
     worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
-    made: dict[str, Any] = {
+    made = {
         "backend": "mpi",
         "slotsPerWorker": _whole(spec.get("slotsPerWorker") or 1, "spec.slotsPerWorker"),
+        "mpi": _mpi(spec),
+        "worker": _worker(worker, spec, notes),
+        "launcher": {"template": _launcher_template(launcher, spec, notes)},
+        "runPolicy": _run_policy(spec, notes),
     }
-    made["mpi"] = _mpi(spec)
-    made["worker"] = _worker(worker, spec, notes)
-    made["launcher"] = {"template": _launcher_template(launcher, spec, notes)}
-    made["runPolicy"] = _run_policy(spec, notes)
     notes += _size_notes(made)
     notes += [f"spec.{name} is left out: {why}" for name, why in _DROPPED.items() if name in spec]
     for role, replica in (("Launcher", launcher), ("Worker", worker)):
@@ -97,10 +97,6 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
 def _metadata(obj: Mapping[str, Any]) -> dict[str, Any]:
     given = obj.get("metadata") or {}
     return {key: given[key] for key in ("name", "namespace", "labels", "annotations") if given.get(key)}
-
-
-def _policy(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    return spec.get("runPolicy") or {}
 
 
 def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -225,7 +221,7 @@ def _take_devices(container: dict[str, Any]) -> dict[str, int]:
 
 
 def _run_policy(spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    given = _policy(spec)
+    given = spec.get("runPolicy") or {}
     # v1 had this one beside the policy, too.
     made: dict[str, Any] = {"cleanPodPolicy": given.get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"}
     for name in ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):

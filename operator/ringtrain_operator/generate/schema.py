@@ -30,15 +30,16 @@ _SCALARS: dict[Any, OpenAPI] = {
 _INTEGER: OpenAPI = {"type": "integer", "format": "int64"}
 
 
-def object_schema(model: type[BaseModel], description: str = "") -> OpenAPI:
-    """The schema of `model`: its fields, which are required, its rules in CEL."""
+def object_schema(model: type[BaseModel]) -> OpenAPI:
+    """The schema of `model`: its promise, its fields, which are required, its rules in CEL."""
     properties, required = {}, []
     for name, info in model.model_fields.items():
         alias = info.alias or name
         properties[alias] = field_schema(info, f"{model.__name__}.{name}")
         if info.is_required():
             required.append(alias)
-    schema: OpenAPI = {"type": "object", "description": description or first_line(model), "properties": properties}
+    promise = (model.__doc__ or "").strip().splitlines()[0]
+    schema: OpenAPI = {"type": "object", "description": promise, "properties": properties}
     if required:
         schema["required"] = required
     rules: tuple[Rule, ...] = getattr(model, "RULES", ())
@@ -66,11 +67,6 @@ def field_schema(info: FieldInfo, where: str) -> OpenAPI:
         return schema
     schema["default"] = _json(default, where)
     return schema
-
-
-def first_line(model: type[BaseModel]) -> str:
-    """The promise of a model: the first line of its docstring."""
-    return (model.__doc__ or "").strip().splitlines()[0]
 
 
 def _typed(annotation: Any, metadata: Iterable[Any], where: str) -> OpenAPI:

@@ -16,7 +16,7 @@ from support.ports import free_ports
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import Unreachable
-from ringtrain_operator.cluster.api.transport import RetryPolicy
+from ringtrain_operator.cluster.api.transport import Limits
 from ringtrain_operator.cluster.health import ReachTimes
 from ringtrain_operator.cluster.operator import Operator
 
@@ -65,7 +65,7 @@ def kubeconfig(folder: Path, url: str, authority: ClusterAuthority) -> Connectio
 
 async def version(connection: Connection) -> str:
     """What the server at the other end calls itself."""
-    async with ApiClient(connection, retry=RetryPolicy(attempts=1)) as api:
+    async with ApiClient(connection, limits=Limits(attempts=1)) as api:
         return str((await api.raw_get("/version"))["major"])
 
 

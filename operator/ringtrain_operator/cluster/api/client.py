@@ -9,7 +9,7 @@ from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.decode import decode
 from ringtrain_operator.cluster.api.errors import error_of
 from ringtrain_operator.cluster.api.resources import PODS, Resource
-from ringtrain_operator.cluster.api.transport import Request, RetryPolicy, Transport, lines_of
+from ringtrain_operator.cluster.api.transport import Limits, Request, Transport, lines_of
 
 Json = dict[str, Any]
 
@@ -29,18 +29,10 @@ class ApiClient:
     """Every method raises ApiError and nothing else. Objects are plain dicts, passed through untouched."""
 
     def __init__(
-        self,
-        connection: Connection,
-        *,
-        connections: int = 16,
-        timeout_s: float = 20.0,
-        retry: RetryPolicy | None = None,
-        user_agent: str = "ringtrain-operator",
+        self, connection: Connection, *, user_agent: str = "ringtrain-operator", limits: Limits | None = None
     ) -> None:
         self.connection = connection
-        self._transport = Transport(
-            connection, connections=connections, timeout_s=timeout_s, retry=retry, user_agent=user_agent
-        )
+        self._transport = Transport(connection, user_agent, limits or Limits())
 
     async def __aenter__(self) -> "ApiClient":
         return self

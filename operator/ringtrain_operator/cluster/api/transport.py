@@ -27,9 +27,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RetryPolicy:
-    """How often and how patiently a request is tried again before its error is the caller's."""
+class Limits:
+    """How many requests run at once, how long each may take, and how often and patiently one is tried again."""
 
+    connections: int = 16
+    timeout_s: float = 20.0
     attempts: int = 4
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
@@ -59,20 +61,10 @@ class Request:
 class Transport:
     """A pool of connections. `may_write` is asked before every write, so that a deposed leader sends none."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        connections: int = 16,
-        timeout_s: float = 20.0,
-        retry: RetryPolicy | None = None,
-        user_agent: str = "ringtrain-operator",
-    ) -> None:
+    def __init__(self, connection: Connection, user_agent: str, limits: Limits) -> None:
         self._connection = connection
-        self._timeout_s = timeout_s
-        self._retry = retry or RetryPolicy()
         self._user_agent = user_agent
-        self._limit = connections
+        self._limits = limits
         self._session: aiohttp.ClientSession | None = None
         self.may_write: Callable[[], bool] = lambda: True
 
@@ -83,9 +75,9 @@ class Transport:
             self._session = aiohttp.ClientSession(
                 connector=connector, headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"}
             )
-            self._slots = asyncio.Semaphore(self._limit)
+            self._slots = asyncio.Semaphore(self._limits.connections)
             # Hundreds of creations may wait: a third of the requests is kept for reads and changes of status.
-            self._creations = asyncio.Semaphore(max(1, self._limit * 2 // 3))
+            self._creations = asyncio.Semaphore(max(1, self._limits.connections * 2 // 3))
         return self._session
 
     async def close(self) -> None:
@@ -103,9 +95,9 @@ class Transport:
                 raise  # the server has waited already
             except (TooManyRequests, ServerError, Unreachable) as failed:
                 attempt += 1
-                if attempt >= self._retry.attempts:
+                if attempt >= self._limits.attempts:
                     raise
-                wait_s = self._retry.wait_s(attempt, failed.retry_after_s)
+                wait_s = self._limits.wait_s(attempt, failed.retry_after_s)
                 log.debug("%s %s failed (%s), again in %.1f s", request.method, request.path, failed, wait_s)
                 await asyncio.sleep(wait_s)
 
@@ -114,7 +106,7 @@ class Transport:
             raise NotLeader(f"{request.method} {request.path} was not sent: this replica is not the leader")
         session = self._open()
         lane = self._creations if request.method == "POST" else nullcontext()
-        async with lane, self._slots, self._answer(session, request, self._timeout_s) as response:
+        async with lane, self._slots, self._answer(session, request, self._limits.timeout_s) as response:
             raw = await response.read()
             return decode(raw) if want_body else None
 
