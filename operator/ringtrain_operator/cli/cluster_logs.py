@@ -85,7 +85,7 @@ async def _find(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]
 async def _live(session: Session, wanted: Wanted, job: Json, printed: Printed) -> AsyncGenerator[bytes, None]:
     """The output of a launcher that runs. When it has ended meanwhile, what its node had dropped is told."""
     shown = Shown()
-    output = launcher_output(session, wanted, shown, follow=wanted.follow, printed=printed)
+    output = launcher_output(session, wanted, shown, printed)
     async with aclosing(output) as lines:
         async for line in lines:
             yield line
@@ -99,14 +99,14 @@ async def _live(session: Session, wanted: Wanted, job: Json, printed: Printed) -
 
 async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) -> AsyncGenerator[bytes, None]:
     """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
-    container, counter, found = pod["spec"]["containers"][0]["name"], LineCounter(), attempt_of(pod)
+    container, printed, found = pod["spec"]["containers"][0]["name"], Printed(), attempt_of(pod)
     command = wanted.command(wanted.attempt or found, follow=wanted.follow)
     own = wanted.rank is not None and wanted.attempt in (None, found)
     try:
         stream = execute(session.api.connection, session.namespace, wanted.pod, container, command)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
-                counter.feed(chunk)
+                printed.feed(chunk)
                 yield chunk
         return
     except Forbidden as exc:
@@ -114,14 +114,13 @@ async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) ->
             raise
         click.echo(f"{exc}; from the launcher's output instead:", err=True)
     except Unreachable:
-        if not own or (wanted.tail is not None and counter.lines):
+        if not own or (wanted.tail is not None and printed.lines):
             raise
     except (ServerError, NotFound):
         # So a kubelet answers when the container has ended; the pod says that it has a moment later.
         if not own or not await _ends(session, wanted.pod):
             raise
     pod = await session.api.get(PODS, session.namespace, wanted.pod)
-    printed = Printed(counter.lines, counter.size)
     if attempt_of(pod) == found and not _is_running(pod):
         rest = read_ended(session, wanted, job, pod, printed)
     else:
@@ -144,22 +143,6 @@ async def _ends(session: Session, name: str) -> bool:
         if time.monotonic() >= give_up_at:
             return False
         await asyncio.sleep(0.2)
-
-
-class LineCounter:
-    """Counts lines as the launcher does: they end with a newline, or with a carriage return alone."""
-
-    def __init__(self) -> None:
-        self.lines = 0
-        self.size = 0
-        self._after_return = False
-
-    def feed(self, chunk: bytes) -> None:
-        """More of the stream."""
-        self.size += len(chunk)
-        self.lines += chunk.count(b"\n") + chunk.count(b"\r") - chunk.count(b"\r\n")
-        self.lines -= self._after_return and chunk.startswith(b"\n")
-        self._after_return = chunk.endswith(b"\r")
 
 
 def _is_running(pod: Json) -> bool:

@@ -98,7 +98,7 @@ async def _keep_output(
     """Write the launcher's output into `kept`, and say what is missing there; None and why if no node answers."""
     shown = Shown()
     try:
-        output = launcher_output(session, wanted, shown, follow=wanted.follow, printed=printed)
+        output = launcher_output(session, wanted, shown, printed)
         async with aclosing(output) as lines:
             async for line in lines:
                 kept.write(line)

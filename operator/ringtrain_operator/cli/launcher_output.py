@@ -40,12 +40,20 @@ class Wanted:
         return ["ringtrain", "logs", *options]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Printed:
-    """What the user has seen already."""
+    """What the user has seen already; a line ends where it does for the launcher: a lone return ends one, too."""
 
     lines: int = 0
     size: int = 0
+    _after_return: bool = False
+
+    def feed(self, chunk: bytes) -> None:
+        """More of the stream was printed."""
+        self.size += len(chunk)
+        self.lines += chunk.count(b"\n") + chunk.count(b"\r") - chunk.count(b"\r\n")
+        self.lines -= self._after_return and chunk.startswith(b"\n")
+        self._after_return = chunk.endswith(b"\r")
 
 
 @dataclass
@@ -76,17 +84,16 @@ class Missing:
 
 
 async def launcher_output(
-    session: Session, wanted: Wanted, shown: Shown, *, follow: bool, printed: Printed | None = None
+    session: Session, wanted: Wanted, shown: Shown, printed: Printed
 ) -> AsyncGenerator[bytes, None]:
     """The wanted lines: all with their marks, or one rank's without, and without what was printed before.
 
-    `shown` counts them meanwhile. With a tail and without `follow` they come at the end.
+    `shown` counts them meanwhile. With a tail of one rank they come at the end.
     """
     mark = b"" if wanted.rank is None else b"[%d] " % wanted.rank
-    skip = printed.lines if printed else 0
     last: deque[bytes] = deque(maxlen=wanted.tail)
     tail = None if mark else wanted.tail  # one rank's last lines may lie anywhere
-    lines = session.api.pod_log(session.namespace, wanted.pod, follow=follow, tail_lines=tail)
+    lines = session.api.pod_log(session.namespace, wanted.pod, follow=wanted.follow, tail_lines=tail)
     async with aclosing(lines):
         async for line in lines:
             found = _MARK.match(line)
@@ -95,7 +102,7 @@ async def launcher_output(
             if not line.startswith(mark):
                 continue
             shown.wanted += 1
-            if shown.wanted <= skip:
+            if shown.wanted <= printed.lines:
                 continue
             if mark and wanted.tail is not None:
                 last.append(line.removeprefix(mark))

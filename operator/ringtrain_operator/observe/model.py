@@ -55,7 +55,6 @@ class PodView:
     ready: bool = False
     node: str = ""
     node_ready: bool | None = None
-    created: datetime | None = None
     deletion_time: datetime | None = None
     reason: str = ""
     message: str = ""

@@ -56,7 +56,6 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
         node=node,
         node_ready=(nodes or {}).get(node),
-        created=parse_time(meta.get("creationTimestamp")),
         deletion_time=parse_time(meta.get("deletionTimestamp")),
         reason=str(status.get("reason") or ""),
         message=str(status.get("message") or ""),
