@@ -10,26 +10,16 @@ import click
 from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.local.kept import kept_runs
 
-from .session import (
-    RUNS,
-    ClusterOptions,
-    Json,
-    Session,
-    cluster_options,
-    local_option,
-    with_session,
-    without_cluster,
-)
+from .session import RUNS, ClusterOptions, Json, Session, local_or_cluster_options, with_session
 
 
 @click.command("list")
 @click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of every namespace.")
 @click.option("--output", "-o", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
-@local_option
-@cluster_options
-def list_jobs(all_namespaces: bool, output: str, local: bool, cluster: ClusterOptions) -> None:
+@local_or_cluster_options
+def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None) -> None:
     """List jobs with their state and progress."""
-    if without_cluster(local, cluster):
+    if cluster is None:
         jobs = [run.job for run in kept_runs(RUNS)]
     else:
         jobs = with_session(cluster, lambda session: _read(session, all_namespaces))

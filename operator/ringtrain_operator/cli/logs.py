@@ -9,16 +9,7 @@ import click
 
 from ..local.kept import print_local_log
 from .failures import told
-from .session import (
-    RUNS,
-    ClusterOptions,
-    Session,
-    cluster_options,
-    job_argument,
-    local_option,
-    with_session,
-    without_cluster,
-)
+from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
 
 
 @click.command()
@@ -32,16 +23,14 @@ from .session import (
     help="Go on until the job ends, over restarts; with --attempt, until that one has ended.",
 )
 @click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
-@local_option
-@cluster_options
+@local_or_cluster_options
 def logs(
     name: str,
     rank: int | None,
     attempt: int | None,
     follow: bool,
     tail: int | None,
-    local: bool,
-    cluster: ClusterOptions,
+    cluster: ClusterOptions | None,
 ) -> None:
     """Print what the job's ranks wrote: all ranks as the launcher merged it, or one rank.
 
@@ -49,7 +38,7 @@ def logs(
     to exec there). When it has ended, a log is read from its output if that is whole, else from the claim of
     spec.logs, by a short-lived pod (that needs the right to create pods). See docs/logs.md.
     """
-    if without_cluster(local, cluster):
+    if cluster is None:
         if follow:
             raise click.UsageError(
                 "--follow is for a cluster; dtj local --output shows what ranks write as it comes"

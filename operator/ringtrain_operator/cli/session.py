@@ -59,18 +59,22 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.option("--namespace", "-n", default="", help="Namespace; default: the context's.")(collected)
 
 
-def local_option(command: Command) -> Command:
-    """Give a command --local, for `without_cluster`."""
+def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `cluster_options` and --local; `cluster` is None where the jobs under runs/ are meant.
+
+    They are when they are asked for, and where there is a runs/ and nothing that names a cluster.
+    """
+
+    @cluster_options
+    @functools.wraps(command)
+    def chosen(local: bool, cluster: ClusterOptions, **given: Any) -> None:
+        if not local and cluster == ClusterOptions() and RUNS.is_dir():
+            named = os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")
+            local = not named and not Path("~/.kube/config").expanduser().exists()
+        command(**given, cluster=None if local else cluster)
+
     text = "Jobs that `dtj local` has run from this directory (runs/); so it is anyway without a kubeconfig."
-    return click.option("--local", is_flag=True, help=text)(command)
-
-
-def without_cluster(local: bool, options: ClusterOptions) -> bool:
-    """Whether the jobs under runs/ are meant: asked for, or there is a runs/ and nothing that names a cluster."""
-    if local or options != ClusterOptions() or not RUNS.is_dir():
-        return local
-    named = os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")
-    return not named and not Path("~/.kube/config").expanduser().exists()
+    return click.option("--local", is_flag=True, help=text)(chosen)
 
 
 def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]]) -> T:

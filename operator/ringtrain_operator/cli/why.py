@@ -14,17 +14,7 @@ from ringtrain_operator.local.kept import newest_run
 from ringtrain_operator.observe.pods import view_pod
 
 from .failures import told
-from .session import (
-    RUNS,
-    ClusterOptions,
-    Json,
-    Session,
-    cluster_options,
-    job_argument,
-    local_option,
-    with_session,
-    without_cluster,
-)
+from .session import RUNS, ClusterOptions, Json, Session, job_argument, local_or_cluster_options, with_session
 
 EVENTS_SHOWN = 3
 AGENTS_ASKED = 3
@@ -32,9 +22,8 @@ AGENTS_ASKED = 3
 
 @click.command()
 @job_argument
-@local_option
-@cluster_options
-def why(name: str, local: bool, cluster: ClusterOptions) -> None:
+@local_or_cluster_options
+def why(name: str, cluster: ClusterOptions | None) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
 
     async def read(session: Session) -> tuple[Json, list[Json], list[Json], list[str]]:
@@ -45,7 +34,7 @@ def why(name: str, local: bool, cluster: ClusterOptions) -> None:
         about_it = [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
         return job, pods, about_it, await _unreached(session, job, pods)
 
-    if without_cluster(local, cluster):
+    if cluster is None:
         with told():
             found: tuple[Json, list[Json], list[Json], list[str]] = (newest_run(RUNS, name).job, [], [], [])
     else:

@@ -74,16 +74,12 @@ async def watch_cluster(scope: Scope) -> None:
     kopf runs in a loop and thread of its own: when it ends, it cancels every task of its loop, whoever made it.
     """
     host, stop = asyncio.get_running_loop(), threading.Event()
-    kopf_ended = asyncio.ensure_future(asyncio.to_thread(_run_kopf, scope, host, stop))
+    kopf_ended = asyncio.ensure_future(asyncio.to_thread(asyncio.run, _watch_until(scope, host, stop)))
     try:
         await asyncio.shield(kopf_ended)
     finally:
         stop.set()
         await kopf_ended
-
-
-def _run_kopf(scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
-    asyncio.run(_watch_until(scope, host, stop))
 
 
 # kopf warns that it does not handle signals in a thread; ours are handled by the process.

@@ -96,7 +96,8 @@ class ProcessRunner:
             local.kill_at = time.monotonic() + grace
         local.kill_at = min(local.kill_at, time.monotonic() + grace)
         if local.process is not None:
-            _signal_leader(local.process, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                local.process.send_signal(signal.SIGTERM)  # as a kubelet: only the container's first process
 
     def status_url(self, attempt: int) -> str | None:
         """Where the launcher of `attempt` serves /status; None before its port is chosen."""
@@ -114,7 +115,7 @@ class ProcessRunner:
                 for local in self._pods.values():
                     local.kill_at = 0.0
             time.sleep(0.05)
-        _remove(self._scratch)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _look_after(self, local: _LocalPod) -> None:
         """Reap the pod's first process if it ended, and all that it left; kill what overstays."""
@@ -133,7 +134,7 @@ class ProcessRunner:
         message = _termination_of(local.command, code)
         reason = "Completed" if code == 0 else "Error"
         local.status = _status(local.pod, "Failed" if code else "Succeeded", _terminated(code, reason, message))
-        _remove(local.directory)
+        shutil.rmtree(local.directory, ignore_errors=True)
 
 
 def _spawn(command: Command, uid: str) -> subprocess.Popen[bytes]:
@@ -175,16 +176,6 @@ def _termination_of(command: Command, code: int) -> str:
     return ""
 
 
-def _signal_leader(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """As a kubelet does: only the container's first process is told."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
-
-
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-
-
-def _remove(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
