@@ -24,9 +24,10 @@ from ringtrain.process_groups.executor import Executor
 from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.transport.address import is_loopback
 from ringtrain.transport.base import NoPeers, Transport
-from ringtrain.world.config import LONGEST_TIMEOUT_S, WorkerConfig
+from ringtrain.world.config import WorkerConfig
 from ringtrain.world.membership import Membership
 from ringtrain.world.ring_config import RingConfig
+from ringtrain.world.variables import LONGEST_TIMEOUT_S
 
 if TYPE_CHECKING:
     from ringtrain.transport.tls import Tls

@@ -1,26 +1,23 @@
 """The environment of a rank, read here and nowhere else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ringtrain import contract
-from ringtrain.errors import ConfigurationError, shown
+from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import split_address
 from ringtrain.world.mpi_environment import mpi_rank
 from ringtrain.world.tf_config import OUTSIDE_TYPES, parse_tf_config
 from ringtrain.world.topology import Topology, same_address, topology_of
 from ringtrain.world.torchrun import meet_beside_master, torchrun_rank
+from ringtrain.world.variables import HIGHEST, integer, one_of, seconds
 
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
 TRANSPORTS = ("auto", "grpc", "shm", "mpi")
 # auto: between pods, tensors take ports of their own where these can be reached. grpcio: always gRPC's library.
 DATA_PATHS = ("auto", "grpcio")
-# Eleven days. gRPC counts milliseconds in 32 bits.
-LONGEST_TIMEOUT_S = 1e6
-# More ranks than any world has; sizes, generations and attempts travel in 32 bits.
-_HIGHEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -86,32 +83,27 @@ class WorkerConfig:
             or _from_torchrun(env)
             or _alone("single", "worker")
         )
-        attempt = _integer(env, contract.ENV_ATTEMPT, 1, lowest=1, highest=_HIGHEST)
-        timeout_s = _seconds(env, contract.ENV_TIMEOUT, 60.0)
+        attempt = integer(env, contract.ENV_ATTEMPT, 1, lowest=1, highest=HIGHEST)
+        timeout_s = seconds(env, contract.ENV_TIMEOUT, 60.0)
         return WorkerConfig(
             rank=world.rank,
             size=len(world.addresses),
             addresses=world.addresses,
-            local_rank=world.topology.local_rank,
-            local_size=world.topology.local_size,
-            cross_rank=world.topology.cross_rank,
-            cross_size=world.topology.cross_size,
+            **asdict(world.topology),
             role=world.role,
             source=world.source,
-            generation=_integer(env, contract.ENV_GENERATION, attempt, lowest=0, highest=_HIGHEST),
+            generation=integer(env, contract.ENV_GENERATION, attempt, lowest=0, highest=HIGHEST),
             attempt=attempt,
             timeout_s=timeout_s,
-            stall_timeout_s=_seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
-            transport=_one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
-            data_path=_one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
-            encrypt=_one_of(env, contract.ENV_ENCRYPT, contract.ENCRYPTION),
+            stall_timeout_s=seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
+            transport=one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
+            data_path=one_of(env, contract.ENV_DATA_PATH, DATA_PATHS),
+            encrypt=one_of(env, contract.ENV_ENCRYPT, contract.ENCRYPTION),
             secret_dir=_path(env, contract.ENV_SECRET_DIR) or Path(contract.SECRET_DIR),
             job_uid=env.get(contract.ENV_JOB_UID, ""),
             token_file=_path(env, contract.ENV_TOKEN_FILE),
             token_text=env.get(contract.ENV_TOKEN),
-            report_fd=_integer(env, contract.ENV_REPORT_FD, -1, highest=_HIGHEST)
-            if env.get(contract.ENV_REPORT_FD)
-            else None,
+            report_fd=integer(env, contract.ENV_REPORT_FD) if env.get(contract.ENV_REPORT_FD) else None,
             check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
@@ -155,8 +147,8 @@ def _from_ringtrain(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     for name in (contract.ENV_RANK, contract.ENV_SIZE):
         if name not in env:
             raise ConfigurationError(f"{name} is not set; {contract.ENV_RANK} and {contract.ENV_SIZE} go together")
-    size = _integer(env, contract.ENV_SIZE, lowest=1, highest=_HIGHEST)
-    rank = _integer(env, contract.ENV_RANK, lowest=0, highest=size - 1)
+    size = integer(env, contract.ENV_SIZE, lowest=1, highest=HIGHEST)
+    rank = integer(env, contract.ENV_RANK, lowest=0, highest=size - 1)
     addresses = _ring_addresses(env, size)
     if addresses is None:
         if size > 1:
@@ -188,7 +180,7 @@ def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     if addresses is None:
         from ringtrain.world.mpi_rendezvous import meet  # rarely needed, and import time counts
 
-        addresses = meet(found, env, _seconds(env, contract.ENV_TIMEOUT, 60.0))
+        addresses = meet(found, env, seconds(env, contract.ENV_TIMEOUT, 60.0))
     return _DiscoveredWorld("mpi", "worker", found.rank, addresses, topology_of(addresses, found.rank))
 
 
@@ -201,7 +193,7 @@ def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     addresses = _ring_addresses(env, found.size)
     if addresses is None:
         token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
-        addresses = meet_beside_master(found, env, token, _seconds(env, contract.ENV_TIMEOUT, 60.0))
+        addresses = meet_beside_master(found, env, token, seconds(env, contract.ENV_TIMEOUT, 60.0))
     return _DiscoveredWorld("torchrun", "worker", found.rank, addresses, found.topology(addresses))
 
 
@@ -231,53 +223,14 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
 def _topology(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> Topology:
     """What the environment says, and what it leaves out from the hosts of the addresses."""
     by_host = topology_of(addresses, rank)
-    local_size = _integer(env, contract.ENV_LOCAL_SIZE, by_host.local_size, lowest=1, highest=_HIGHEST)
-    cross_size = _integer(env, contract.ENV_CROSS_SIZE, by_host.cross_size, lowest=1, highest=_HIGHEST)
+    local_size = integer(env, contract.ENV_LOCAL_SIZE, by_host.local_size, lowest=1, highest=HIGHEST)
+    cross_size = integer(env, contract.ENV_CROSS_SIZE, by_host.cross_size, lowest=1, highest=HIGHEST)
     return Topology(
-        _integer(env, contract.ENV_LOCAL_RANK, by_host.local_rank, lowest=0, highest=local_size - 1),
+        integer(env, contract.ENV_LOCAL_RANK, by_host.local_rank, lowest=0, highest=local_size - 1),
         local_size,
-        _integer(env, contract.ENV_CROSS_RANK, by_host.cross_rank, lowest=0, highest=cross_size - 1),
+        integer(env, contract.ENV_CROSS_RANK, by_host.cross_rank, lowest=0, highest=cross_size - 1),
         cross_size,
     )
-
-
-def _integer(
-    env: Mapping[str, str], name: str, default: int = 0, *, lowest: int | None = None, highest: int | None = None
-) -> int:
-    text = env.get(name)
-    if text is None:
-        return default
-    try:
-        value = int(text)
-    except ValueError:
-        raise ConfigurationError(f'{name} is "{shown(text)}"; expected an integer') from None
-    if (lowest is not None and value < lowest) or (highest is not None and value > highest):
-        expected = f"at least {lowest}" if highest is None else f"{lowest} to {highest}"
-        raise ConfigurationError(f"{name} is {shown(text)}; expected {expected}")
-    return value
-
-
-def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
-    text = env.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= LONGEST_TIMEOUT_S:
-        raise ConfigurationError(
-            f'{name} is "{shown(text)}"; expected seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}'
-        )
-    return value
-
-
-def _one_of(env: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    """The value of `name`, by default the first that is allowed."""
-    value = env.get(name) or allowed[0]
-    if value not in allowed:
-        raise ConfigurationError(f'{name} is "{shown(value)}"; expected one of {", ".join(allowed)}')
-    return value
 
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:

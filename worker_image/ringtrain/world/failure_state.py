@@ -30,9 +30,7 @@ class FailureState:
             if self._failure is not None:
                 return False
             self._failure = failure
-            callbacks = list(self._callbacks)
-        for callback in callbacks:
-            callback()
+        self._call_back()
         self._reached.set()
         self._over.set()
         return True
@@ -41,9 +39,7 @@ class FailureState:
         """Call back as if there were a verdict: this rank leaves, and nothing of it may go on."""
         with self._lock:
             self._interrupted = True
-            callbacks = list(self._callbacks)
-        for callback in callbacks:
-            callback()
+        self._call_back()
         self._over.set()
 
     def on_reached(self, callback: Callable[[], None]) -> None:
@@ -66,6 +62,12 @@ class FailureState:
     def wait_over(self, timeout_s: float) -> None:
         """Wait for the verdict, or for this rank to leave: then there may be none."""
         self._over.wait(timeout_s)
+
+    def _call_back(self) -> None:
+        with self._lock:
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback()
 
     def check(self) -> None:
         """Raise the world's failure if it has one."""

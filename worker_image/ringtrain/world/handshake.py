@@ -8,12 +8,13 @@ someone says who dials it; and nothing is kept of a Hello. A caller counts as ra
 in a world without a token, when it is the process that answers at r's address.
 """
 
+import contextlib
 import hmac
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
@@ -132,22 +133,16 @@ class Handshake:
         for peer, hello in hellos.items():
             self._prove_to(transport, peer, hello, theirs[peer], end)
             met(peer)
-        said = {peer: hello.local_size for peer, hello in theirs.items()} | {
-            self._ring.rank: self._ring.local_size
-        }
-        self.local_sizes = tuple(said[rank] for rank in sorted(said))
+        sizes = {peer: hello.local_size for peer, hello in theirs.items()}
+        sizes[self._ring.rank] = self._ring.local_size
+        self.local_sizes = tuple(sizes[rank] for rank in sorted(sizes))
         self._await_all(end)
 
     def _greet(self, transport: Transport, peer: int, mine: Hello, answer: "Future[bytes]", end: float) -> Hello:
         """What the peer answers to Hello; asked again while it still leaves an earlier world at its address."""
         while True:
-            try:
+            with self._or_again(peer, end):
                 return self._examine(peer, mine, self._answer(peer, answer, end))
-            except Broken as broken:
-                self._pause(peer, broken, end)
-            except Malformed as malformed:
-                name = self._ring.name(peer)
-                self._fail(WorldFailure("configuration", f"{name} is another program: it answers {malformed}"))
             answer = self._ask_hello(transport, peer, mine, end)
 
     def _prove_to(self, transport: Transport, peer: int, mine: Hello, theirs: Hello, end: float) -> None:
@@ -158,22 +153,28 @@ class Handshake:
             )
             request = dump({"hello": mine.__dict__, "proof": proof})
             left = max(end - time.monotonic(), self._ring.probe_timeout_s)
-            try:
+            with self._or_again(peer, end):
                 self._take(transport, peer, self._answer(peer, transport.ask(peer, PROVE, request, left), end))
                 return
-            except Broken as broken:
-                self._pause(peer, broken, end)
-            except Malformed as malformed:
-                name = self._ring.name(peer)
-                self._fail(WorldFailure("configuration", f"{name} is another program: it answers {malformed}"))
             theirs = self._greet(transport, peer, mine, self._ask_hello(transport, peer, mine, end), end)
 
-    def _pause(self, peer: int, broken: Broken, end: float) -> None:
-        """Wait a moment before the peer is asked again; fail where that makes no sense."""
-        left = end - time.monotonic()
-        if broken.how is not How.CLOSED or left <= 0:
-            self._fail(WorldFailure("lost", self._absent(peer), peer))
-        self._failure_state.wait(min(left, _ASK_AGAIN_S))
+    @contextlib.contextmanager
+    def _or_again(self, peer: int, end: float) -> Iterator[None]:
+        """Where the peer does not answer yet, wait a moment and go on; fail where asking again makes no sense."""
+        try:
+            yield
+        except Broken as broken:
+            left = end - time.monotonic()
+            if broken.how is not How.CLOSED or left <= 0:
+                absent = (
+                    f"{self._ring.name(peer)} has not joined within {self._ring.timeout_s:g} s "
+                    f"(waited for by rank {self._ring.rank}); is it started, and is its address right?"
+                )
+                self._fail(WorldFailure("lost", absent, peer))
+            self._failure_state.wait(min(left, _ASK_AGAIN_S))
+        except Malformed as malformed:
+            name = self._ring.name(peer)
+            self._fail(WorldFailure("configuration", f"{name} is another program: it answers {malformed}"))
 
     def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
         """Keep what the peer's answer to Prove holds."""
@@ -222,12 +223,8 @@ class Handshake:
         if not is_proven:
             self._fail_told(peer, WorldFailure("configuration", _token_message(self._ring.rank, peer)))
         if theirs.rank != peer:
-            address = self._ring.addresses[peer]
-            self._fail(
-                WorldFailure(
-                    "configuration", f"{address} should be rank {peer}, but rank {theirs.rank} answers there"
-                )
-            )
+            wrong = f"{self._ring.addresses[peer]} should be rank {peer}, but rank {theirs.rank} answers there"
+            self._fail(WorldFailure("configuration", wrong))
         return theirs
 
     def _read_answer(self, mine: Hello, reply: bytes) -> tuple[Hello, bool]:
@@ -253,12 +250,6 @@ class Handshake:
             self._fail_told(peer, refused.failure)
             raise
 
-    def _absent(self, peer: int) -> str:
-        return (
-            f"{self._ring.name(peer)} has not joined within {self._ring.timeout_s:g} s "
-            f"(waited for by rank {self._ring.rank}); is it started, and is its address right?"
-        )
-
     def _await_all(self, end: float) -> None:
         def two_of_one() -> list[int]:
             return [peer for peer, instance in self._given.items() if instance != self._met.get(peer)]
@@ -277,13 +268,8 @@ class Handshake:
             self._fail(WorldFailure("configuration", _twice(two[0])))
         if missing:
             names = ", ".join(self._ring.name(peer) for peer in missing)
-            self._fail(
-                WorldFailure(
-                    "lost",
-                    f"{names} can be reached from rank {self._ring.rank}, but does not reach it",
-                    missing[0],
-                )
-            )
+            one_way = f"{names} can be reached from rank {self._ring.rank}, but does not reach it"
+            self._fail(WorldFailure("lost", one_way, missing[0]))
 
     def _admit(self, theirs: Hello) -> None:
         """Refuse whoever does not fit into this world. Broken (CLOSED): they may ask again in a moment."""

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ringtrain.world.offers import Begun, Key, OfferTable
+from ringtrain.world.offers import NETWORK_HALF, Begun, Key, OfferTable
 from ringtrain.world.ring_config import RingConfig
 
 log = logging.getLogger("ringtrain")
 
 FIRST_WARNING_S: Final = 30.0
 _LOOKS: Final = 6  # between two warnings
-# A collective over pods has a second number in the half of shared memory or MPI: one warning is enough.
-_HALF: Final = (1 << 30) - 1
 
 Statuses = Callable[[tuple[int, ...]], Mapping[int, Any]]
 
@@ -64,24 +62,25 @@ class Lateness:
         waiting = [rank for rank in begun.others if rank not in late]
         if not late or min([self._ring.rank, *waiting]) != self._ring.rank:
             return  # one of those who wait says it
-        told = "; ".join(self._told(rank, begun, answers.get(rank)) for rank in late)
+        doing = "; ".join(_described(rank, begun, answers.get(rank)) for rank in late)
         log.warning(
             "rank %d has waited %.0f s in %s for rank(s) %s, connected but not there: %s. After %g s "
             "(RINGTRAIN_STALL_TIMEOUT) the world ends",
-            self._ring.rank, waited_s, self._offers.label(key, begun.what), ", ".join(map(str, late)), told,
+            self._ring.rank, waited_s, self._offers.label(key, begun.what), ", ".join(map(str, late)), doing,
             self._ring.stall_timeout_s,
         )  # fmt: skip
 
-    def _told(self, rank: int, begun: Begun, answer: Any) -> str:
-        if answer is not None:
-            return f"rank {rank} {answer['activity']}"
-        last = f"; it has been in {begun.before.label}" if begun.before is not None else ""
-        return f"rank {rank} is too busy to answer{last}"
+
+def _described(rank: int, begun: Begun, answer: Any) -> str:
+    if answer is not None:
+        return f"rank {rank} {answer['activity']}"
+    last = f"; it has been in {begun.before.label}" if begun.before is not None else ""
+    return f"rank {rank} is too busy to answer{last}"
 
 
 def _outermost(waiting: Mapping[Key, Begun]) -> dict[Key, Begun]:
-    """Of collectives within each other those that began first."""
+    """Of collectives within each other, as of pods in shared memory or MPI, those that began first."""
     found: dict[int, tuple[Key, Begun]] = {}
     for key, begun in sorted(waiting.items(), key=lambda item: item[1].since):
-        found.setdefault(key[0] & _HALF, (key, begun))
+        found.setdefault(key[0] & NETWORK_HALF, (key, begun))
     return dict(found.values())

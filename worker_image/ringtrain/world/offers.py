@@ -14,7 +14,7 @@ from ringtrain.world.failure_state import FailureState
 
 _ASK_CALLER_S: Final = 0.25
 # Shared memory and MPI count their collectives in the other half of the process sets' numbers.
-_NETWORK_HALF: Final = (1 << 30) - 1
+NETWORK_HALF: Final = (1 << 30) - 1
 
 Key = tuple[int, int]  # process set, sequence number in it
 
@@ -64,8 +64,7 @@ class OfferTable:
 
     def reached(self) -> dict[int, int]:
         """The newest sequence number of each process set that this rank has begun."""
-        with self._changed:
-            return {process_set: begun.sequence for process_set, begun in self._begun.items()}
+        return {process_set: begun.sequence for process_set, begun in self._begun.copy().items()}
 
     def meaning(self, key: Key) -> Signature | None:
         """What this rank means to do in collective `key`; None unless that is its newest of the process set."""
@@ -85,40 +84,33 @@ class OfferTable:
     def publish(self, key: Key, offer: Offer, others: tuple[int, ...]) -> None:
         with self._changed:
             self._offers[key] = offer
-            self._note(key, offer.signature, others)
+            self.begin(key, offer.signature, others)
             self._changed.notify_all()
 
     def begin(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
-        """Note that this rank has begun a collective that offers nothing here: it goes through shared memory."""
-        with self._changed:
-            self._note(key, what, others)
+        """Note that this rank has begun a collective. Without a lock: nobody waits here for one in shared memory."""
+        last = self._begun.get(key[0])
+        before = None if last is None else last.what
+        self._begun[key[0]] = Begun(key[1], what, others, time.monotonic(), before)
 
     def end(self, key: Key) -> None:
         """Note that this rank waits in collective `key` no more."""
         self._ended[key[0]] = key[1], time.monotonic()
 
-    def _note(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
-        last = self._begun.get(key[0])
-        before = None if last is None else last.what
-        self._begun[key[0]] = Begun(key[1], what, others, time.monotonic(), before)
-
     def under_way(self) -> list[tuple[Key, Begun]]:
         """The collectives that this rank has begun and not ended."""
-        with self._changed:
-            begun = list(self._begun.items())
         return [
             ((process_set, newest.sequence), newest)
-            for process_set, newest in begun
+            for process_set, newest in self._begun.copy().items()
             if self._ended.get(process_set, (0, 0.0))[0] < newest.sequence
         ]
 
     def activity(self) -> str:
         """What this rank does, or last did, in words that follow its name."""
-        with self._changed:
-            begun = list(self._begun.items())
+        begun = self._begun.copy()
         if not begun:
             return "has begun no collective"
-        process_set, newest = max(begun, key=lambda item: item[1].since)
+        process_set, newest = max(begun.items(), key=lambda item: item[1].since)
         label = self.label((process_set, newest.sequence), newest.what)
         sequence, ended = self._ended.get(process_set, (0, 0.0))
         if sequence < newest.sequence:
@@ -131,7 +123,7 @@ class OfferTable:
 
     def label(self, key: Key, what: Signature) -> str:
         """Collective `key` in a message."""
-        details = self._details.get(key[0] & _NETWORK_HALF)
+        details = self._details.get(key[0] & NETWORK_HALF)
         about = details() if details is not None else ""
         names = what.label.removeprefix(what.kind)
         return f"{what.kind} #{key[1]}{names}" + (f" on {about}" if about else "")
@@ -179,8 +171,7 @@ class OfferTable:
         """
         with self._changed:
             while not ready():
-                if self._failure_state.failure is not None:
-                    raise PullRefused(self._failure_state.failure)
+                self._check_failure()
                 if self._closing:
                     raise Broken(How.CLOSED, f"rank {self._rank} has shut down")
                 if not caller.is_active():
@@ -196,21 +187,20 @@ class OfferTable:
         """
         end = time.monotonic() + timeout_s
         with self._over:
-            while (
-                self._failure_state.failure is None
-                and not self._closing
-                and caller.is_active()
-                and (left := end - time.monotonic()) > 0
-            ):
+            self._check_failure()
+            while not self._closing and caller.is_active() and (left := end - time.monotonic()) > 0:
                 self._over.wait(left)
-            if self._failure_state.failure is not None:
-                raise PullRefused(self._failure_state.failure)
+                self._check_failure()
             return self._closing
 
     def close(self) -> None:
         """Let go of everyone who waits: this rank begins nothing any more."""
         self._closing = True
         self._wake_all()
+
+    def _check_failure(self) -> None:
+        if self._failure_state.failure is not None:
+            raise PullRefused(self._failure_state.failure)
 
     def _wake_all(self) -> None:
         with self._changed:

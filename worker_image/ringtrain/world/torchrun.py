@@ -1,4 +1,4 @@
-"""What torchrun tells a process about its found, and how ranks learn each other's addresses from it.
+"""What torchrun tells a process about its world, and how ranks learn each other's addresses from it.
 
 torchrun says where rank 0 is (MASTER_ADDR, MASTER_PORT) and not where the others are. Under torchrun itself a
 store of torch's listens on MASTER_PORT, and ranks leave their addresses there. With variables that someone has set
@@ -17,6 +17,7 @@ from ringtrain.transport.address import own_address, split_address
 from ringtrain.world import authentication
 from ringtrain.world.gathering import gather_addresses
 from ringtrain.world.topology import Topology, topology_of
+from ringtrain.world.variables import HIGHEST, integer
 
 _NAMES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _BESIDE: Final = 1000
@@ -50,7 +51,7 @@ def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
         return None
     if present in (["RANK"], ["WORLD_SIZE"]):
         return None  # a name that other programs use, too
-    size = _number(env, "WORLD_SIZE", 1, None)
+    size = _number(env, "WORLD_SIZE", 1)
     rank = _number(env, "RANK", 0, size - 1)
     local_size = _number(env, "LOCAL_WORLD_SIZE", 1, size) if env.get("LOCAL_WORLD_SIZE") else None
     highest = (local_size or size) - 1
@@ -151,21 +152,13 @@ def _has(store: Any, key: str) -> bool:
         return False
 
 
-def _number(env: Mapping[str, str], name: str, lowest: int, highest: int | None) -> int:
-    text = env.get(name)
-    expected = f"at least {lowest}" if highest is None else f"{lowest} to {highest}"
-    if not text:
+def _number(env: Mapping[str, str], name: str, lowest: int, highest: int = HIGHEST) -> int:
+    if not env.get(name):
         have = ", ".join(f"{other}={shown(env[other])}" for other in _NAMES if env.get(other))
         raise ConfigurationError(
             f"{name} is not set, but {have}; torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT together"
         )
-    try:
-        value = int(text)
-    except ValueError:
-        raise ConfigurationError(f'{name} is "{shown(text)}"; expected an integer, {expected}') from None
-    if value < lowest or (highest is not None and value > highest):
-        raise ConfigurationError(f"{name} is {shown(text)}; expected {expected}")
-    return value
+    return integer(env, name, lowest=lowest, highest=highest)
 
 
 def _forget_meetings() -> None:
