@@ -93,13 +93,13 @@ class Checkpoints:
             return
         if step < 0:
             raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
-        place = location_of(self.directory)
+        location = location_of(self.directory)
         if not background:
-            self._write(place, step, state)
+            self._write(location, step, state)
             return
         # Not a daemon: the interpreter waits for it before it ends.
         self._writer = threading.Thread(
-            target=self._write_apart, args=(place, step, state), name="ringtrain-checkpoint"
+            target=self._write_apart, args=(location, step, state), name="ringtrain-checkpoint"
         )
         self._writer.start()
 
@@ -112,18 +112,18 @@ class Checkpoints:
         if failure is not None:
             raise failure
 
-    def _write_apart(self, place: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
+    def _write_apart(self, location: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
         try:
-            self._write(place, step, state)
+            self._write(location, step, state)
         except Exception as error:
             log.error("%s", error)  # here too, because training may end before anyone asks
             self._failure = error
 
-    def _write(self, place: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
-        path = checkpoint_path(place.own, step)
+    def _write(self, location: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
+        path = checkpoint_path(location.own, step)
         try:
             write_atomically(path, lambda file: write_state(file, step, state), self._on_stage)
-            remove_old((place.own, *place.earlier), self._keep, path)
+            remove_old((location.own, *location.earlier), self._keep, path)
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint {path} cannot be written: {error.strerror or error}; check the space and rights of "
@@ -141,30 +141,30 @@ class Checkpoints:
         """
         self.finish()
         found: Saved | None = None
-        told: dict[str, Any] = {}
+        announced: dict[str, Any] = {}
         if self._group.rank == 0:
             try:
                 found = self._read_latest()
-                told = _announcement(found)
+                announced = _announcement(found)
                 report_start(found.step if found else 0, str(found.path) if found else "")
             except CheckpointError as error:
-                told = {"error": str(error)}
-        told = self._group.broadcast_object(told)
-        if "error" in told:
-            raise CheckpointError(told["error"])
-        if "step" not in told:
+                announced = {"error": str(error)}
+        announced = self._group.broadcast_object(announced)
+        if "error" in announced:
+            raise CheckpointError(announced["error"])
+        if "step" not in announced:
             return None
-        return self._receive(told, found)
+        return self._receive(announced, found)
 
     def _read_latest(self) -> Saved | None:
-        place = location_of(self.directory)
-        found = self._newest_in((place.own, *place.earlier), own=True)
-        if found is None and place.restore_from:
-            found = self._newest_in(place.sources(), own=False)
+        location = location_of(self.directory)
+        found = self._newest_in((location.own, *location.earlier), own=True)
+        if found is None and location.restore_from:
+            found = self._newest_in(location.sources(), own=False)
             if found is None:
                 raise CheckpointError(
-                    f"checkpoint.restoreFrom is {place.restore_from!r}, which has left no checkpoint in "
-                    f"{place.below}; remove restoreFrom to begin without"
+                    f"checkpoint.restoreFrom is {location.restore_from!r}, which has left no checkpoint in "
+                    f"{location.below}; remove restoreFrom to begin without"
                 )
         return found
 
@@ -191,12 +191,12 @@ class Checkpoints:
             )
         return None
 
-    def _receive(self, told: Mapping[str, Any], found: Saved | None) -> Saved:
-        arrays = split(found.state)[1] if found else {n: empty_like(d) for n, d in told["arrays"].items()}
+    def _receive(self, announced: Mapping[str, Any], found: Saved | None) -> Saved:
+        arrays = split(found.state)[1] if found else {n: empty_like(d) for n, d in announced["arrays"].items()}
         if self._group.size > 1:
-            for name in told["arrays"]:
+            for name in announced["arrays"]:
                 self._group.broadcast(arrays[name].reshape(-1).view(np.uint8))
-        return found or Saved(told["step"], join(told["tree"], arrays), Path(told["path"]))
+        return found or Saved(announced["step"], join(announced["tree"], arrays), Path(announced["path"]))
 
 
 def _announcement(saved: Saved | None) -> dict[str, Any]:

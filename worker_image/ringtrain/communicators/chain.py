@@ -9,9 +9,8 @@ import numpy as np
 from ringtrain.communicators.call import Call, FramesFor
 from ringtrain.communicators.shm.group import SharedGroup
 from ringtrain.communicators.shm.native import Chunks, Work, accumulator_dtype
-from ringtrain.reduction.fold import Flat
+from ringtrain.reduction.fold import Flat, ScratchBuffers
 from ringtrain.reduction.ops import ReduceOp
-from ringtrain.reduction.scratch import ScratchBuffers
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature

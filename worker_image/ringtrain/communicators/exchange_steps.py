@@ -6,8 +6,7 @@ from functools import partial
 
 from ringtrain.communicators.call import Call, CollectiveKey, FramesFor
 from ringtrain.reduction.cuts import Bounds, segments_at
-from ringtrain.reduction.fold import Flat
-from ringtrain.reduction.scratch import ScratchBuffers
+from ringtrain.reduction.fold import Flat, ScratchBuffers
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature

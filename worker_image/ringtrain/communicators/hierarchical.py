@@ -21,9 +21,8 @@ from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.shm.join import Hosts, allocate
 from ringtrain.communicators.shm.native import Work
 from ringtrain.reduction.cuts import Bounds, even_bounds
-from ringtrain.reduction.fold import Flat
+from ringtrain.reduction.fold import Flat, ScratchBuffers
 from ringtrain.reduction.ops import ReduceOp
-from ringtrain.reduction.scratch import ScratchBuffers
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature

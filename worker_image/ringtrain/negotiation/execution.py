@@ -77,18 +77,22 @@ def _allreduce(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp
 
 
 def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Array]) -> Result:
-    own_rank = communicator.ranks[communicator.position]
-    request = agreed.requests.get(own_rank, agreed.any_request)
+    ranks = communicator.ranks
+    request = agreed.requests.get(ranks[communicator.position], agreed.any_request)
     match request.kind:
         case CollectiveKind.ALLGATHER:
-            totals = [sum(agreed.requests[r].shapes[i][0] for r in communicator.ranks) for i in range(len(arrays))]
+            totals = [sum(agreed.requests[r].shapes[i][0] for r in ranks) for i in range(len(arrays))]
             return [_allgather(communicator, array, rows) for array, rows in zip(arrays, totals, strict=True)]
         case CollectiveKind.BROADCAST:
-            return [_broadcast(communicator, array, request.root) for array in arrays]
+            buffers = [np.array(array, order="C") for array in arrays]
+            for buffer in buffers:
+                what = Signature("broadcast", root=request.root)
+                communicator.broadcast(what, _bytes_of(buffer), ranks.index(request.root))
+            return buffers
         case CollectiveKind.ALLTOALL:
-            splits = request.splits or (len(arrays[0]) // len(communicator.ranks),) * len(communicator.ranks)
-            received, rows = _alltoall(communicator, arrays[0], splits)
-            return [received, np.asarray(rows, np.int32)]
+            return _alltoall(
+                communicator, arrays[0], request.splits or (len(arrays[0]) // len(ranks),) * len(ranks)
+            )
         case CollectiveKind.REDUCESCATTER:
             op = ReduceOp(request.op)
             reduced = (_reducescatter(communicator, scaled(a, request.prescale), op) for a in arrays)
@@ -101,20 +105,15 @@ def _allgather(communicator: Communicator, array: Array, rows: int) -> Array:
     return np.concatenate(parts).view(array.dtype).reshape(rows, *array.shape[1:])
 
 
-def _broadcast(communicator: Communicator, array: Array, root: int) -> Array:
-    buffer = np.array(array, order="C")
-    what = Signature("broadcast", root=root)
-    communicator.broadcast(what, _bytes_of(buffer), communicator.ranks.index(root))
-    return buffer
-
-
-def _alltoall(communicator: Communicator, array: Array, splits: Sequence[int]) -> tuple[Array, list[int]]:
+def _alltoall(communicator: Communicator, array: Array, splits: Sequence[int]) -> Result:
+    """Rows received, and how many of each rank as int32."""
     cuts = np.cumsum([0, *splits])
     parts = [_bytes_of(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
     received = communicator.all_to_all(Signature("alltoall"), parts)
     row_bytes = max(1, int(np.prod(array.shape[1:], dtype=np.int64)) * array.itemsize)
     rows = [len(part) // row_bytes for part in received]
-    return np.concatenate(received).view(array.dtype).reshape(sum(rows), *array.shape[1:]), rows
+    whole = np.concatenate(received).view(array.dtype).reshape(sum(rows), *array.shape[1:])
+    return [whole, np.asarray(rows, np.int32)]
 
 
 def _reducescatter(communicator: Communicator, array: Array, op: ReduceOp) -> Array:

@@ -1,7 +1,6 @@
 """What a rank asks for when it submits a named collective, and its form on the wire (JSON)."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -69,10 +68,6 @@ class Round:
 def _request_from(fields: dict[str, Any]) -> Request:
     fields["kind"] = CollectiveKind(fields["kind"])
     fields["dtypes"] = tuple(fields["dtypes"])
-    fields["shapes"] = tuple(_ints(shape) for shape in fields["shapes"])
-    fields["splits"] = None if fields["splits"] is None else _ints(fields["splits"])
+    fields["shapes"] = tuple(tuple(shape) for shape in fields["shapes"])
+    fields["splits"] = None if fields["splits"] is None else tuple(fields["splits"])
     return Request(**fields)
-
-
-def _ints(values: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)

@@ -1,11 +1,11 @@
 """Host memory of the optimizer: flat arrays for weights, gradients and this rank's part of the state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ringtrain.optim.kernels import Part
-from ringtrain.optim.layout import HALF_TYPES, Bucket, Layout
+from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.process_groups.group import Flat, Group
 
 MASTER = "master"
@@ -23,7 +23,7 @@ class Arenas:
         self._weights = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
         self._gradients = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
         self._owner = owner
-        self.state: tuple[dict[str, Flat], ...] = self._allocate_state(layout, state_names)
+        self.state = tuple(self._allocate_state(bucket, state_names) for bucket in layout.buckets)
 
     def weights(self, bucket: Bucket) -> Flat:
         return self._weights[bucket.arena][bucket.offset : bucket.offset + bucket.size]
@@ -64,25 +64,7 @@ class Arenas:
             if bucket.half:
                 self.state[bucket.index][MASTER][:] = self.weights(bucket)[self.owned(bucket)]
 
-    def _allocate_state(self, layout: Layout, names: Sequence[str]) -> tuple[dict[str, Flat], ...]:
-        lengths: dict[tuple[str, bool], int] = dict.fromkeys(layout.arena_sizes, 0)
-        begins = []
-        for bucket in layout.buckets:
-            owned = self.owned(bucket)
-            begins.append(lengths[bucket.arena])
-            lengths[bucket.arena] += owned.stop - owned.start
-        arenas = {key: _state_arenas(key[0], length, names) for key, length in lengths.items()}
-        return tuple(
-            _cut(arenas[bucket.arena], begin, self.owned(bucket))
-            for bucket, begin in zip(layout.buckets, begins, strict=True)
-        )
-
-
-def _state_arenas(dtype: str, length: int, names: Sequence[str]) -> dict[str, Flat]:
-    half = dtype in HALF_TYPES
-    kept = (*names, MASTER) if half else tuple(names)
-    return {name: np.zeros(length, np.float32 if half else dtype) for name in kept}
-
-
-def _cut(arenas: Mapping[str, Flat], begin: int, owned: slice) -> dict[str, Flat]:
-    return {name: arena[begin : begin + owned.stop - owned.start] for name, arena in arenas.items()}
+    def _allocate_state(self, bucket: Bucket, names: Sequence[str]) -> dict[str, Flat]:
+        owned, kept = self.owned(bucket), (*names, MASTER) if bucket.half else tuple(names)
+        dtype = np.float32 if bucket.half else bucket.dtype
+        return {name: np.zeros(owned.stop - owned.start, dtype) for name in kept}

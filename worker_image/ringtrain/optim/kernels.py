@@ -112,7 +112,6 @@ class NumpyKernels:
             weights = block.weights
             scratch = self._scratch[weights.dtype][: weights.size]
             self._moments(block, terms, scratch)
-            self._denominator(block, terms, scratch)
             np.divide(block.state["mean"], scratch, out=scratch)
             np.multiply(scratch, terms.rate / terms.correction1, out=scratch)
             if terms.decoupled_decay:
@@ -124,7 +123,6 @@ class NumpyKernels:
             direction = block.gradients
             scratch = self._scratch[direction.dtype][: direction.size]
             self._moments(block, terms, scratch)
-            self._denominator(block, terms, scratch)
             np.divide(block.state["mean"], scratch, out=direction)
             np.multiply(direction, 1.0 / terms.correction1, out=direction)
             if terms.decoupled_decay:
@@ -136,6 +134,7 @@ class NumpyKernels:
 
     @staticmethod
     def _moments(block: Part, terms: AdamTerms, scratch: Floats) -> None:
+        """Update both moments; leave in `scratch` what the mean is divided by."""
         gradients, mean, square = block.gradients, block.state["mean"], block.state["square"]
         np.multiply(gradients, terms.scale, out=gradients)
         if terms.coupled_decay:
@@ -145,9 +144,6 @@ class NumpyKernels:
         np.multiply(gradients, gradients, out=gradients)
         np.multiply(square, terms.beta2, out=square)
         np.add(square, np.multiply(gradients, 1.0 - terms.beta2, out=gradients), out=square)
-
-    @staticmethod
-    def _denominator(block: Part, terms: AdamTerms, scratch: Floats) -> None:
-        np.sqrt(block.state["square"], out=scratch)
+        np.sqrt(square, out=scratch)
         np.multiply(scratch, terms.correction2**-0.5, out=scratch)
         np.add(scratch, terms.epsilon, out=scratch)

@@ -22,28 +22,24 @@ class StepValues:
     scale: float
 
 
-@runtime_checkable
-class ElementRule(Protocol):
-    """A rule in which a weight's update depends on that weight's own values alone."""
-
+class _StatefulRule(Protocol):
     @property
     def lr(self) -> float: ...
 
     @property
     def state_names(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class ElementRule(_StatefulRule, Protocol):
+    """A rule in which a weight's update depends on that weight's own values alone."""
 
     def update(self, part: Part, step: StepValues, kernels: Kernels) -> None: ...
 
 
 @runtime_checkable
-class LayerRule(Protocol):
+class LayerRule(_StatefulRule, Protocol):
     """A rule that scales each layer's direction by a ratio of the layer's norms."""
-
-    @property
-    def lr(self) -> float: ...
-
-    @property
-    def state_names(self) -> tuple[str, ...]: ...
 
     def direction(self, part: Part, step: StepValues, kernels: Kernels) -> None: ...
 

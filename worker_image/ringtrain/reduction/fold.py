@@ -99,6 +99,20 @@ class Folder:
         return self._scratch[:length]
 
 
+class ScratchBuffers:
+    """Buffers that are used again for segment after segment: fresh memory costs a page fault every 4 KiB."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, NDArray[np.uint8]] = {}
+
+    def like(self, segment: Flat, number: int) -> Flat:
+        """Return buffer `number` as an array of `segment`'s length and dtype. What was in it is lost."""
+        buffer = self._buffers.get(number)
+        if buffer is None or buffer.nbytes < segment.nbytes:
+            buffer = self._buffers[number] = np.empty(segment.nbytes, np.uint8)
+        return buffer[: segment.nbytes].view(segment.dtype)
+
+
 def can_update() -> bool:
     """Whether `update` is to be had in this installation."""
     return native_library() is not None

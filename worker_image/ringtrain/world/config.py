@@ -6,10 +6,9 @@ from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.errors import ConfigurationError
-from ringtrain.transport.address import split_address
 from ringtrain.world.mpi_environment import mpi_rank
 from ringtrain.world.tf_config import OUTSIDE_TYPES, parse_tf_config
-from ringtrain.world.topology import Topology, same_address, topology_of
+from ringtrain.world.topology import Topology, check_addresses, same_address, topology_of
 from ringtrain.world.torchrun import meet_beside_master, torchrun_rank
 from ringtrain.world.variables import HIGHEST, integer, one_of, seconds
 
@@ -206,11 +205,7 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
         raise ConfigurationError(
             f"{contract.ENV_RING_ADDRESSES} has {len(addresses)} addresses; expected {size}, one for each rank"
         )
-    for rank, address in enumerate(addresses):
-        try:
-            split_address(address)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{contract.ENV_RING_ADDRESSES}, rank {rank}: {error}") from error
+    check_addresses(addresses, lambda rank: f"{contract.ENV_RING_ADDRESSES}, rank {rank}")
     if (ranks := same_address(addresses)) is not None:
         first, second = ranks
         raise ConfigurationError(

@@ -88,7 +88,7 @@ class OfferTable:
             self._changed.notify_all()
 
     def begin(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
-        """Note that this rank has begun a collective. Without a lock: nobody waits here for one in shared memory."""
+        """Note that this rank has begun a collective. Without a lock: nobody waits here for shared memory."""
         last = self._begun.get(key[0])
         before = None if last is None else last.what
         self._begun[key[0]] = Begun(key[1], what, others, time.monotonic(), before)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError, quoted, shown
-from ringtrain.transport.address import split_address
-from ringtrain.world.topology import same_address
+from ringtrain.world.topology import check_addresses, same_address
 
 RING_TYPES: Final = ("chief", "worker")
 OUTSIDE_TYPES: Final = ("ps", "evaluator")
@@ -39,7 +38,8 @@ def parse_tf_config(text: str) -> TfTask | None:
         raise ConfigurationError('TF_CONFIG has a cluster but no task; expected "task": {"type": …, "index": …}')
     kind, index = _task(task)
     if kind not in cluster and kind != "evaluator":
-        raise ConfigurationError(f'TF_CONFIG: the task is of type "{kind}", but the cluster has {_have(cluster)}')
+        have = ", ".join(f"{len(addresses)} {known}" for known, addresses in cluster.items()) or "no tasks"
+        raise ConfigurationError(f'TF_CONFIG: the task is of type "{kind}", but the cluster has {have}')
     if kind in cluster and not 0 <= index < len(cluster[kind]):
         count = len(cluster[kind])
         raise ConfigurationError(
@@ -49,7 +49,11 @@ def parse_tf_config(text: str) -> TfTask | None:
     if kind in OUTSIDE_TYPES:
         return TfTask(kind, index, 0, ())
     ring = tuple(address for ring_kind in RING_TYPES for address in cluster.get(ring_kind, ()))
-    _check_distinct(ring)
+    if (ranks := same_address(ring)) is not None:
+        first, second = ranks
+        raise ConfigurationError(
+            f"TF_CONFIG: {ring[first]} is the address of ranks {first} and {second}; give each task its own"
+        )
     return TfTask(kind, index, index + (len(cluster.get("chief", ())) if kind == "worker" else 0), ring)
 
 
@@ -80,11 +84,7 @@ def _addresses(kind: str, value: Any) -> tuple[str, ...]:
         )
     if not isinstance(value, list) or not all(isinstance(address, str) for address in value):
         raise ConfigurationError(f'TF_CONFIG: cluster.{kind} is {quoted(value)}; expected a list of "host:port"')
-    for index, address in enumerate(value):
-        try:
-            split_address(address)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"TF_CONFIG: cluster.{kind}[{index}]: {error}") from error
+    check_addresses(value, lambda index: f"TF_CONFIG: cluster.{kind}[{index}]")
     if kind == "chief" and len(value) > 1:
         raise ConfigurationError(f"TF_CONFIG: the cluster has {len(value)} chiefs; expected one at most")
     return tuple(value)
@@ -104,15 +104,3 @@ def _task(task: dict[str, Any]) -> tuple[str, int]:
         raise ConfigurationError(
             f"TF_CONFIG: task index is {quoted(index)}; expected an integer from 0"
         ) from error
-
-
-def _have(cluster: dict[str, tuple[str, ...]]) -> str:
-    return ", ".join(f"{len(addresses)} {kind}" for kind, addresses in cluster.items()) or "no tasks"
-
-
-def _check_distinct(addresses: tuple[str, ...]) -> None:
-    if (ranks := same_address(addresses)) is not None:
-        first, second = ranks
-        raise ConfigurationError(
-            f"TF_CONFIG: {addresses[first]} is the address of ranks {first} and {second}; give each task its own"
-        )

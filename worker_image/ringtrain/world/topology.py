@@ -1,7 +1,9 @@
 """Where ranks sit: by host, as their addresses say."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import split_address
 
 
@@ -24,6 +26,15 @@ def topology_of(addresses: tuple[str, ...], rank: int) -> Topology:
     local_rank = mine.index(rank)
     column = [ranks[local_rank] for ranks in hosts.values() if len(ranks) > local_rank]
     return Topology(local_rank, len(mine), column.index(rank), len(column))
+
+
+def check_addresses(addresses: Sequence[str], name: Callable[[int], str]) -> None:
+    """Raises ConfigurationError for the first that is no address, with its `name`, given its index, in front."""
+    for index, address in enumerate(addresses):
+        try:
+            split_address(address)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name(index)}: {error}") from error
 
 
 def same_address(addresses: tuple[str, ...]) -> tuple[int, int] | None:
