@@ -1,12 +1,13 @@
 """A reduction over pods of several ranks: partial sums go from pod to pod, and come back as results."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from ringtrain.communicators.call import Call, FramesFor
+from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.shm.group import SharedGroup
 from ringtrain.communicators.shm.native import Chunks, Work, accumulator_dtype
 from ringtrain.reduction.fold import Flat, ScratchBuffers
@@ -32,7 +33,8 @@ class Pods:
     """Equally large pods, as one rank sees them.
 
     `size`: of all ranks. `local`: place in its pod. `pod`: number of its pod, of `last` + 1. `column`: world ranks
-    at the same place, by pod. `group`: the ranks of its own pod. `scratch`: for what comes from other pods.
+    at the same place, by pod. `group`: the ranks of its own pod. `network`: all ranks. `scratch`: for what comes
+    from other pods.
     """
 
     size: int
@@ -41,11 +43,13 @@ class Pods:
     last: int
     column: tuple[int, ...]
     group: SharedGroup
+    network: ExchangeCommunicator
     scratch: ScratchBuffers
 
-
-# Begins the exchange in which frames go to and come from these pods.
-Begin = Callable[[list[int], FramesFor], Call]
+    def begin(self, what: Signature, pods: Iterable[int], frames_for: FramesFor, total_bytes: int) -> Call:
+        """Begin the exchange in which frames go to and come from this rank's column in `pods`."""
+        peers = tuple(self.column[pod] for pod in pods)
+        return self.network.call_among(peers, what, frames_for, total_bytes)
 
 
 class Chain:
@@ -63,10 +67,10 @@ class Chain:
         # As many sections as are under way between this pod and the last one.
         self._lag = 2 * (self._last - self._pod) + 1
 
-    def all_reduce(self, begin: Begin, source: Flat, target: Flat) -> None:
+    def all_reduce(self, source: Flat, target: Flat) -> None:
         """Results go back from pod to pod, and are shared in each."""
         neighbours = [pod for pod in (self._pod - 1, self._pod + 1) if 0 <= pod <= self._last]
-        self._call = begin(neighbours, self._frames_for)
+        self._call = self._pods.begin(self._what, neighbours, self._frames_for, source.nbytes)
         with self._call:
             for index in range(len(self._sections) + self._lag):
                 if index < len(self._sections):
@@ -78,11 +82,11 @@ class Chain:
                     self._receive(index - self._lag, self._pod + 1, target[section.chunk(self._pods.local)])
                     self._pods.group.run(self._what, Work(section.chunks, target, gathered=target))
 
-    def reduce_scatter(self, begin: Begin, source: Flat, target: Flat, start: int) -> None:
+    def reduce_scatter(self, source: Flat, target: Flat, start: int) -> None:
         """The last pod sends each result to the pod that owns it. `target` is the chunk that begins at `start`."""
         takers = list(range(self._last)) if self._pod == self._last else [self._last]
         peers = {*takers, *(pod for pod in (self._pod - 1, self._pod + 1) if 0 <= pod <= self._last)}
-        self._call = begin(sorted(peers), self._frames_for)
+        self._call = self._pods.begin(self._what, sorted(peers), self._frames_for, source.nbytes)
         with self._call:
             for index in range(len(self._sections) + self._lag):
                 if index < len(self._sections):

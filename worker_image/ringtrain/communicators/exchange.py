@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ringtrain.communicators.exchange_steps import ExchangeSteps
 from ringtrain.communicators.fused_update import FusedUpdates
-from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import Bounds, even_bounds, offsets, passing_bytes, segments, segments_at
 from ringtrain.reduction.fold import Flat, Folder
 from ringtrain.reduction.grouped import cut_tensors, without_short_ones
@@ -51,7 +50,10 @@ class ExchangeCommunicator:
         self.position = self._steps.position
         self.call_among = self._steps.call_among  # for a communicator that takes part of its ranks along
         self._direct_bytes = min(_DIRECT_BYTES, segment_bytes)
-        self._updates = FusedUpdates(self._steps, self.all_gather_parts)
+        updates = FusedUpdates(self._steps, self.all_gather_parts)
+        self.can_update, self.update, self.finish_updates = (
+            updates.can_update, updates.update, updates.finish_updates
+        )  # fmt: skip
 
     @property
     def overlaps(self) -> bool:
@@ -168,16 +170,6 @@ class ExchangeCommunicator:
         """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
         self._steps.continue_at(sequence)
         self.barrier(what)
-
-    def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        return self._updates.are_possible()
-
-    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
-        self._updates.update(what, gradients, bounds, op, change)
-
-    def finish_updates(self) -> bool:
-        self._updates.finish()
-        return True
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         return np.zeros(nbytes, np.uint8)

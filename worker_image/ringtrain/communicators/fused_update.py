@@ -34,7 +34,7 @@ class _Begun:
 
 
 class FusedUpdates:
-    """The updates of one communicator: see `Updater`."""
+    """The `Updater` part of a communicator."""
 
     def __init__(self, steps: ExchangeSteps, all_gather_parts: Callable[[Signature, Flat], list[Flat]]) -> None:
         self._steps = steps
@@ -42,7 +42,7 @@ class FusedUpdates:
         self._begun: _Begun | None = None
         self._possible: bool | None = None
 
-    def are_possible(self) -> bool:
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether all ranks have the compiled library. Collective."""
         if self._possible is None:
             here = np.array([fold.can_update()], np.uint8)
@@ -79,15 +79,16 @@ class FusedUpdates:
             mine.pop_all()
         self._begun = _Begun(call, cuts, change.weights)
         if change.last:
-            self.finish()
+            self.finish_updates()
 
-    def finish(self) -> None:
-        """Return when all weights of the updates so far are new here, and all ranks have this one's."""
+    def finish_updates(self) -> bool:
+        """Return True when all weights of the updates so far are new here, and all ranks have this one's."""
         begun, self._begun = self._begun, None
         if begun is not None:
             with contextlib.ExitStack() as stack:
                 stack.push(begun.call)
                 self._read(begun)
+        return True
 
     def _read(self, begun: _Begun) -> None:
         with timeline.span("gather", "collective", bytes=begun.weights.nbytes):

@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.communicators.call import Call, FramesFor
-from ringtrain.communicators.chain import Begin, Chain, Pods, Section
+from ringtrain.communicators.chain import Chain, Pods, Section
 from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.shm.join import Hosts, allocate
 from ringtrain.communicators.shm.native import Work
@@ -54,6 +53,7 @@ class HierarchicalCommunicator:
             last=len(hosts.positions) - 1,
             column=tuple(network.ranks[positions[local]] for positions in hosts.positions),
             group=hosts.group,
+            network=network,
             scratch=ScratchBuffers(),
         )
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
@@ -66,7 +66,7 @@ class HierarchicalCommunicator:
             return
         bounds = even_bounds(len(source), len(self._group.ranks))
         chain = Chain(self._pods, what, self._cut(bounds, None, source), op)
-        chain.all_reduce(self._beginner(what, source), source, target)
+        chain.all_reduce(source, target)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         if source.nbytes <= self._flat_bytes:
@@ -77,7 +77,7 @@ class HierarchicalCommunicator:
             s for pod in range(self._pods.last + 1) for s in self._cut(self._of_pod(bounds, pod), pod, source)
         ]
         chain = Chain(self._pods, what, sections, op)
-        chain.reduce_scatter(self._beginner(what, source), source, target, bounds[self.position])
+        chain.reduce_scatter(source, target, bounds[self.position])
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
         """Each rank sends its chunk to its column, and the ranks of a pod share what they have got."""
@@ -92,7 +92,7 @@ class HierarchicalCommunicator:
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             return call.frames(Step.RESULT, (buffer[section.chunk(local)] for section in by_pod[self._pods.pod]))
 
-        call = self._beginner(what, buffer)(others, frames_for)
+        call = self._pods.begin(what, others, frames_for, buffer.nbytes)
         with call:
             for index in range(max(len(sections) for sections in by_pod)):
                 for pod in (self._pods.pod, *others):
@@ -125,10 +125,3 @@ class HierarchicalCommunicator:
             Section(tuple((min(a + at, b), min(a + at + step, b)) for a, b in pairwise(bounds)), owner)
             for at in range(0, longest, step)
         ]
-
-    def _beginner(self, what: Signature, like: Flat) -> Begin:
-        def begin(pods: list[int], frames_for: FramesFor) -> Call:
-            peers = tuple(self._pods.column[pod] for pod in pods)
-            return self._network.call_among(peers, what, frames_for, like.nbytes)
-
-        return begin

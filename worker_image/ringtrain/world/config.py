@@ -173,9 +173,7 @@ def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     found = mpi_rank(env)
     if found is None:
         return None
-    if found.size == 1:
-        return _alone("mpi", "worker")
-    addresses = _ring_addresses(env, found.size)
+    addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
     if addresses is None:
         from ringtrain.world.mpi_rendezvous import meet  # rarely needed, and import time counts
 
@@ -187,9 +185,7 @@ def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     found = torchrun_rank(env)
     if found is None:
         return None
-    if found.size == 1:
-        return _alone("torchrun", "worker")
-    addresses = _ring_addresses(env, found.size)
+    addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
     if addresses is None:
         token = _token(_path(env, contract.ENV_TOKEN_FILE), env.get(contract.ENV_TOKEN))
         addresses = meet_beside_master(found, env, token, seconds(env, contract.ENV_TIMEOUT, 60.0))

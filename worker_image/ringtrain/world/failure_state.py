@@ -13,13 +13,9 @@ class FailureState:
         self._reached = threading.Event()
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._failure: WorldFailure | None = None
+        self.failure: WorldFailure | None = None
         self._interrupted = False
         self._callbacks: list[Callable[[], None]] = []
-
-    @property
-    def failure(self) -> WorldFailure | None:
-        return self._failure
 
     def reach(self, failure: WorldFailure) -> bool:
         """Record `failure` unless there is one already; tell everyone who waits.
@@ -27,9 +23,9 @@ class FailureState:
         Returns whether it was the first.
         """
         with self._lock:
-            if self._failure is not None:
+            if self.failure is not None:
                 return False
-            self._failure = failure
+            self.failure = failure
         self._call_back()
         self._reached.set()
         self._over.set()
@@ -45,7 +41,7 @@ class FailureState:
     def on_reached(self, callback: Callable[[], None]) -> None:
         """Call back when the verdict is reached; at once if it is already."""
         with self._lock:
-            if self._failure is None and not self._interrupted:
+            if self.failure is None and not self._interrupted:
                 self._callbacks.append(callback)
                 return
         callback()
@@ -71,5 +67,5 @@ class FailureState:
 
     def check(self) -> None:
         """Raise the world's failure if it has one."""
-        if self._failure is not None:
-            raise self._failure.error()
+        if self.failure is not None:
+            raise self.failure.error()

@@ -54,7 +54,7 @@ class Handshake:
         self._held: dict[int, bytes] = {}
         self._met: dict[int, str] = {}  # the process that answers at each peer's address
         self._watched_by: set[int] = set()  # peers that have met this rank, and will hear when it leaves
-        self._all_met = False
+        self.all_met = False  # whether every pair of this rank is complete: nobody else has a say from then on
         self.local_sizes: tuple[int, ...] = (ring.local_size,)  # by rank, once all are met
         failure_state.on_reached(self._wake)
 
@@ -108,11 +108,6 @@ class Handshake:
                 self._changed.notify_all()
 
     # What this rank asks
-
-    @property
-    def all_met(self) -> bool:
-        """Whether every pair of this rank is complete: nobody else has a say from then on."""
-        return self._all_met
 
     def session(self, peer: int) -> bytes:
         """What `peer` gave this rank to be known by; empty before they have met."""
@@ -262,7 +257,7 @@ class Handshake:
             self._changed.wait_for(is_decided, max(end - time.monotonic(), self._ring.probe_timeout_s))
             missing = [peer for peer in self._ring.peers if peer not in self._watched_by]
             two = two_of_one()
-            self._all_met = not missing and not two
+            self.all_met = not missing and not two
         self._failure_state.check()
         if two:
             self._fail(WorldFailure("configuration", _twice(two[0])))
@@ -277,12 +272,12 @@ class Handshake:
             raise _refusal(message)
         known = {self._met.get(theirs.rank), self._given.get(theirs.rank)} - {None}
         failure = self._failure_state.failure
-        if failure is not None and not self._all_met and theirs.instance in known:
+        if failure is not None and not self.all_met and theirs.instance in known:
             raise PullRefused(failure)  # a peer in this very world, which can't be met any more
         if not known or theirs.instance in known:
             return
         # While ranks meet it is open who is right, and a rank may have left and begun its next world already.
-        if not self._all_met or self._is_over(theirs.rank):
+        if not self.all_met or self._is_over(theirs.rank):
             raise Broken(How.CLOSED, f"rank {self._ring.rank} is still leaving an earlier world")
         raise _refusal(_twice(theirs.rank))
 

@@ -98,18 +98,13 @@ class Monitor:
         return _answered(answer)
 
     def statuses(self, peers: tuple[int, ...]) -> dict[int, Any]:
-        """What those of `peers` that answer are activity."""
+        """What those of `peers` that answer say of themselves."""
         asked = {peer: self._ask_status(peer) for peer in peers}
         wait(asked.values(), timeout=self._ring.probe_timeout_s)
         return {peer: load(answer.result()) for peer, answer in asked.items() if _answered(answer)}
 
     def _ask_status(self, peer: int) -> "Future[bytes]":
         return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._ring.probe_timeout_s)
-
-    def adopt(self, failure: WorldFailure) -> None:
-        """Take over the verdict that a peer announces."""
-        if self._failure_state.reach(failure):
-            self._announced.set()
 
     def await_announced(self, timeout_s: float) -> None:
         """Wait until the peers know the failure_state, so that this process may end."""
@@ -130,7 +125,8 @@ class Monitor:
         message = load_fields(request, failure=str, proof=str)
         if not authentication.same(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
             raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
-        self.adopt(WorldFailure.decode(message["failure"]))
+        if self._failure_state.reach(WorldFailure.decode(message["failure"])):
+            self._announced.set()
 
     def _abort(self, peer: int, failure: WorldFailure) -> bytes:
         text = failure.encode()
@@ -181,15 +177,12 @@ class Monitor:
             return self._failure_state.failure
         during = f" during {report.activity.label}" if report.activity else ""
         if report.peer in self._left:
-            waiting = (
-                f", and rank {self._ring.rank} needs it for {report.activity.label}" if report.activity else ""
-            )
-            return WorldFailure("lost", f"rank {report.peer} has shut down{waiting}", report.peer)
-        return WorldFailure(
-            "lost",
-            f"{self._ring.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}",
-            report.peer,
-        )
+            text = f"rank {report.peer} has shut down"
+            if report.activity:
+                text += f", and rank {self._ring.rank} needs it for {report.activity.label}"
+        else:
+            text = f"{self._ring.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}"
+        return WorldFailure("lost", text, report.peer)
 
     def _judge_stall(self, stall: Stalled) -> WorldFailure:
         """Ask those who kept this rank waiting: not there, behind, or waiting themselves?"""
