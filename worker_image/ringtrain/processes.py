@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,17 @@ class RankProcess:
     pid: int
     log_fd: int
     report_fd: int
+
+
+@contextmanager
+def signal_handler(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+    """Have `handler` called for the signals `numbers`, and what was there before after the block."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def become_subreaper() -> None:

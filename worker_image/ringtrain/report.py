@@ -44,28 +44,6 @@ def report(
     next one says how many were (`dropped`). Does nothing outside a job. Raises ConfigurationError for a wrong
     argument.
     """
-    line = _encode(_document(step, total_steps, epoch, samples, loss, unit, metrics))
-    fd = _report_fd()
-    if fd is not None:
-        _write(fd, line)
-
-
-def report_start(step: int, path: str) -> None:
-    """Report that training goes on from the checkpoint of `step` at `path`, or (empty) from none."""
-    fd = _report_fd()
-    if fd is not None:
-        _write(fd, _encode({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]}))
-
-
-def _document(
-    step: int,
-    total_steps: int | None,
-    epoch: int | None,
-    samples: float | None,
-    loss: SupportsFloat | None,
-    unit: str,
-    metrics: Mapping[str, SupportsFloat] | None,
-) -> dict[str, object]:
     if not isinstance(unit, str) or not unit:
         raise ConfigurationError(f"report: unit={unit!r}: expected a word such as 'images'")
     document: dict[str, object] = {
@@ -78,7 +56,12 @@ def _document(
         "metrics": {str(name): _finite(str(name), value) for name, value in metrics.items()} if metrics else None,
         "time": time.time(),
     }
-    return {name: value for name, value in document.items() if value is not None}
+    _send({name: value for name, value in document.items() if value is not None})
+
+
+def report_start(step: int, path: str) -> None:
+    """Report that training goes on from the checkpoint of `step` at `path`, or (empty) from none."""
+    _send({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]})
 
 
 def _count(name: str, value: int, low: int) -> int:
@@ -110,7 +93,7 @@ def _finite(name: str, value: SupportsFloat) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _encode(document: dict[str, object]) -> bytes:
+def _send(document: dict[str, object]) -> None:
     if _dropped:
         document["dropped"] = _dropped
     line = json.dumps(document).encode() + b"\n"
@@ -119,7 +102,9 @@ def _encode(document: dict[str, object]) -> bytes:
         raise ConfigurationError(
             f"report: {len(line)} bytes as JSON; expected at most {select.PIPE_BUF}: fewer metrics"
         )
-    return line
+    fd = _report_fd()
+    if fd is not None:
+        _write(fd, line)
 
 
 def _report_fd() -> int | None:

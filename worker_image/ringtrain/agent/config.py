@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
-from ringtrain.control.model import JobIdentity
-from ringtrain.control.secrets import Secrets, load_secrets
-from ringtrain.control.settings import read_flag, read_job, read_termination
-from ringtrain.control.termination import TerminationPath
+from ringtrain.control.settings import PodSettings, read_pod
 from ringtrain.errors import ConfigurationError
 
 
@@ -24,12 +21,9 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class AgentConfig:
-    """What an agent is told. `timeout_s` is the knob from which the inner deadlines below derive."""
+class AgentConfig(PodSettings):
+    """What an agent is told."""
 
-    job: JobIdentity
-    workers: int
-    slots: int
     index: int
     launcher_address: str
     ports: Ports
@@ -38,10 +32,6 @@ class AgentConfig:
     node: str
     checkpoint_dir: str
     restore_from: str
-    timeout_s: float
-    start_timeout_s: float
-    secrets: Secrets
-    termination: TerminationPath
     encrypt: str = "none"
     mpi: bool = False
     mpi_needs_init: bool = True
@@ -83,36 +73,27 @@ class AgentConfig:
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
         read = Environment(env)
         backend = read.choice(contract.ENV_BACKEND, ("ring", "mpi"), "ring")
-        job = read_job(read)
-        workers = read.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000)
-        slots = read.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024)
-        secrets = load_secrets(read)
+        pod = read_pod(read)
         encrypt = read.choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, "none")
-        if encrypt != "none" and secrets.tls is None:
+        if encrypt != "none" and pod.secrets.tls is None:
             raise ConfigurationError(
                 f"{contract.ENV_ENCRYPT}={encrypt} needs ca.crt, tls.crt and tls.key in {contract.ENV_SECRET_DIR}"
             )
-        index = read.integer(contract.ENV_WORKER_INDEX, low=0, high=workers - 1)
+        index = read.integer(contract.ENV_WORKER_INDEX, low=0, high=pod.workers - 1)
         return cls(
-            job=job,
-            workers=workers,
-            slots=slots,
+            **vars(pod),
             index=index,
             launcher_address=read.address(contract.ENV_LAUNCHER_ADDRESS),
-            ports=_read_ports(read, slots),
-            pod=read.text(contract.ENV_POD_NAME, f"{job.name}-worker-{index}"),
+            ports=_read_ports(read, pod.slots),
+            pod=read.text(contract.ENV_POD_NAME, f"{pod.job.name}-worker-{index}"),
             pod_ip=read.optional(contract.ENV_POD_IP) or "",
             node=read.text(contract.ENV_NODE_NAME, socket.gethostname()),
             checkpoint_dir=read.optional(contract.ENV_CHECKPOINT_DIR) or "",
             restore_from=read.optional(contract.ENV_RESTORE_FROM) or "",
-            timeout_s=read.seconds(contract.ENV_TIMEOUT, 60),
-            start_timeout_s=read.seconds(contract.ENV_START_TIMEOUT, 600),
-            secrets=secrets,
             encrypt=encrypt,
-            termination=read_termination(read),
             mpi=backend == "mpi",
-            mpi_needs_init=read_flag(read, contract.ENV_MPI_REQUIRE_INIT, "1"),
-            mpi_launcher_first=read_flag(read, contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
+            mpi_needs_init=read.flag(contract.ENV_MPI_REQUIRE_INIT, "1"),
+            mpi_launcher_first=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
             mpi_directory=read.optional(contract.ENV_MPI_REGISTRY_DIRECTORY) or "",
         )
 

@@ -4,8 +4,8 @@ import logging
 import queue
 import signal
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from ringtrain.control.termination import termination_message, write_termination
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.logs.journal import Stream
-from ringtrain.processes import RankProcess, become_subreaper
+from ringtrain.processes import RankProcess, become_subreaper, signal_handler
 from ringtrain.transport.address import own_address
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,17 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
         raise ConfigurationError("an agent of a ring job needs a command: `ringtrain agent -- CMD…`")
     become_subreaper()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def deliver(number: int, _: object) -> None:
+        events.put(SignalReceived(number))  # SimpleQueue.put may be interrupted by itself
+
     with ExitStack() as stack:
-        stack.enter_context(_signals_as_events(events))
+        stack.enter_context(signal_handler(deliver, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT))
         pod = _Pod(config, RankProgram(command, inherited), events, stack)
         ending = Lifecycle(config, pod, events).run()
         if not pod.all_shipped():
             log.warning("the launcher did not take the last lines of this worker; they are lost")
-        message = termination_message(ending.verdict, config.job.attempt, config.workers * config.slots)
+        message = termination_message(ending.verdict, config.job.attempt, config.world_size)
         write_termination_message(config.termination, message)
     return ending.exit_code
 
@@ -216,17 +220,3 @@ def _make_directory(path: str) -> None:
             Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as exc:  # for the ranks to fail of, if they write there at all
         log.warning("%s=%s cannot be made: %s", contract.ENV_CHECKPOINT_DIR, path, exc)
-
-
-@contextmanager
-def _signals_as_events(events: "queue.SimpleQueue[Event]") -> Iterator[None]:
-    def deliver(number: int, _: object) -> None:
-        events.put(SignalReceived(number))  # SimpleQueue.put may be interrupted by itself
-
-    numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, deliver) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

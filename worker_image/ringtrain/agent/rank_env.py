@@ -12,7 +12,7 @@ from ringtrain.control.model import World
 
 # glibc hands blocks above its threshold back to the kernel at every free; gradients are such blocks, and faulting
 # their pages in again was a third of an allreduce's time on loopback. 4 GiB keeps them.
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 
 
 def rank_environment(
@@ -26,7 +26,7 @@ def rank_environment(
 def pod_defaults(slots: int, cores: int) -> dict[str, str]:
     """Variables that all ranks of a pod get unless the pod has them."""
     return {
-        **_MALLOC,
+        **MALLOC,
         "OMP_NUM_THREADS": str(max(1, cores // slots)),
         # Lines are to be in the log when they are printed, not when a buffer is full: a killed rank has no later.
         "PYTHONUNBUFFERED": "1",
@@ -36,11 +36,10 @@ def pod_defaults(slots: int, cores: int) -> dict[str, str]:
 def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, str]:
     """Variables that tell `rank`, one of this worker's, its place in the world and its job."""
     local_rank = rank - config.first_rank
-    size = config.workers * config.slots
     torchrun = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,
-        "WORLD_SIZE": size,
+        "WORLD_SIZE": config.world_size,
         "LOCAL_WORLD_SIZE": config.slots,
         "GROUP_RANK": config.position,
         "MASTER_ADDR": world.master_address,
@@ -48,7 +47,7 @@ def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, st
     }
     ours = {
         contract.ENV_RANK: rank,
-        contract.ENV_SIZE: size,
+        contract.ENV_SIZE: config.world_size,
         contract.ENV_LOCAL_RANK: local_rank,
         contract.ENV_LOCAL_SIZE: config.slots,
         contract.ENV_CROSS_RANK: config.position,

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,11 +21,19 @@ _RETRY_S = 0.2
 _LOOK_S = 0.5
 
 
-class Shipper:
+@dataclass(frozen=True)
+class ShipperEvents:
     """`on_contact`: a call was answered. `on_empty`: everything in the spool has become durable."""
 
+    on_contact: Callable[[], None]
+    on_empty: Callable[[], None]
+
+
+class Shipper:
+    """Ships what is in `spool`, and tells `events`. `header`: of every request."""
+
     def __init__(
-        self, stub: Any, spool: Spool, header: dict[str, int], call_s: float, events: "ShipperEvents"
+        self, stub: Any, spool: Spool, header: dict[str, int], call_s: float, events: ShipperEvents
     ) -> None:
         self._stub = stub
         self._spool = spool
@@ -79,11 +88,3 @@ class Shipper:
 
 def _chunk_to_wire(chunk: Chunk) -> Any:
     return pb.Chunk(kind=int(chunk.stream), rank=chunk.rank, first=chunk.first, lines=chunk.lines, data=chunk.data)
-
-
-class ShipperEvents:
-    """What the shipper tells its agent."""
-
-    def __init__(self, on_contact: Callable[[], None], on_empty: Callable[[], None]) -> None:
-        self.on_contact = on_contact
-        self.on_empty = on_empty

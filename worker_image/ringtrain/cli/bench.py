@@ -9,12 +9,11 @@ import click
 
 import ringtrain as rt
 from ringtrain import contract
+from ringtrain.agent.rank_env import MALLOC
 from ringtrain.bench_rank import measure
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _DEADLINE_S = 600
-# What the agent sets: buffers of many megabytes stay mapped. The C library reads it when a process starts.
-_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 
 
 @click.group()
@@ -31,7 +30,7 @@ def bench() -> None:
 def allreduce(ranks: int, size: str, transport: str, repetitions: int, as_json: bool) -> None:
     """Time an allreduce of float32 between ranks on this machine; the slowest rank counts."""
     nbytes = parse_size(size)
-    os.environ.update(_ALLOCATION)
+    os.environ.update(MALLOC)  # the C library of a rank reads it when that starts
     try:
         measured = rt.run(
             measure,

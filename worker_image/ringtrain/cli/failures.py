@@ -11,7 +11,7 @@ from ringtrain.control.ports import PortTaken
 from ringtrain.control.settings import read_termination
 from ringtrain.control.termination import termination_message, write_termination_message
 from ringtrain.errors import ConfigurationError
-from ringtrain.mpi.condition import MpiCondition
+from ringtrain.mpi.implementation import MpiCondition
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import click
 
 # Loaded when used, so that `ringtrain agent` does not pay for what it does not run.
 _COMMANDS = {
-    "agent": "ringtrain.cli.agent:agent",
+    "agent": "ringtrain.cli.pods:agent",
     "bench": "ringtrain.cli.bench:bench",
     "completion": "ringtrain.cli.completion:completion",
-    "launcher": "ringtrain.cli.launcher:launcher",
+    "launcher": "ringtrain.cli.pods:launcher",
     "logs": "ringtrain.cli.logs:logs",
     "run": "ringtrain.cli.run:run",
     "rsh": "ringtrain.cli.rsh:rsh",

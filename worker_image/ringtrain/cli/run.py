@@ -24,7 +24,7 @@ from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.control.ports import HeldPorts
 from ringtrain.logs.layout import AttemptFiles
-from ringtrain.processes import start_child
+from ringtrain.processes import signal_handler, start_child
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 _POLL_S = 0.2
@@ -212,8 +212,7 @@ def _forward_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]") -> l
         click.echo(f"stopping: ranks have {_GRACE_S} s to end{again}", err=True)
         launcher.send_signal(signal.SIGTERM)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        stack.callback(signal.signal, number, signal.signal(number, forward))
+    stack.enter_context(signal_handler(forward, signal.SIGINT, signal.SIGTERM))
     return received
 
 

@@ -29,6 +29,10 @@ class Environment:
             raise ConfigurationError(f"{name}={quoted(value)}: expected one of {', '.join(allowed)}")
         return value
 
+    def flag(self, name: str, default: str) -> bool:
+        """The variable, which must be `0` or `1`."""
+        return self.choice(name, ("0", "1"), default) == "1"
+
     def integer(self, name: str, default: int | None = None, *, low: int, high: int) -> int:
         """The variable as an integer in `low`..`high`."""
         value = self.text(name, None if default is None else str(default))

@@ -6,36 +6,22 @@ from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
-from ringtrain.control.model import JobIdentity, Registration
-from ringtrain.control.secrets import Secrets, load_secrets
-from ringtrain.control.settings import read_job, read_termination
-from ringtrain.control.termination import TerminationPath
+from ringtrain.control.model import Registration
+from ringtrain.control.settings import PodSettings, read_pod
 from ringtrain.mpi.settings import MpiSettings, read_mpi
 
 
 @dataclass(frozen=True)
-class LauncherConfig:
-    """What a launcher is told. `timeout_s` is the knob from which the inner deadlines below derive."""
+class LauncherConfig(PodSettings):
+    """What a launcher is told."""
 
-    job: JobIdentity
-    workers: int
-    slots: int
     port: int
     status_port: int
     log_root: Path
     pod: str
     node: str
-    timeout_s: float
-    start_timeout_s: float
-    secrets: Secrets
-    termination: TerminationPath
     mpi: MpiSettings | None = None
     status_token: str = ""
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the whole gang."""
-        return self.workers * self.slots
 
     @property
     def status_tokens(self) -> tuple[str, ...]:
@@ -74,18 +60,12 @@ class LauncherConfig:
         read = Environment(env)
         backend = read.choice(contract.ENV_BACKEND, ("ring", "mpi"), "ring")
         return cls(
-            job=read_job(read),
-            workers=read.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000),
-            slots=read.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024),
+            **vars(read_pod(read)),
             port=read.port(contract.ENV_LAUNCHER_PORT, contract.PORT_LAUNCHER),
             status_port=read.port(contract.ENV_STATUS_PORT, contract.PORT_STATUS),
             status_token=read.optional(contract.ENV_STATUS_TOKEN) or "",
             log_root=Path(read.text(contract.ENV_LOG_DIR, contract.LOG_DIR)),
             pod=read.text(contract.ENV_POD_NAME, "launcher"),
             node=read.optional(contract.ENV_NODE_NAME) or "",
-            timeout_s=read.seconds(contract.ENV_TIMEOUT, 60),
-            start_timeout_s=read.seconds(contract.ENV_START_TIMEOUT, 600),
-            secrets=load_secrets(read),
-            termination=read_termination(read),
             mpi=read_mpi(read) if backend == "mpi" else None,
         )

@@ -7,8 +7,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from ringtrain import contract
@@ -30,6 +30,7 @@ from ringtrain.launcher.status import Reports, Snapshot
 from ringtrain.launcher.verdict import GangView, Patience, decide
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.store import LogStore
+from ringtrain.processes import signal_handler
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         console = Console(sys.stdout.fileno())
         stack.callback(console.close, 5.0)
         follow_reports(snapshot, console)
-        stop = stack.enter_context(_stop_signals())
+        stop = StopFlag()
+        stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
         _open_ports(config, gang, snapshot, launcher, stack)
         verdict = launcher.supervise(stop)
         launcher.drain(verdict, stop)
@@ -183,17 +185,6 @@ class StopFlag:
 
     def __call__(self, *_: object) -> None:
         self.count += 1
-
-
-@contextmanager
-def _stop_signals() -> Iterator[StopFlag]:
-    flag = StopFlag()
-    before = {number: signal.signal(number, flag) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _open_store(config: LauncherConfig, files: AttemptFiles) -> LogStore:

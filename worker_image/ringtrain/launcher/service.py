@@ -1,7 +1,6 @@
 """The Coordinator service: protobuf in, calls on the gang and the log store, protobuf out."""
 
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +10,9 @@ from ringtrain.gen import coordinator_pb2 as pb
 from ringtrain.launcher.gang import Gang, OrderStream
 from ringtrain.logs.journal import Stream
 from ringtrain.logs.store import Chunk, LogStore
+from ringtrain.transport.strangers import Complaints
 
 log = logging.getLogger(__name__)
-
-_COMPLAIN_EVERY_S = 10.0
 
 
 class CoordinatorService:
@@ -24,7 +22,7 @@ class CoordinatorService:
         self._gang = gang
         self._store = store
         self._attempt = attempt
-        self._complained_at = -_COMPLAIN_EVERY_S
+        self._complaints = Complaints(log.error, most=1)
 
     def Register(self, request: Any, context: Any) -> Any:
         registration = from_message(Registration, request)
@@ -64,13 +62,7 @@ class CoordinatorService:
             try:
                 last = self._store.append(Chunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
             except OSError as error:  # a full or hanging disk: the agent keeps what is not acknowledged
-                self._complain(error)
+                self._complaints.say(f"log lines cannot be written, agents keep them for now: {error}")
                 break
             reply.durable.append(pb.Durable(kind=chunk.kind, rank=chunk.rank, last=last))
         return reply
-
-    def _complain(self, error: OSError) -> None:
-        now = time.monotonic()
-        if now - self._complained_at >= _COMPLAIN_EVERY_S:
-            self._complained_at = now
-            log.error("log lines cannot be written, agents keep them for now: %s", error)

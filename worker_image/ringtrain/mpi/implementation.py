@@ -3,12 +3,12 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ringtrain.control.model import Reason
-from ringtrain.mpi.condition import MpiCondition
+from ringtrain.errors import ConfigurationError
 
 
 class Implementation(StrEnum):
@@ -16,6 +16,14 @@ class Implementation(StrEnum):
 
     OPEN_MPI = "OpenMPI"
     MPICH = "MPICH"
+
+
+class MpiCondition(ConfigurationError):
+    """An MPI job cannot run as it is declared. `reason`: the word of docs/contract.md for it."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -46,13 +54,7 @@ _PACKAGES = {
 _ANSWER_S = 30.0
 
 
-def find_mpirun(
-    wanted: Implementation,
-    program: str | None = None,
-    *,
-    which: Callable[[str], str | None] = shutil.which,
-    ask: Callable[[str], str] | None = None,
-) -> Mpirun:
+def find_mpirun(wanted: Implementation, program: str | None = None) -> Mpirun:
     """The mpirun to use: `program` when the user names one, else the first of `wanted` in PATH.
 
     Raises MpiCondition: MpirunNotFound when there is none, WrongImplementation when all belong to another.
@@ -62,8 +64,8 @@ def find_mpirun(
         names = (program,)  # a path, or a name of the user's own: that one or none
     found = []
     for name in names:
-        path = which(name)
-        mpirun = identify(path, (ask or _ask_version)(path)) if path else None
+        path = shutil.which(name)
+        mpirun = identify(path, _ask_version(path)) if path else None
         if mpirun and mpirun.implementation is wanted:
             return mpirun
         if mpirun:

@@ -1,11 +1,8 @@
 """Proof that a request to start a daemon was made for this call, by someone who knows the job's token."""
 
-import secrets
 from dataclasses import dataclass
 
 from ringtrain.world.authentication import digest, same
-
-NONCE_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -15,11 +12,6 @@ class Claim:
     job_uid: str
     attempt: int
     command: str
-
-
-def make_nonce() -> bytes:
-    """A challenge that was never given before."""
-    return secrets.token_bytes(NONCE_BYTES)
 
 
 def prove(token: str, nonce: bytes, claim: Claim) -> bytes:

@@ -25,7 +25,8 @@ from ringtrain.mpi.frames import receive_frame, send_frame
 REGISTRY = "RINGTRAIN_MPI_REGISTRY"
 CHECK_IN = "RINGTRAIN_MPI_CHECK_IN"
 REPORT_FD = "RINGTRAIN_REPORT_FD"
-NODE_NAME, OWN_PRELOAD = "RINGTRAIN_MPI_NODE_NAME", "RINGTRAIN_MPI_OWN_PRELOAD"  # node_name.py sets them
+# Both are set by node_name.py; the second is what LD_PRELOAD is to be again in the rank's program.
+NODE_NAME, OWN_PRELOAD = "RINGTRAIN_MPI_NODE_NAME", "RINGTRAIN_MPI_OWN_PRELOAD"
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
-from ringtrain.control.settings import read_flag
 from ringtrain.errors import ConfigurationError
 from ringtrain.mpi.implementation import Implementation
 
@@ -32,5 +31,5 @@ def read_mpi(read: Environment) -> MpiSettings:
         implementation=Implementation(read.choice(contract.ENV_MPI_IMPLEMENTATION, words, words[0])),
         options=split,
         own_address=read.optional(contract.ENV_POD_IP) or "",
-        launcher_as_worker=read_flag(read, contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
+        launcher_as_worker=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
     )

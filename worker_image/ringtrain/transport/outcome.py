@@ -5,25 +5,32 @@ from typing import Final
 from ringtrain.transport.base import Broken, How
 from ringtrain.wire.failure import PullRefused, WorldFailure
 
-UNKNOWN: Final = 2
-DEADLINE_EXCEEDED: Final = 4
-FAILED_PRECONDITION: Final = 9
-UNAVAILABLE: Final = 14
+
+class Status:
+    """Those of gRPC's codes that are used here."""
+
+    OK: Final = 0
+    UNKNOWN: Final = 2
+    DEADLINE_EXCEEDED: Final = 4
+    FAILED_PRECONDITION: Final = 9
+    UNIMPLEMENTED: Final = 12
+    INTERNAL: Final = 13
+    UNAVAILABLE: Final = 14
 
 
 def status_of(error: PullRefused | Broken) -> tuple[int, str]:
     """The code and message by which a service's answer travels."""
     if isinstance(error, PullRefused):
-        return FAILED_PRECONDITION, error.failure.encode()
-    return UNAVAILABLE, str(error)
+        return Status.FAILED_PRECONDITION, error.failure.encode()
+    return Status.UNAVAILABLE, str(error)
 
 
 def error_of(code: int, message: str) -> PullRefused | Broken:
     """What a status other than OK means."""
-    if code == FAILED_PRECONDITION:
+    if code == Status.FAILED_PRECONDITION:
         return PullRefused(WorldFailure.decode(message))
-    if code == UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it
+    if code == Status.UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it
         return PullRefused(WorldFailure("internal", f"a peer failed to answer: {message}"))
-    if code == DEADLINE_EXCEEDED:
+    if code == Status.DEADLINE_EXCEEDED:
         return Broken(How.TIMEOUT, "nothing within the deadline")
     return Broken(How.CLOSED, message)

@@ -11,7 +11,6 @@ MOST_STRANGERS: Final = 64
 # How long one may take to prove itself.
 STRANGER_S: Final = 10.0
 _WINDOW_S: Final = 10.0
-_LINES_A_WINDOW: Final = 10
 
 
 @dataclass(eq=False)
@@ -87,10 +86,11 @@ class Strangers:
 
 
 class Complaints:
-    """Log lines that strangers cause: at most ten in ten seconds; the next one says how many were left out."""
+    """Log lines that others cause: at most `most` in ten seconds; the next one says how many were left out."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(self, warn: Callable[[str], None], most: int = 10) -> None:
         self._warn = warn
+        self._most = most
         self._lock = threading.Lock()
         self._window_ends = 0.0
         self._said = self._left_out = 0
@@ -101,7 +101,7 @@ class Complaints:
             now = time.monotonic()
             if now >= self._window_ends:
                 self._window_ends, self._said = now + _WINDOW_S, 0
-            if self._said >= _LINES_A_WINDOW:
+            if self._said >= self._most:
                 self._left_out += 1
                 return
             self._said += 1

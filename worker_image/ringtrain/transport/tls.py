@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
-
-import grpc
+from typing import TYPE_CHECKING, Any, Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.transport.connection_errors import ConnectionLost
+
+if TYPE_CHECKING:  # settings are read before gRPC is loaded: it looks at the environment then
+    import grpc
 
 Buffer = bytes | bytearray | memoryview
 
@@ -35,12 +36,16 @@ class Certificates:
         """Those in the three files of `directory`. Raises OSError."""
         return Certificates(*((directory / file).read_bytes() for file in CERTIFICATE_FILES))
 
-    def for_server(self) -> grpc.ServerCredentials:
+    def for_server(self) -> "grpc.ServerCredentials":
         """Credentials of a server that asks every client for a certificate of the job's CA."""
+        import grpc
+
         return grpc.ssl_server_credentials([(self.key, self.certificate)], self.ca, require_client_auth=True)
 
-    def for_channel(self) -> grpc.ChannelCredentials:
+    def for_channel(self) -> "grpc.ChannelCredentials":
         """Credentials of a client that trusts the job's CA and shows its own certificate."""
+        import grpc
+
         return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
 
 

@@ -4,10 +4,9 @@ import pytest
 
 from ringtrain.control.model import Reason, Registration
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.mpi.full_command import MpirunLine
+from ringtrain.launcher.mpi.command_line import MpirunLine
 from ringtrain.launcher.mpi.hosts import Host, host_names, hostfile
-from ringtrain.mpi.condition import MpiCondition
-from ringtrain.mpi.implementation import Implementation, Mpirun, identify, library_of
+from ringtrain.mpi.implementation import Implementation, MpiCondition, Mpirun, identify, library_of
 
 OPEN_MPI, MPICH = Implementation.OPEN_MPI, Implementation.MPICH
 WRAPPER = ["/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker agent}" "$@"', "mpi-rank"]

@@ -16,12 +16,13 @@ from ringtrain.agent.mpi.children import ChildStreams, Spawner
 from ringtrain.control.model import JobIdentity
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import daemons_pb2 as pb
-from ringtrain.mpi.proof import Claim, make_nonce, proves
+from ringtrain.mpi.proof import Claim, proves
 from ringtrain.processes import MARKER, end_marked, signal_marked
 
 log = logging.getLogger(__name__)
 
 _CHUNK = 64 << 10
+_NONCE_BYTES = 32
 # Bounded, so that a caller who reads slowly slows the daemon down instead of filling this process's memory.
 _QUEUED_CHUNKS = 16
 # How long after its end a daemon's grandchildren may hold its output open.
@@ -59,7 +60,7 @@ class DaemonService:
         self._deadlines = deadlines
 
     def Run(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        nonce = make_nonce()
+        nonce = secrets.token_bytes(_NONCE_BYTES)  # a challenge that was never given before
         yield pb.RunReply(nonce=nonce)
         start = self._await_start(requests, context)
         problem = self._problem(start, nonce)

@@ -11,11 +11,10 @@ import logging
 import socket
 from collections.abc import Mapping
 
+from ringtrain.mpi.rank_wrapper import NODE_NAME, OWN_PRELOAD
+
 log = logging.getLogger(__name__)
 
-NODE_NAME = "RINGTRAIN_MPI_NODE_NAME"
-# What LD_PRELOAD is to be again in the rank's program.
-OWN_PRELOAD = "RINGTRAIN_MPI_OWN_PRELOAD"
 _LIBRARY = "ringtrain.agent.mpi._node_name"
 
 

@@ -117,7 +117,7 @@ class MpiWorker:
     def assign(self, arrival: Arrival) -> RankAssignment:
         """Take in a rank that mpirun has started here."""
         config = self._config
-        declared = config.workers * config.slots
+        declared = config.world_size
         if arrival.size != declared:
             message = (
                 f"mpirun has made a world of {arrival.size} ranks, the job declares {declared} "
@@ -152,7 +152,7 @@ class MpiWorker:
         problem = None if departure.told and not departure.asked else _stopped(rank, -departure.code)
         # Open MPI shows only by rank 0 that MPI_Init was called; and no rank can call it without the others.
         if departure.code == 0 and (rank == 0 or departure.world is not None) and self._config.mpi_needs_init:
-            problem = _no_init(rank, departure, self._starters[rank], self._config.workers * self._config.slots)
+            problem = _no_init(rank, departure, self._starters[rank], self._config.world_size)
         self._pod.rank_ended(rank, departure.code, problem)
 
 

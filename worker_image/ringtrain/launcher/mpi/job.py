@@ -22,8 +22,7 @@ from ringtrain.control.rpc import Peer, dial
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.mpi.broker import Broker
-from ringtrain.launcher.mpi.command_line import is_mpirun
-from ringtrain.launcher.mpi.full_command import MpirunLine
+from ringtrain.launcher.mpi.command_line import MpirunLine, is_mpirun
 from ringtrain.launcher.mpi.hosts import Host, Paths, host_names, hostfile, mpirun_environment
 from ringtrain.launcher.mpi.mpirun_shim import write_mpirun_shims
 from ringtrain.launcher.mpi.own_agent import OwnAgent

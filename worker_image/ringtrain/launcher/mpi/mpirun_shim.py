@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.launcher.mpi.full_command import MpirunLine
-from ringtrain.mpi.condition import MpiCondition
-from ringtrain.mpi.implementation import Implementation, Mpirun
+from ringtrain.launcher.mpi.command_line import MpirunLine
+from ringtrain.mpi.implementation import Implementation, MpiCondition, Mpirun
 from ringtrain.mpi.shim import write_shim
 
 LINE = "RINGTRAIN_MPI_COMMAND"

@@ -7,9 +7,9 @@ from typing import Final
 from ringtrain.transport.base import Broken, How, Unexpected
 from ringtrain.transport.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
 from ringtrain.transport.http2.connection import Connection
-from ringtrain.transport.http2.headers import Status, message_of, request_block
+from ringtrain.transport.http2.headers import message_of, request_block
 from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
-from ringtrain.transport.outcome import error_of
+from ringtrain.transport.outcome import Status, error_of
 from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.frame import HEADER_BYTES, describe_difference
 

@@ -51,10 +51,8 @@ class Setting(IntEnum):
 class Code(IntEnum):
     """Why a stream or a connection is given up."""
 
-    NO_ERROR = 0
     PROTOCOL_ERROR = 1
     REFUSED_STREAM = 7
-    CANCEL = 8
 
 
 class FrameHead(NamedTuple):

@@ -9,6 +9,7 @@ from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
 
 from ringtrain.transport.connection_errors import ProtocolError
+from ringtrain.transport.outcome import Status
 
 PULL_PATH: Final = "/ringtrain.Ring/Pull"
 CONTENT_TYPE: Final = "application/grpc"
@@ -19,14 +20,6 @@ _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 
 _LARGEST_TIMEOUT_MS: Final = 99_999_999
 
 Fields = dict[str, str]
-
-
-class Status:
-    """Codes of gRPC for calls that never reach a service; those of a service's answer are in `outcome`."""
-
-    OK: Final = 0
-    UNIMPLEMENTED: Final = 12
-    INTERNAL: Final = 13
 
 
 @functools.lru_cache(maxsize=256)  # a training step repeats the same calls

@@ -15,13 +15,12 @@ from ringtrain.transport.http2.headers import (
     CONTENT_TYPE,
     PULL_PATH,
     Fields,
-    Status,
     response_block,
     timeout_of,
     trailer_block,
 )
 from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
-from ringtrain.transport.outcome import DEADLINE_EXCEEDED, UNKNOWN, status_of
+from ringtrain.transport.outcome import Status, status_of
 from ringtrain.transport.strangers import Complaints
 from ringtrain.transport.tls import Tls
 from ringtrain.wire.failure import NotAPeer, PullRefused
@@ -166,7 +165,7 @@ class Serving:
             raise
         except Exception as error:  # a defect of ours: the caller must not wait for its deadline
             log.exception("a pull failed")
-            return UNKNOWN, f"{type(error).__name__}: {error}"
+            return Status.UNKNOWN, f"{type(error).__name__}: {error}"
         finally:
             caller.leave()
 
@@ -212,7 +211,7 @@ class WireCaller:
         if self._connection.was_reset:
             raise StreamReset
         if self.remaining_s() <= 0:
-            return DEADLINE_EXCEEDED, "nothing within the caller's deadline"
+            return Status.DEADLINE_EXCEEDED, "nothing within the caller's deadline"
         return Status.OK, ""
 
     def leave(self) -> None:

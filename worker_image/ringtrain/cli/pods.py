@@ -1,0 +1,60 @@
+"""PID 1 of a job's pods: `ringtrain agent -- CMD…` and `ringtrain launcher [-- CMD…]`."""
+
+import os
+import sys
+from collections.abc import Callable
+
+import click
+
+from ringtrain.cli.failures import exit_code_of
+from ringtrain.cli.main import log_to_stderr
+
+
+def _in_pods(body: Callable[[str, tuple[str, ...]], None]) -> click.Command:
+    """`body` as a command that people do not call, of a log level and the words of another command."""
+    level = click.Choice(["info", "warning"])
+    body = click.argument("command", nargs=-1, type=click.UNPROCESSED)(body)
+    body = click.option("--log-level", type=level, default="info", show_default=True)(body)
+    return click.command(hidden=True, context_settings={"ignore_unknown_options": True})(body)
+
+
+def _exit_with(role: str, log_level: str, run: Callable[[], int]) -> None:
+    # Ranks and mpirun are forked from a process in which gRPC runs, whose fork handlers wait for threads of ours.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
+    log_to_stderr(role, log_level)
+    sys.exit(exit_code_of(run))
+
+
+@_in_pods
+def agent(log_level: str, command: tuple[str, ...]) -> None:
+    """Join the job's launcher, run COMMAND as this worker's ranks, and ship what they write.
+
+    Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
+    """
+    inherited = dict(os.environ)
+
+    def run() -> int:
+        from ringtrain.agent.config import AgentConfig
+        from ringtrain.agent.main import run_agent
+
+        return run_agent(AgentConfig.from_env(inherited), command, inherited)
+
+    _exit_with("agent", log_level, run)
+
+
+@_in_pods
+def launcher(log_level: str, command: tuple[str, ...]) -> None:
+    """Bring the job's workers together, keep their logs, and end with the job's exit code.
+
+    A ring job's workers run the training command; COMMAND is for backends whose launcher runs one.
+    Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
+    """
+
+    def run() -> int:
+        from ringtrain.launcher.config import LauncherConfig
+        from ringtrain.launcher.main import run_launcher
+
+        return run_launcher(LauncherConfig.from_env(os.environ), command)
+
+    _exit_with("launcher", log_level, run)
