@@ -22,21 +22,8 @@ _TICK_S = 0.5
 _LEAVE_S = 5.0
 
 
-@dataclass(frozen=True)
-class SignalReceived:
-    """This process got a signal."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Another thread asks the main thread to do something."""
-
-    work: Callable[[], None]
-
-
-Event = Message | SignalReceived | Asked
+# What the launcher says, a signal that this process got, or what another thread asks the main thread to do.
+Event = Message | signal.Signals | Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -97,7 +84,7 @@ class Lifecycle:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case SignalReceived(number):
+            case signal.Signals() as number:
                 self._on_signal(number)
             case Start(world):
                 if not self._pod.ranks.started and self._verdict is None and not self._pod.leaving:
@@ -114,18 +101,18 @@ class Lifecycle:
                 self._on_refused(reason, misconfigured)
             case LeaveNoted():
                 self._end_by_signal()
-            case Asked(work):
+            case work:
                 work()
 
-    def _on_signal(self, number: int) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGCHLD:
             self._pod.reap()
             return
         if self._pod.leaving:  # asked twice: no more grace
             self._kill_at = time.monotonic()
             return
-        log.info("asked to stop by %s", signal.Signals(number).name)
-        self._pod.leaving = signal.Signals(number).name
+        log.info("asked to stop by %s", number.name)
+        self._pod.leaving = number.name
         self._stop_ranks(number)
         self._pod.coordinator.changed()
 
@@ -209,7 +196,7 @@ class Lifecycle:
                 event = self._events.get(timeout=self._wait_s())
             except queue.Empty:
                 event = None
-            if isinstance(event, SignalReceived) and event.number == signal.SIGCHLD:
+            if event is signal.SIGCHLD:
                 self._pod.reap()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._pod.ranks.stop(signal.SIGKILL)

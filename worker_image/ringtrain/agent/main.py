@@ -13,7 +13,7 @@ from ringtrain import contract
 from ringtrain.agent.collector import Collector
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.coordinator import CoordinatorClient
-from ringtrain.agent.lifecycle import Asked, Event, Lifecycle, SignalReceived
+from ringtrain.agent.lifecycle import Event, Lifecycle
 from ringtrain.agent.main_thread import MainThread
 from ringtrain.agent.mpi.worker import MPI_DAEMONS, MpiWorker
 from ringtrain.agent.rank_env import rank_environment, usable_cores
@@ -44,7 +44,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def deliver(number: int, _: object) -> None:
-        events.put(SignalReceived(number))  # SimpleQueue.put may be interrupted by itself
+        events.put(signal.Signals(number))  # SimpleQueue.put may be interrupted by itself
 
     with ExitStack() as stack:
         stack.enter_context(signal_handler(deliver, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT))
@@ -196,7 +196,7 @@ class _Pod:
         )
 
     def _prepare_mpi(self, events: "queue.SimpleQueue[Event]", stack: ExitStack) -> MpiWorker:
-        main = MainThread(lambda work: events.put(Asked(work)), self._config.timeout_s)
+        main = MainThread(events.put, self._config.timeout_s)
         worker = MpiWorker(self._config, self, main)
         stack.callback(worker.close)
         return worker

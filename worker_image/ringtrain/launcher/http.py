@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from ringtrain.control.model import RankPhase
 from ringtrain.control.ports import PortTaken
+from ringtrain.transport.address import listening_socket
 from ringtrain.transport.strangers import Stranger, Strangers
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
@@ -90,8 +91,12 @@ class StatusServer:
                 return (200, "text/plain", b"ok\n") if healthy() else (503, "text/plain", b"stalled\n")
             return 404, "text/plain", b"/status, /metrics and /healthz are here\n"
 
-        self._server = _open_server(port, _handler(answer), everywhere)
-        self.port: int = self._server.server_address[1]
+        try:
+            listening = listening_socket("" if everywhere else "127.0.0.1", port)
+        except OSError as exc:
+            raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
+        self._server = _Server(listening, _handler(answer))
+        self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
         )
@@ -125,19 +130,13 @@ class _Server(ThreadingHTTPServer):
     """A thread for each connection: few at a time, each for some seconds; for one too many the oldest goes."""
 
     daemon_threads = True
-    request_queue_size = 128  # clients that wait to be accepted; 5 are soon too many
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], *, dual: bool) -> None:
-        self.address_family = socket.AF_INET6 if dual else socket.AF_INET
-        self._dual = dual
+    def __init__(self, listening: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
         self.strangers = Strangers(_MOST_CONNECTIONS, _CONNECTION_S)
         self._entered: dict[Any, Stranger] = {}
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        if self._dual:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
+        super().__init__(listening.getsockname(), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._entered[request] = self.strangers.enter(lambda: _shut(request))
@@ -154,14 +153,6 @@ class _Server(ThreadingHTTPServer):
 def _shut(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-
-
-def _open_server(port: int, handler: type[BaseHTTPRequestHandler], everywhere: bool) -> _Server:
-    try:
-        dual = everywhere and socket.has_dualstack_ipv6()
-        return _Server(("" if everywhere else "127.0.0.1", port), handler, dual=dual)
-    except OSError as exc:
-        raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
 
 
 class _Beginning:

@@ -1,14 +1,22 @@
 """Where the files of an attempt are."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 
-@dataclass(frozen=True)
 class AttemptFiles:
-    """Names of the files under `<root>/<namespace>/<job>/<attempt>`."""
+    """Names of the files of an attempt, in `<root>/<namespace>/<job>/<attempt>`."""
 
-    directory: Path
+    def __init__(self, directory: Path) -> None:
+        self.directory: Final = directory
+        # All ranks' lines, each behind its `[rank] `.
+        self.job_log: Final = directory / "job.log"
+        # Report lines, with rank and attempt added.
+        self.metrics: Final = directory / "metrics.jsonl"
+        # How far the files above are good: see `logs/journal.py`.
+        self.journal: Final = directory / ".journal"
+        # The termination message, once the attempt is over.
+        self.outcome: Final = directory / ".outcome.json"
 
     @classmethod
     def of(cls, root: Path, namespace: str, job: str, attempt: int) -> "AttemptFiles":
@@ -18,23 +26,3 @@ class AttemptFiles:
     def rank_log(self, rank: int) -> Path:
         """What the rank wrote to stdout and stderr, byte for byte."""
         return self.directory / f"rank-{rank:04d}.log"
-
-    @property
-    def job_log(self) -> Path:
-        """All ranks' lines, each behind its `[rank] `."""
-        return self.directory / "job.log"
-
-    @property
-    def metrics(self) -> Path:
-        """Report lines, with rank and attempt added."""
-        return self.directory / "metrics.jsonl"
-
-    @property
-    def journal(self) -> Path:
-        """How far the files above are good: see `logs/journal.py`."""
-        return self.directory / ".journal"
-
-    @property
-    def outcome(self) -> Path:
-        """The termination message, once the attempt is over."""
-        return self.directory / ".outcome.json"

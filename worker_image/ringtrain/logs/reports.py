@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ringtrain.errors import RingtrainError
@@ -80,14 +81,9 @@ def _number(value: object) -> int | float | None:
         return None
 
 
-def _amount(value: object) -> int | float | None:
+def _number_to(most: int, value: object) -> int | float | None:
     number = _number(value)
-    return number if number is not None and 0 <= number <= _MOST else None
-
-
-def _moment(value: object) -> int | float | None:
-    number = _number(value)
-    return number if number is not None and 0 <= number <= _LATEST else None
+    return number if number is not None and 0 <= number <= most else None
 
 
 def _word(value: object) -> str | None:
@@ -108,10 +104,10 @@ _REQUIRED = ("step", "time")
 # By name: what reads its value (None: it is not what was expected), and what was expected.
 _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
     "step": (_whole, "a whole number from 0 on"),
-    "time": (_moment, "seconds since the epoch"),
+    "time": (partial(_number_to, _LATEST), "seconds since the epoch"),
     "totalSteps": (_whole, "a whole number from 0 on"),
     "epoch": (_whole, "a whole number from 0 on"),
-    "samples": (_amount, "a number from 0 on"),
+    "samples": (partial(_number_to, _MOST), "a number from 0 on"),
     "loss": (_number, "a number"),
     "unit": (_word, "a word"),
     "metrics": (_numbers, "an object with numbers"),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ringtrain.world.authentication import digest, same
+from ringtrain.world.authentication import digest
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,3 @@ def prove(token: str, nonce: bytes, claim: Claim) -> bytes:
     """HMAC-SHA256 with the job's token over nonce and claim; empty without a token."""
     parts = (nonce, claim.job_uid.encode(), str(claim.attempt).encode(), claim.command.encode())
     return digest(token.encode(), parts, 8) if token else b""
-
-
-def proves(proof: bytes, token: str, nonce: bytes, claim: Claim) -> bool:
-    """Whether `proof` was made with `token` for this very `nonce` and `claim`."""
-    return same(proof, prove(token, nonce, claim))

@@ -1,5 +1,6 @@
 """Addresses of ranks: `host:port`."""
 
+import errno
 import ipaddress
 import socket
 from typing import Final
@@ -55,6 +56,20 @@ def listening_address(address: str) -> str:
     if ip is None or not ip.is_loopback:
         return f"[::]:{port}"
     return host_port(str(ip), port)
+
+
+def listening_socket(host: str, port: int = 0) -> socket.socket:
+    """Listen on `port` (0: any free one) of `host`, or of all interfaces for "". Raises OSError."""
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError as error:  # a machine may have IPv6 switched off
+            if error.errno == errno.EADDRINUSE:
+                raise
+    return socket.create_server(("", port))
 
 
 def is_loopback(address: str) -> bool:

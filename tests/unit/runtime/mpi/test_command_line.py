@@ -5,7 +5,7 @@ import pytest
 from ringtrain.control.model import Reason, Registration
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.mpi.command_line import MpirunLine
-from ringtrain.launcher.mpi.hosts import Host, host_names, hostfile
+from ringtrain.launcher.mpi.hosts import host_names, hostfile
 from ringtrain.mpi.implementation import Implementation, MpiCondition, Mpirun, identify, library_of
 
 OPEN_MPI, MPICH = Implementation.OPEN_MPI, Implementation.MPICH
@@ -74,7 +74,7 @@ def test_workers_are_known_by_their_addresses() -> None:
     workers = [worker(0, "10.0.0.2"), worker(1, "10.0.0.3"), worker(2, "10.0.0.3"), worker(3, "10.0.0.1")]
     names = host_names(workers, "10.0.0.1")
     assert names == ["10.0.0.2", "ringtrain-worker-1", "ringtrain-worker-2", "ringtrain-worker-3"]
-    hosts = [Host(name, 2) for name in names[:2]]
+    hosts = dict.fromkeys(names[:2], 2)
     assert hostfile(hosts, OPEN_MPI).splitlines()[0] == "10.0.0.2 slots=2 max_slots=2"
     assert hostfile(hosts, MPICH).splitlines() == ["10.0.0.2:2", "ringtrain-worker-1:2"]
 

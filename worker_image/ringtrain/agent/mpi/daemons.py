@@ -16,8 +16,9 @@ from ringtrain.agent.mpi.children import ChildStreams, Spawner
 from ringtrain.control.model import JobIdentity
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import daemons_pb2 as pb
-from ringtrain.mpi.proof import Claim, proves
+from ringtrain.mpi.proof import Claim, prove
 from ringtrain.processes import MARKER, end_marked, signal_marked
+from ringtrain.world.authentication import same
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class DaemonService:
         if start is None:
             return "the call did not begin with what is to be started"
         claim = Claim(start.job_uid, start.attempt, start.command)
-        if not proves(start.proof, self._token, nonce, claim):
+        if not same(start.proof, prove(self._token, nonce, claim)):
             return "the proof is not for this call's nonce: a message replayed, or made without the job's token"
         if (claim.job_uid, claim.attempt) != (self._job.uid, self._job.attempt):
             asked, own = (

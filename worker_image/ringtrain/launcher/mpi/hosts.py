@@ -9,14 +9,6 @@ from ringtrain.control.model import Registration
 from ringtrain.mpi.implementation import Implementation
 
 
-@dataclass(frozen=True)
-class Host:
-    """One worker: its name for mpirun, and its ranks."""
-
-    name: str
-    slots: int
-
-
 def host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
     """A name for each worker: the address that its agent registered, which needs no name service.
 
@@ -32,11 +24,14 @@ def host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
     ]
 
 
-def hostfile(hosts: Sequence[Host], implementation: Implementation) -> str:
-    """The workers in order, so that rank r is on worker r // slots unless the user maps otherwise."""
+def hostfile(slots: Mapping[str, int], implementation: Implementation) -> str:
+    """The workers in order, so that rank r is on worker r // slots unless the user maps otherwise.
+
+    `slots`: of each worker, by its name for mpirun.
+    """
     if implementation is Implementation.OPEN_MPI:
-        return "".join(f"{host.name} slots={host.slots} max_slots={host.slots}\n" for host in hosts)
-    return "".join(f"{host.name}:{host.slots}\n" for host in hosts)
+        return "".join(f"{host} slots={count} max_slots={count}\n" for host, count in slots.items())
+    return "".join(f"{host}:{count}\n" for host, count in slots.items())
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.mpi.broker import Broker
 from ringtrain.launcher.mpi.command_line import MpirunLine, is_mpirun
-from ringtrain.launcher.mpi.hosts import Host, Paths, host_names, hostfile, mpirun_environment
+from ringtrain.launcher.mpi.hosts import Paths, host_names, hostfile, mpirun_environment
 from ringtrain.launcher.mpi.mpirun_shim import write_mpirun_shims
 from ringtrain.launcher.mpi.own_agent import OwnAgent
 from ringtrain.launcher.mpi.remote import DaemonNotStarted, RemoteDaemon
@@ -58,6 +58,8 @@ class MpiJob:
         self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
         self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
         self._own_agent = self._start_own_agent() if settings.launcher_as_worker else None
+        self._agent_peer = Peer(contract.ROLE_WORKER, config.job.uid)
+        self._channels: dict[str, grpc.Channel] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.end: CommandEnd | None = None
@@ -68,10 +70,11 @@ class MpiJob:
         other = workers[-1]
         address = self._settings.own_address or own_address(host_port(other.address, other.agent_port))
         names = self._names(workers, address)
-        paths = self._write_files([Host(name, worker.slots) for name, worker in names.items()])
-        self._stack.callback(
-            Broker(paths.socket, _Dialer(self._config, names, self._stack).dial, self._note_daemon).close
-        )
+        paths = self._write_files({name: worker.slots for name, worker in names.items()})
+        for name, worker in names.items():
+            channel = dial(host_port(worker.address, worker.agent_port), self._config.secrets, self._agent_peer)
+            self._channels[name] = self._stack.enter_context(channel)
+        self._stack.callback(Broker(paths.socket, self._daemon, self._note_daemon).close)
         environment = mpirun_environment(self._settings.implementation, paths, os.environ)
         environment |= self._own_agent.variables() if self._own_agent else {}
         line = self._line(address)
@@ -132,11 +135,20 @@ class MpiJob:
         own, others = workers[0], workers[1:]
         return {own.address: own, **dict(zip(host_names(others, address), others, strict=True))}
 
-    def _write_files(self, hosts: Sequence[Host]) -> Paths:
+    def _write_files(self, hosts: dict[str, int]) -> Paths:
         paths = Paths(self._directory / "hosts", self._directory / "rsh", self._directory / "rsh.socket")
         paths.hostfile.write_text(hostfile(hosts, self._settings.implementation))
         write_shim(paths.rsh, "ringtrain.mpi.rsh_client")
         return paths
+
+    def _daemon(self, host: str, command: str) -> RemoteDaemon:
+        """The daemon that `command` is to be on `host`, a name in the hostfile. Raises DaemonNotStarted."""
+        channel = self._channels.get(host)
+        if channel is None:
+            raise DaemonNotStarted(f"no worker of this job has that address; it has {', '.join(self._channels)}")
+        config = self._config
+        claim = Claim(config.job.uid, config.job.attempt, command)
+        return RemoteDaemon(channel, config.secrets.token, claim, config.timeout_s)
 
     def _note_daemon(self, host: str, code: int, said: str) -> None:
         if self.failed_daemon is None:
@@ -157,34 +169,3 @@ class MpiJob:
         if self._process is not None and self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
-
-
-class _Dialer:
-    """Finds the agent behind a name in the hostfile, and keeps its channel."""
-
-    def __init__(self, config: LauncherConfig, workers: Mapping[str, Registration], stack: ExitStack) -> None:
-        self._config = config
-        self._workers = workers
-        self._lock = threading.Lock()
-        self._channels: dict[int, grpc.Channel] = {}
-        self._stack = stack
-
-    def dial(self, host: str, command: str) -> RemoteDaemon:
-        """The daemon that `command` is to be on `host`."""
-        worker = self._workers.get(host)
-        if worker is None:
-            known = ", ".join(self._workers)
-            raise DaemonNotStarted(f"no worker of this job has that address; it has {known}")
-        job = self._config.job
-        claim = Claim(job.uid, job.attempt, command)
-        return RemoteDaemon(self._channel(worker), self._config.secrets.token, claim, self._config.timeout_s)
-
-    def _channel(self, worker: Registration) -> grpc.Channel:
-        with self._lock:
-            channel = self._channels.get(worker.worker_index)
-            if channel is None:
-                peer = Peer(contract.ROLE_WORKER, self._config.job.uid)
-                channel = dial(host_port(worker.address, worker.agent_port), self._config.secrets, peer)
-                self._channels[worker.worker_index] = channel
-                self._stack.callback(channel.close)
-            return channel

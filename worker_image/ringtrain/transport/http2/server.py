@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Final
 
+from ringtrain.transport.address import listening_socket
 from ringtrain.transport.base import Service
 from ringtrain.transport.connection_errors import ConnectionLost
 from ringtrain.transport.http2.channel import Channel
@@ -31,7 +32,7 @@ class DataServer:
         self._service = service
         self._tls = tls
         self._timeout_s = timeout_s
-        self._listener = _listener(host)
+        self._listener = listening_socket(host)
         self.port = int(self._listener.getsockname()[1])
         self._changed = threading.Condition()
         self._closing = False
@@ -113,13 +114,3 @@ class DataServer:
             with self._changed:
                 self._serving.pop(one, None)
                 self._changed.notify_all()
-
-
-def _listener(host: str) -> socket.socket:
-    if host:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, 0), family=family)
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # a machine may have IPv6 switched off
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
