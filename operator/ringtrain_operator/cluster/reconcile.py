@@ -42,10 +42,10 @@ class Reconciler:
         queue: KeyedQueue,
         poller: LauncherPoller,
         metrics: Metrics,
-        clock: Clock = utc_now,
-        settings: Settings | None = None,
+        clock: Clock,
+        settings: Settings,
     ) -> None:
-        self._settings = settings or Settings()
+        self._settings = settings
         self._api = versions.api
         self._versions = versions
         self.pod_schema = ServedPodSchema(versions.api)

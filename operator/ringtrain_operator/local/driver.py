@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -44,7 +43,6 @@ class Driver:
     cluster: LocalCluster
     display: Display
     manifest: ManifestFile
-    sleep: Callable[[float], None] = time.sleep
     _complained: str = field(default="", init=False)
 
     def run(self) -> JobStatus:
@@ -57,7 +55,7 @@ class Driver:
                 ended = ended if ended is not None else time.monotonic()
                 if not self._alive() or time.monotonic() - ended > LINGER_S:
                     return self._status()
-            self.sleep(INTERVAL_S)
+            time.sleep(INTERVAL_S)
 
     def step(self) -> bool:
         """Observe, plan, apply, show, until the plan has nothing to do. Returns whether the job was deleted."""

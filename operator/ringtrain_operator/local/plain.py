@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TextIO
 
 from .driver import View
@@ -17,10 +16,9 @@ PROGRESS_INTERVAL_S = 5.0
 class PlainDisplay:
     """Writes lines to `out`, each readable by itself. `tail`: ranks' output to write, too."""
 
-    def __init__(self, out: TextIO, tail: Tail | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, out: TextIO, tail: Tail | None) -> None:
         self._out = out
         self._tail = tail
-        self._clock = clock
         self._said = ("", "")
         self._step: object = None
         self._next_progress = 0.0
@@ -40,10 +38,10 @@ class PlainDisplay:
 
     def _show_progress(self, view: View) -> None:
         progress = progress_of(view)
-        if not progress or progress.get("step") == self._step or self._clock() < self._next_progress:
+        if not progress or progress.get("step") == self._step or time.monotonic() < self._next_progress:
             return
         self._step = progress.get("step")
-        self._next_progress = self._clock() + PROGRESS_INTERVAL_S
+        self._next_progress = time.monotonic() + PROGRESS_INTERVAL_S
         total = progress.get("totalSteps")
         steps = f"step {self._step}/{total}" if total else f"step {self._step}"
         self._line(", ".join([steps, *(f"{label} {text}" for label, text in numbers(progress))]))

@@ -74,7 +74,7 @@ def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
     return bool(observed.pods) and isinstance(policy, Mapping) and policy.get("suspend") is True
 
 
-def plan(job: Job, observed: Observed, now: datetime, settings: Settings | None = None) -> Plan:
+def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Plan:
     """What to write now so that `job` goes on from what is `observed`. Pure, but for keys and tokens (`settings`).
 
     Applying the answer and planning again ends, after a few rounds without anything happening, in an empty plan.
@@ -88,7 +88,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings | None 
     decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))
     new = compose(decided, condition_of(decision), s)
     settled = replace(s, status=new)
-    todo = changes(settled, settings or Settings())
+    todo = changes(settled, settings)
     timers = [*timers, *([todo.requeue_at] if todo.requeue_at else [])]
     answer = Plan(
         create=todo.create,
