@@ -102,8 +102,8 @@ class LeaderLease:
         try:
             lease = await self._api.get(LEASES, self._namespace, self._name)
         except NotFound:
-            record = self._record(0, None)
-            await self._api.create(LEASES, self._namespace, {**_header(self._name), "spec": record})
+            header = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": {"name": self._name}}
+            await self._api.create(LEASES, self._namespace, {**header, "spec": self._record(0, None)})
             return self.identity
         spec = lease.get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
@@ -128,7 +128,3 @@ class LeaderLease:
             "renewTime": now,
             "leaseTransitions": transitions,
         }
-
-
-def _header(name: str) -> dict[str, Any]:
-    return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": {"name": name}}

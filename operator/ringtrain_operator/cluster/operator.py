@@ -74,13 +74,14 @@ class Operator:
             stack.push_async_callback(self.api.close)
             server = health_server(self.config.address(), *probes, self.metrics)
             self.port = await stack.enter_async_context(server)
-            asking = asyncio.create_task(self._reach.ask_forever())
-            stack.push_async_callback(_cancelled, asking)
-            lease = await self._lead()
-            if not self._stop.is_set():
-                await self._work(lease)
-            if lease is not None:
-                await lease.release()
+            await _first_of(self._reach.ask_forever(), self._lead_and_work())
+
+    async def _lead_and_work(self) -> None:
+        lease = await self._lead()
+        if not self._stop.is_set():
+            await self._work(lease)
+        if lease is not None:
+            await lease.release()
 
     async def _lead(self) -> LeaderLease | None:
         """The lease, held; None without election or when stopped meanwhile."""
@@ -204,11 +205,6 @@ class Operator:
         if self._standby or self.watching.is_set():
             return silent
         return f"not watching yet; {silent}" if self._reach.failed and silent else "not watching yet"
-
-
-async def _cancelled(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _lost(lease: LeaderLease) -> None:

@@ -44,7 +44,9 @@ def object_schema(model: type[BaseModel]) -> OpenAPI:
         schema["required"] = required
     rules: tuple[Rule, ...] = getattr(model, "RULES", ())
     if rules:
-        schema["x-kubernetes-validations"] = [_validation(rule) for rule in rules]
+        schema["x-kubernetes-validations"] = [
+            {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.path}"} for rule in rules
+        ]
     if issubclass(model, StatusModel):
         # Only the operator fills in a status; a default would be a claim that nobody made.
         for field in properties.values():
@@ -146,7 +148,3 @@ def _json(default: Any, where: str) -> Any:
     if isinstance(default, str | bool | int | float) or default == {}:
         return default
     raise SchemaUnsupported(f"{where}: no JSON for the default {default!r}")
-
-
-def _validation(rule: Rule) -> OpenAPI:
-    return {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.path}"}

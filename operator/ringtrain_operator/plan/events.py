@@ -28,16 +28,18 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
         # Running=False right after a decision to restart repeats what Restarting=True says.
         if not (condition.type == "Running" and restarting and condition.message == restarting.message)
     )
-    started = (
-        (Event("Normal", "AttemptStarted", _started(after)),)
-        if _has_pods(after) and not (_has_pods(before) and before.attempt == after.attempt)
-        else ()
+    return (
+        *_started(before, after),
+        *_goes_on(before, after),
+        *(event for event in told if event is not None),
     )
-    return (*started, *_goes_on(before, after), *(event for event in told if event is not None))
 
 
-def _started(status: JobStatus) -> str:
-    return f"attempt {status.attempt} with {status.ledger.attempt_workers} workers"
+def _started(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
+    if not _has_pods(after) or (_has_pods(before) and before.attempt == after.attempt):
+        return ()
+    text = f"attempt {after.attempt} with {after.ledger.attempt_workers} workers"
+    return (Event("Normal", "AttemptStarted", text),)
 
 
 def _goes_on(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:

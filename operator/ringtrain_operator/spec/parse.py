@@ -195,7 +195,8 @@ def _problem(error: Any) -> Problem:
         return Problem(path, _unknown_field(location))
     if kind == "literal_error":
         return Problem(path, f"is {shown(value)}, allowed: {context['expected']}")
-    return Problem(path, f"is {shown(value)}: {_lower_first(error['msg'])}")
+    text = error["msg"]
+    return Problem(path, f"is {shown(value)}: {text[:1].lower()}{text[1:]}")
 
 
 def _unknown_field(location: tuple[Any, ...]) -> str:
@@ -220,7 +221,3 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in getattr(annotation, "__args__", ()):
         yield from _models_in(argument)
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
