@@ -10,7 +10,7 @@ import yaml
 from ..convert.mpijob import convert_mpijob, is_mpijob
 from ..errors import ManifestUnreadable
 from ..spec.documents import read_documents
-from .failures import told
+from .failures import errors_reported
 
 
 @click.command()
@@ -21,7 +21,7 @@ def convert(manifest: Path, output: Path | None) -> None:
 
     Other objects in the file stay as they are. What could not be taken over is said on stderr.
     """
-    with told(f"{manifest}: "):
+    with errors_reported(f"{manifest}: "):
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
         if not any(is_mpijob(document) for document in documents):
             raise ManifestUnreadable(f"{manifest}: holds no MPIJob of kubeflow.org")

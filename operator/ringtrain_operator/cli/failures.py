@@ -18,7 +18,7 @@ def problem_lines(error: OperatorError) -> list[str]:
 
 
 @contextmanager
-def told(prefix: str = "") -> Iterator[None]:
+def errors_reported(prefix: str = "") -> Iterator[None]:
     """Turn an OperatorError into lines on stderr and exit code 1; `prefix` says about which file."""
     try:
         yield

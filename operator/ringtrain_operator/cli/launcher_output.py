@@ -116,8 +116,8 @@ def missing_lines(pod: Json, attempt: int, wanted: Wanted, shown: Shown) -> Miss
     """What the launcher, which has ended, says it wrote beyond what was `shown`; a node drops the oldest."""
     if wanted.tail is not None and shown.wanted >= wanted.tail:
         return Missing()
-    words = termination_of(view_pod(pod), attempt)
-    by_rank, total = words.get("rankLogLines"), words.get("logLines")
+    termination = termination_of(view_pod(pod), attempt)
+    by_rank, total = termination.get("rankLogLines"), termination.get("logLines")
     if wanted.rank is not None and isinstance(by_rank, list) and wanted.rank < len(by_rank):
         written, seen, whose = by_rank[wanted.rank], shown.by_rank[wanted.rank], f"rank {wanted.rank}"
     else:

@@ -48,8 +48,8 @@ def _print_table(jobs: list[Json], with_namespace: bool) -> None:
     for column in [*columns, "NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]:
         table.add_column(column, no_wrap=True)
     for job in jobs:
-        place = [job["metadata"]["namespace"]] if with_namespace else []
-        table.add_row(*place, *_row(job))
+        namespace = [job["metadata"]["namespace"]] if with_namespace else []
+        table.add_row(*namespace, *_row(job))
     # A pipe has no width: nothing may be cut off there.
     console = Console()
     Console(width=None if console.is_terminal else 200).print(table)

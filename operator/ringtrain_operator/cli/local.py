@@ -10,7 +10,7 @@ from types import FrameType
 import click
 from rich.console import Console
 
-from .failures import told
+from .failures import errors_reported
 
 
 @click.command()
@@ -31,7 +31,7 @@ def local(manifest: Path, run_dir: Path, plain: bool, output: bool) -> None:
     # SIGHUP: the terminal was closed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
-    with told(f"{manifest}: "):
+    with errors_reported(f"{manifest}: "):
         try:
             status, results = run_local(manifest, run_dir, plain, output)
         except KeyboardInterrupt:

@@ -68,7 +68,7 @@ async def _delete_ended(session: Session, job: Job) -> None:
 
 
 async def _until_running(session: Session, namespace: str, name: str) -> None:
-    began, said = time.monotonic(), ""
+    began, reported = time.monotonic(), ""
     while True:
         try:
             pod = view_pod(await session.api.get(PODS, namespace, name))
@@ -80,9 +80,9 @@ async def _until_running(session: Session, namespace: str, name: str) -> None:
         if pod.phase in ("Succeeded", "Failed") or waited_s > _STARTS_WITHIN_S:
             text = f"pod {name}, which was to read the log store, did not start in {waited_s:.0f} s: {why}"
             raise ReaderNotStarted(text)
-        if waited_s > _SAYS_AFTER_S and why != said:
+        if waited_s > _SAYS_AFTER_S and why != reported:
             click.echo(f"waiting for pod {name}, which reads the log store: {why}", err=True)
-            said = why
+            reported = why
         await asyncio.sleep(_LOOKS_EVERY_S)
 
 

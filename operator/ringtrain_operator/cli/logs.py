@@ -8,7 +8,7 @@ from contextlib import aclosing
 import click
 
 from ..local.kept import print_local_log
-from .failures import told
+from .failures import errors_reported
 from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
 
 
@@ -43,7 +43,7 @@ def logs(
             raise click.UsageError(
                 "--follow is for a cluster; dtj local --output shows what ranks write as it comes"
             )
-        with told():
+        with errors_reported():
             print_local_log(RUNS, name, rank, attempt, tail)
         return
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from .failures import told
+from .failures import errors_reported
 
 ENV_PREFIX = "RINGTRAIN_OPERATOR"
 
@@ -104,7 +104,7 @@ def operator(
         **options,
     )
     configure_logging(config.log_format, config.log_level)
-    with told():
+    with errors_reported():
         connection = Connection.from_env(os.environ, kubeconfig)
         failure = run_until_signalled(config, connection)
     if failure is not None:

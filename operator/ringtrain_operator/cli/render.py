@@ -12,7 +12,7 @@ import yaml
 from .. import build, contract
 from ..spec.job import Job
 from ..spec.parse import parse_job
-from .failures import told
+from .failures import errors_reported
 
 # A manifest has no uid before an API server gives it one.
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
@@ -24,7 +24,7 @@ def render(manifest: Path) -> None:
     """Print what the operator would create for the job in MANIFEST, as YAML. Credentials are left out."""
     from ..local.manifest import load_objects
 
-    with told(f"{manifest}: "):
+    with errors_reported(f"{manifest}: "):
         jobs = [parse_job(obj) for obj in load_objects(manifest)]
     objects = [obj for job in jobs for obj in rendered(job)]
     click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from ringtrain_operator.cluster.api.resources import JOBS
 
-from .failures import told
+from .failures import errors_reported
 
 if TYPE_CHECKING:
     from ringtrain_operator.cluster.api.client import ApiClient
@@ -87,7 +87,7 @@ def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]
         async with ApiClient(connection, user_agent="dtj") as api:
             return await work(Session(api, options.namespace or connection.namespace))
 
-    with told():
+    with errors_reported():
         return asyncio.run(run())
 
 

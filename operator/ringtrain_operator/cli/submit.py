@@ -12,7 +12,7 @@ from ..cluster.api.resources import JOBS
 from ..local.manifest import load_objects
 from ..spec.parse import parse_job
 from ..spec.pod_schema import PodSchema, packaged_schema
-from .failures import told
+from .failures import errors_reported
 from .session import ClusterOptions, Json, Session, cluster_options, with_session
 
 
@@ -24,13 +24,13 @@ def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None
     """Check the jobs in FILES and create them."""
     found: list[tuple[Path, Json]] = []
     for path in files:
-        with told(f"{path}: "):
+        with errors_reported(f"{path}: "):
             for obj in load_objects(path):
                 parse_job(obj, templates=False)
                 found.append((path, obj))
     schema = with_session(cluster, _schema_of_cluster)
     for path, obj in found:
-        with told(f"{path}: "):
+        with errors_reported(f"{path}: "):
             parse_job(obj, schema=schema)
     made = with_session(cluster, lambda session: _create(session, [obj for _, obj in found]))
     for namespace, name in made:

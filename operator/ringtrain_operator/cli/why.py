@@ -13,7 +13,7 @@ from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.local.kept import newest_run
 from ringtrain_operator.observe.pods import view_pod
 
-from .failures import told
+from .failures import errors_reported
 from .session import RUNS, ClusterOptions, Json, Session, job_argument, local_or_cluster_options, with_session
 
 EVENTS_SHOWN = 3
@@ -35,7 +35,7 @@ def why(name: str, cluster: ClusterOptions | None) -> None:
         return job, pods, about_it, await _unreached(session, job, pods)
 
     if cluster is None:
-        with told():
+        with errors_reported():
             found: tuple[Json, list[Json], list[Json], list[str]] = (newest_run(RUNS, name).job, [], [], [])
     else:
         found = with_session(cluster, read)
@@ -60,9 +60,9 @@ async def _unreached(session: Session, job: Json, pods: list[Json]) -> list[str]
             async with aclosing(log) as lines:
                 async for line in lines:
                     last = line
-        said = last.decode(errors="replace").strip()
-        if "has not been reached" in said:
-            found.append(f"pod {view.name}: {said}")
+        last_line = last.decode(errors="replace").strip()
+        if "has not been reached" in last_line:
+            found.append(f"pod {view.name}: {last_line}")
     return found
 
 
@@ -100,9 +100,9 @@ def _unlooked(job: Json) -> Iterator[str]:
 def _conditions(status: Json) -> Iterator[str]:
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
     for condition in status.get("conditions") or []:
-        told = condition.get("reason") not in ("Finished", "Suspended") or condition["type"] == "Suspended"
+        matters = condition.get("reason") not in ("Finished", "Suspended") or condition["type"] == "Suspended"
         limps = condition["type"] == "Running" and condition.get("reason") == "SideContainerFailed"
-        if limps or (bad.get(condition["type"]) == condition["status"] and told):
+        if limps or (bad.get(condition["type"]) == condition["status"] and matters):
             message = condition.get("message") or ""
             yield f"{condition['type']}={condition['status']} since {condition['lastTransitionTime']}: " + (
                 f"{condition['reason']}: {message}" if message else condition["reason"]
@@ -130,8 +130,8 @@ def _failure(status: Json) -> Iterator[str]:
     if not failure:
         return
     where = " ".join(str(failure[k]) for k in ("pod", "node") if failure.get(k))
-    said = f"{failure['reason']}: {failure.get('message', '')} {where}".rstrip()
-    yield f"  last failure (attempt {failure['attempt']}): {said}"
+    text = f"{failure['reason']}: {failure.get('message', '')} {where}".rstrip()
+    yield f"  last failure (attempt {failure['attempt']}): {text}"
     yield from (f"    | {line}" for line in failure.get("logTail") or ())
     yield f"  restarts: {status.get('restarts', 0)} counted, {status.get('disruptions', 0)} disruptions"
 

@@ -47,8 +47,8 @@ async def _send(api: ApiClient, job: Mapping[str, Any], event: Event) -> None:
 
 def _build(job: Mapping[str, Any], event: Event, now: str) -> dict[str, Any]:
     meta = job["metadata"]
-    said = "\n".join((meta["uid"], event.type, event.reason, event.message))
-    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    identity = "\n".join((meta["uid"], event.type, event.reason, event.message))
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,

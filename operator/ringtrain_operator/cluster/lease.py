@@ -49,15 +49,15 @@ class LeaderLease:
 
     async def acquire(self) -> None:
         """Return when this replica holds the lease."""
-        said = ""
+        reported = ""
         while True:
             holder = await self._try_once()
             if holder == self.identity:
                 log.info("leader: %s holds the lease %s/%s", self.identity, self._namespace, self._name)
                 return
-            if holder != said:
+            if holder != reported:
                 log.info("standby: the lease %s/%s is held by %s", self._namespace, self._name, holder or "nobody")
-                said = holder
+                reported = holder
             await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))
 
     async def keep(self) -> None:

@@ -43,7 +43,7 @@ class Answer:
     at: float = field(default_factory=time.monotonic)
 
     @property
-    def told(self) -> tuple[object, ...]:
+    def content(self) -> tuple[object, ...]:
         """What makes an answer another one than the last."""
         return (self.report, bool(self.error), self.unreadable)
 
@@ -111,7 +111,7 @@ class LauncherPoller:
                 answer = await self._ask(endpoint)
             before = self._answers.get(key)
             self._answers[key] = answer
-            if before is None or before.told != answer.told:
+            if before is None or before.content != answer.content:
                 self._changed(key)
             running = answer.report is not None and answer.report.phase == "Running"
             bound_s = len(self._tasks) / self._times.most_per_s

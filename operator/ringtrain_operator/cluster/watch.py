@@ -121,7 +121,7 @@ async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: thre
 
 async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
     """Return when our kind is served: kopf looks for it only once. Raises Forbidden: waiting would not help."""
-    said = False
+    warned = False
     while True:
         try:
             async for _ in api.pages(JOBS, namespaces[0] if namespaces else None, size=1, metadata_only=True):
@@ -129,9 +129,9 @@ async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
         except ApiError as exc:
             if isinstance(exc, Forbidden):
                 raise
-            if not said:
+            if not warned:
                 log.warning("%s cannot be listed yet (%s); is the CRD installed?", JOBS.plural, exc)
-                said = True
+                warned = True
             await asyncio.sleep(2.0 * random.uniform(0.8, 1.2))
 
 

@@ -165,9 +165,9 @@ def _terminated(code: int, reason: str, message: str) -> dict[str, Any]:
 def _termination_of(command: Command, code: int) -> str:
     """The termination message, or the end of the log of a process that failed without one."""
     with contextlib.suppress(OSError):
-        words = command.termination_path.read_bytes()[: contract.TERMINATION_MESSAGE_MAX_BYTES]
-        if words:
-            return words.decode(errors="replace")
+        message = command.termination_path.read_bytes()[: contract.TERMINATION_MESSAGE_MAX_BYTES]
+        if message:
+            return message.decode(errors="replace")
     if code == 0:
         return ""
     with contextlib.suppress(OSError), command.log_path.open("rb") as log:

@@ -74,18 +74,18 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
 def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
     """The pod's termination message; empty if it left none, or one of another attempt."""
     try:
-        words = storable(json.loads(pod.termination_message))
+        message = storable(json.loads(pod.termination_message))
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(words, dict) or words.get("version") != TERMINATION_MESSAGE_VERSION:
+    if not isinstance(message, dict) or message.get("version") != TERMINATION_MESSAGE_VERSION:
         return {}
-    return words if words.get("attempt") == attempt else {}
+    return message if message.get("attempt") == attempt else {}
 
 
 def failure_in(pod: PodView, attempt: int) -> dict[str, Any]:
     """The failure that the pod's termination message names; empty if it names none."""
-    told = termination_of(pod, attempt).get("failure")
-    return told if isinstance(told, dict) else {}
+    failure = termination_of(pod, attempt).get("failure")
+    return failure if isinstance(failure, dict) else {}
 
 
 def status_token(pod: Mapping[str, Any]) -> str:
@@ -215,5 +215,5 @@ def _integer(text: object) -> int:
 
 
 def _epoch(seconds: object) -> datetime | None:
-    told = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    return datetime.fromtimestamp(float(seconds), UTC) if told else None  # type: ignore[arg-type]
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return datetime.fromtimestamp(float(seconds), UTC) if is_number else None  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ _STAGES = frozenset(
 def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     """What a person watching the job is told about the step from `before` to `after`."""
     restarting = after.condition("Restarting")
-    told = (
+    changes = (
         _event(before.condition(condition.type), condition)
         for condition in after.conditions
         # Running=False right after a decision to restart repeats what Restarting=True says.
@@ -31,7 +31,7 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     return (
         *_started(before, after),
         *_goes_on(before, after),
-        *(event for event in told if event is not None),
+        *(event for event in changes if event is not None),
     )
 
 

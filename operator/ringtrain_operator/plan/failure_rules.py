@@ -34,8 +34,8 @@ def describe(failure: Failure) -> str:
     """One line about a failure: what happened, and the pod and the exit code unless that says them already."""
     what = failure.message or failure.reason
     pod = failure.pod if failure.pod and failure.pod not in what else ""
-    told = failure.exit_code is None or str(failure.exit_code) in what or (failure.signal or "-") in what
-    code = "" if told else f"exit code {failure.exit_code}"
+    has_code = failure.exit_code is None or str(failure.exit_code) in what or (failure.signal or "-") in what
+    code = "" if has_code else f"exit code {failure.exit_code}"
     details = ", ".join(part for part in (pod, code) if part)
     return f"attempt {failure.attempt}: {what}" + (f" ({details})" if details else "")
 

@@ -25,16 +25,17 @@ def success(s: Situation) -> PolicyResult:
     launcher = s.launcher
     if launcher is None or launcher.exit_code != 0:
         return NO_DECISION
-    words = termination_of(launcher, s.attempt)
+    termination = termination_of(launcher, s.attempt)
     world = s.world_size
     attested = (
-        words.get("outcome") == "Succeeded" and words.get("worldSize") == words.get("ranksSucceeded") == world
+        termination.get("outcome") == "Succeeded"
+        and termination.get("worldSize") == termination.get("ranksSucceeded") == world
     )
     if attested:
         return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"all {world} ranks exited 0"))
     claim = (
-        f"it reports {words.get('ranksSucceeded')} of {words.get('worldSize')} ranks"
-        if words
+        f"it reports {termination.get('ranksSucceeded')} of {termination.get('worldSize')} ranks"
+        if termination
         else "it left no termination message; is its command ringtrain launcher?"
     )
     message = f"the launcher exited 0 without attesting all {world} ranks: {claim}"
@@ -84,23 +85,23 @@ def _judge(s: Situation, failure: Failure) -> Restart | Finish:
 
 def failure_of(pod: PodView, s: Situation) -> Failure:
     """The failure that a pod's termination message names; without any, what Kubernetes knows about the pod."""
-    told = failure_in(pod, s.attempt)
-    if not told:
+    reported = failure_in(pod, s.attempt)
+    if not reported:
         # Our own message without a failure in it is no output of anybody's.
         output = () if termination_of(pod, s.attempt) else pod.termination_message.splitlines()[-40:]
         return _failure(pod, s, *_what_ended(pod), output)
-    named = next((p for p in s.pods if p.name == told.get("pod")), pod)
+    named = next((p for p in s.pods if p.name == reported.get("pod")), pod)
     killed = f"; {named.name} was OOMKilled" if named.exit_reason == "OOMKilled" else ""
     return Failure(
         attempt=s.attempt,
-        rank=_whole(told.get("rank")),
-        pod=str(told.get("pod") or pod.name),
-        node=str(told.get("node") or named.node) or None,
-        exit_code=_whole(told.get("exitCode")) if told.get("exitCode") is not None else pod.exit_code,
-        signal=str(told["signal"]) if told.get("signal") else None,
-        reason=str(told.get("reason") or "RankFailed"),
-        message=f"{told.get('message') or ''}{killed}",
-        log_tail=_lines(told.get("logTail")),
+        rank=_whole(reported.get("rank")),
+        pod=str(reported.get("pod") or pod.name),
+        node=str(reported.get("node") or named.node) or None,
+        exit_code=_whole(reported.get("exitCode")) if reported.get("exitCode") is not None else pod.exit_code,
+        signal=str(reported["signal"]) if reported.get("signal") else None,
+        reason=str(reported.get("reason") or "RankFailed"),
+        message=f"{reported.get('message') or ''}{killed}",
+        log_tail=_lines(reported.get("logTail")),
         time=s.now,
     )
 
@@ -135,21 +136,21 @@ def _what_ended(pod: PodView) -> tuple[str, str]:
 
 def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:
     """A failure in which no rank ended: with the slowest rank, its pod, node and last lines, as far as known."""
-    told = s.report.slowest if s.report is not None and s.report.phase == "Running" else None
+    reported = s.report.slowest if s.report is not None and s.report.phase == "Running" else None
     failure = Failure(attempt=s.attempt, reason=reason, message=message, time=s.now)
-    if not told or not is_whole(told.get("rank")):
+    if not reported or not is_whole(reported.get("rank")):
         return failure
-    pod, node = str(told.get("pod") or ""), str(told.get("node") or "")
+    pod, node = str(reported.get("pod") or ""), str(reported.get("node") or "")
     where = " ".join(part for part in (f"in {pod}" if pod else "", f"on {node}" if node else "") if part)
-    step = told.get("step")
+    step = reported.get("step")
     at = f"at step {step}" if is_whole(step) else "without a step yet"
     return failure.model_copy(
         update={
-            "rank": told["rank"],
+            "rank": reported["rank"],
             "pod": pod or None,
             "node": node or None,
-            "message": f"{message}; the slowest is rank {told['rank']}{f' {where}' if where else ''}, {at}",
-            "log_tail": _lines(told.get("logTail")),
+            "message": f"{message}; the slowest is rank {reported['rank']}{f' {where}' if where else ''}, {at}",
+            "log_tail": _lines(reported.get("logTail")),
         }
     )
 

@@ -153,9 +153,11 @@ def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodS
         elif not found:
             found = list(launcher_template_problems(template, path))
         yield from found
-        told = {problem.path for problem in found}
+        reported_paths = {problem.path for problem in found}
         for problem in schema.problems(template, path) if schema is not None else ():
-            if problem.path not in told and not (problem.path in _OPTIONAL and problem.message == "is missing"):
+            if problem.path not in reported_paths and not (
+                problem.path in _OPTIONAL and problem.message == "is missing"
+            ):
                 yield problem
 
 

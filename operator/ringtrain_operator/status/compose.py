@@ -27,8 +27,8 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
         state = foremost.type if foremost is not None else "Pending"
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": state})
     why = _foremost(status) or status.condition("Running")
-    told = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
-    return status.model_copy(update={**told, **progress_fields(seen, status.is_true("Succeeded"))})
+    fields = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
+    return status.model_copy(update={**fields, **progress_fields(seen, status.is_true("Succeeded"))})
 
 
 def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: datetime) -> JobStatus:

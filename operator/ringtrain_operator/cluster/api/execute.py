@@ -40,7 +40,7 @@ async def execute(
                 url, params=query, protocols=[_PROTOCOL], headers=connection.headers(), max_msg_size=0
             ) as socket,
         ):
-            said = b""
+            stderr = b""
             async for message in socket:
                 if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
                     continue
@@ -48,9 +48,9 @@ async def execute(
                 if channel == _STDOUT and data:
                     yield data
                 elif channel == _STDERR:
-                    said += data
+                    stderr += data
                 elif channel == _STATUS and data:
-                    _check(pod, json.loads(data), said)
+                    _check(pod, json.loads(data), stderr)
                     return
     except aiohttp.WSServerHandshakeError as exc:
         raise error_of(exc.status, {"message": f"exec in pod {pod} was refused with {exc.status}"}, None) from exc
@@ -59,10 +59,10 @@ async def execute(
     raise Unreachable(f"exec in pod {pod}: the stream ended before the command")
 
 
-def _check(pod: str, status: dict[str, Any], said: bytes) -> None:
+def _check(pod: str, status: dict[str, Any], stderr: bytes) -> None:
     causes = (status.get("details") or {}).get("causes") or []
     if any(cause.get("reason") == "ExitCode" and cause.get("message") == _KILLED for cause in causes):
         raise Unreachable(f"exec in pod {pod}: the command was killed; has its container ended?")
     if status.get("status") != "Success":
-        words = said.decode(errors="replace").strip().removeprefix("Error: ")
-        raise CommandFailed(words or str(status.get("message") or "it failed"))
+        text = stderr.decode(errors="replace").strip().removeprefix("Error: ")
+        raise CommandFailed(text or str(status.get("message") or "it failed"))
