@@ -46,10 +46,8 @@ async def until_ended(api: ApiClient, namespace: str, name: str) -> End:
         try:
             async with aclosing(api.watch(JOBS, namespace, since=job["metadata"]["resourceVersion"])) as events:
                 async for event in events:
-                    changed = event["object"]
-                    if event["type"] == "BOOKMARK" or changed["metadata"]["name"] != name:
-                        continue
-                    if event["type"] == "DELETED" or state_of(changed) in ENDED:
+                    of_it = event["object"]["metadata"].get("name") == name  # bookmarks have none
+                    if of_it and (event["type"] == "DELETED" or state_of(event["object"]) in ENDED):
                         break
         except ApiError:
             await asyncio.sleep(1.0)  # the API server is away, or history is gone: read again

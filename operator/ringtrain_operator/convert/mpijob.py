@@ -129,10 +129,8 @@ def _mpi(spec: Mapping[str, Any]) -> dict[str, Any]:
             "run with MPICH's mpirun and library, which have the same ABI"
         )
         raise SpecInvalid([Problem("spec.mpiImplementation", message)])
-    made: dict[str, Any] = {"implementation": implementation}
-    if spec.get("runLauncherAsWorker"):
-        made["runLauncherAsWorker"] = True
-    return made
+    as_worker = {"runLauncherAsWorker": True} if spec.get("runLauncherAsWorker") else {}
+    return {"implementation": implementation, **as_worker}
 
 
 def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -145,10 +143,8 @@ def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str
             )
     devices = _take_devices(main)
     path = "spec.mpiReplicaSpecs.Worker"
-    made: dict[str, Any] = {"replicas": _whole(replica.get("replicas") or 1, f"{path}.replicas")}
-    if devices:
-        made["devices"] = devices
-    return {**made, "template": template}
+    replicas = _whole(replica.get("replicas") or 1, f"{path}.replicas")
+    return {"replicas": replicas, **({"devices": devices} if devices else {}), "template": template}
 
 
 def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

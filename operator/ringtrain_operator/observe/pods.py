@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -19,10 +21,10 @@ from ..contract import (
 from ..errors import shown
 from ..spec.parse import parse_time
 from .model import LauncherReport, PodView
-from .storable import storable
 
 # Reasons of a container's waiting state that are a stage of every start, not a cause to report.
 _ORDINARY_WAITING = frozenset({"", "ContainerCreating", "PodInitializing"})
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
@@ -217,3 +219,25 @@ def _integer(text: object) -> int:
 def _epoch(seconds: object) -> datetime | None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     return datetime.fromtimestamp(float(seconds), UTC) if is_number else None  # type: ignore[arg-type]
+
+
+def storable(value: Any) -> Any:
+    """JSON from pods, made such that the API stores it unchanged: else a status is never what was written.
+
+    U+FFFD replaces lone surrogates; None replaces NaN, infinities and what is beyond a float.
+    """
+    if isinstance(value, str):
+        return _LONE_SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {storable(key): storable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [storable(inner) for inner in value]
+    return value if not isinstance(value, int | float) or is_finite(value) else None
+
+
+def is_finite(value: float) -> bool:
+    """Whether `value` is a finite float, or an int that becomes one."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ..observe.pods import termination_of
-from ..observe.storable import is_finite
+from ..observe.pods import is_finite, termination_of
 from .model import Progress
 from .situation import Situation
 
