@@ -9,15 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from ..contract import (
-    ENV_STATUS_TOKEN,
-    LABEL_ATTEMPT,
-    LABEL_ROLE,
-    LABEL_WORKER_INDEX,
-    ROLE_LAUNCHER,
-    STATUS_VERSION,
-    TERMINATION_MESSAGE_VERSION,
-)
+from .. import contract
 from ..errors import shown
 from ..spec.parse import parse_time
 from .model import LauncherReport, PodView
@@ -51,9 +43,9 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     return PodView(
         name=str(meta.get("name")),
         uid=str(meta.get("uid") or ""),
-        role="launcher" if labels.get(LABEL_ROLE) == ROLE_LAUNCHER else "worker",
-        attempt=_integer(labels.get(LABEL_ATTEMPT)),
-        index=_integer(labels.get(LABEL_WORKER_INDEX)),
+        role="launcher" if labels.get(contract.LABEL_ROLE) == contract.ROLE_LAUNCHER else "worker",
+        attempt=_integer(labels.get(contract.LABEL_ATTEMPT)),
+        index=_integer(labels.get(contract.LABEL_WORKER_INDEX)),
         phase=status.get("phase") or "Pending",
         ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
         node=node,
@@ -79,7 +71,7 @@ def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
         message = storable(json.loads(pod.termination_message))
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(message, dict) or message.get("version") != TERMINATION_MESSAGE_VERSION:
+    if not isinstance(message, dict) or message.get("version") != contract.TERMINATION_MESSAGE_VERSION:
         return {}
     return message if message.get("attempt") == attempt else {}
 
@@ -94,7 +86,7 @@ def status_token(pod: Mapping[str, Any]) -> str:
     """What a launcher's /status asks for, from its pod; empty for a pod that an older operator made."""
     containers = (pod.get("spec") or {}).get("containers") or [{}]
     given = {e.get("name"): e.get("value") for e in containers[0].get("env") or ()}
-    return str(given.get(ENV_STATUS_TOKEN) or "")
+    return str(given.get(contract.ENV_STATUS_TOKEN) or "")
 
 
 def read_report(raw: Mapping[str, Any]) -> LauncherReport:
@@ -114,15 +106,15 @@ class OtherStatusVersion(ValueError):
 
 
 def _check_version(version: object) -> None:
-    if version == STATUS_VERSION and version is not True:
+    if version == contract.STATUS_VERSION and version is not True:
         return
     if not isinstance(version, int) or isinstance(version, bool):
         raise ValueError(f"launcher /status: version is {shown(version)}, expected a whole number")
-    newer = version > STATUS_VERSION
+    newer = version > contract.STATUS_VERSION
     age, way_out = ("newer", "update the operator") if newer else ("older", "update the image")
     raise OtherStatusVersion(
-        f"the launcher's /status has version {shown(version)} and this operator reads version {STATUS_VERSION}: "
-        f"ringtrain in the job's image is {age} than the operator; {way_out}"
+        f"the launcher's /status has version {shown(version)} and this operator reads version "
+        f"{contract.STATUS_VERSION}: ringtrain in the job's image is {age} than the operator; {way_out}"
     )
 
 
