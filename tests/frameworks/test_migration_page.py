@@ -12,13 +12,25 @@ PAGE = (ROOT / "docs/migrate-from-horovod.md").read_text()
 
 
 def public_names(module: str) -> list[str]:
-    """`__all__` of an adapter, or of that which it takes it from, read without importing a framework."""
-    tree = ast.parse((ROOT / "worker_image/ringtrain" / module / "__init__.py").read_text())
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and any(alias.name == "__all__" for alias in node.names):
-            return public_names(str(node.module).removeprefix("ringtrain.").replace(".", "/"))
+    """`__all__` of an adapter and of those that it takes names from, read without importing a framework."""
+    path = ROOT / "worker_image/ringtrain" / module
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    sources = {
+        alias.name: str(node.module) if alias.name == "__all__" else f"{node.module}.{alias.name}"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    if "__all__" in sources:
+        return _public_names_of(sources["__all__"])
     (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "__all__"]
-    return ast.literal_eval(names)
+    own = [element.value for element in names.elts if isinstance(element, ast.Constant)]
+    starred = [element.value.value.id for element in names.elts if isinstance(element, ast.Starred)]
+    return own + [name for source in starred for name in _public_names_of(sources[source])]
+
+
+def _public_names_of(module: str) -> list[str]:
+    return public_names(module.removeprefix("ringtrain.").replace(".", "/"))
 
 
 def names_on_the_page(text: str = PAGE) -> set[str]:

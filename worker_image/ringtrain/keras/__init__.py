@@ -4,6 +4,7 @@
 The same as `ringtrain.tensorflow.keras` but for the order of `DistributedOptimizer`'s arguments.
 """
 
+from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.tensorflow.keras import *  # noqa: F403
 from ringtrain.tensorflow.keras import __all__ as __all__
 from ringtrain.keras.order import DistributedOptimizer as DistributedOptimizer  # type: ignore[assignment]
