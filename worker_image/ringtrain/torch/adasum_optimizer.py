@@ -8,10 +8,10 @@ import torch
 
 from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain.reduction.ops import Adasum
-from ringtrain.torch.allreduce import allreduce_async
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.gradient_sync import Param
 from ringtrain.torch.handles import synchronize
+from ringtrain.torch.reduce import allreduce_async
 
 
 class AdasumMixin:

@@ -11,10 +11,10 @@ import torch
 from ringtrain import rank
 from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
-from ringtrain.torch.allreduce import grouped_allreduce_async
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.fingerprint import Fingerprint
 from ringtrain.torch.handles import TorchHandle, synchronize
+from ringtrain.torch.reduce import grouped_allreduce_async
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
 
 # A parameter: torch.nn.Parameter, whose stubs are not looked at.

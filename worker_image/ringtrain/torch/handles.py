@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
 
+from ringtrain.collectives.tensors import Array
 from ringtrain.negotiation.queue import Finish
 from ringtrain.negotiation.queues import queue_of
 from ringtrain.negotiation.request import Request
 from ringtrain.process_groups.process_sets import ProcessSet
-from ringtrain.torch.bridge import name_of, to_arrays
+from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,28 +27,62 @@ class TorchHandle:
 
 
 def submit(
-    request: Request, tensors: Sequence[torch.Tensor], process_set: ProcessSet, finish: Finish, error: str = ""
+    request: Request,
+    tensors: Sequence[torch.Tensor],
+    process_set: ProcessSet,
+    finish: Finish | None = None,
+    error: str = "",
 ) -> TorchHandle:
     """Submit `tensors` as `request`, whose dtypes, shapes and device are filled in here.
 
-    `error`: what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
+    `finish`: what the queue makes of the results (default: tensors on the device of their counterparts). `error`:
+    what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
     """
-    described = Request(
-        kind=request.kind,
-        name=request.name,
+    described = replace(
+        request,
         dtypes=tuple(name_of(tensor) for tensor in tensors),
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
-        op=request.op,
-        root=request.root,
-        prescale=float(request.prescale),
-        postscale=float(request.postscale),
-        splits=request.splits,
         device=tensors[0].device.type if tensors else "cpu",
         error=error or _device_error(tensors),
     )
     # What is wrong fails on every rank before anyone looks at the data.
     arrays = tuple if described.error else to_arrays(tensors)
+    finish = finish or (lambda result: to_tensors(result, tensors))
     return TorchHandle(queue_of(process_set).submit(described, arrays, finish))
+
+
+def first(handle: TorchHandle) -> TorchHandle:
+    """Return the same collective as one with a single result."""
+    return TorchHandle(handle.future, itemgetter(0))
+
+
+def on_host(
+    function: Callable[[Sequence[Array]], Sequence[Array]],
+    tensors: Sequence[torch.Tensor],
+    more: Sequence[torch.Tensor] = (),
+) -> list[torch.Tensor]:
+    """Return what `function` makes of the arrays of `tensors` and `more`: a tensor for each of `tensors`."""
+    return to_tensors(function(to_arrays([*tensors, *more])()), tensors)
+
+
+def differentiable(
+    forward: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    backward: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Return `forward(tensors)`; `backward` makes the gradients of `tensors` from those of the results."""
+    return list(_Differentiable.apply(forward, backward, *tensors))
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, forward: Any, backward: Any, *tensors: torch.Tensor) -> Any:
+        ctx.gradients = backward
+        return tuple(forward(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return (None, None, *ctx.gradients(grads))
 
 
 def poll(handle: TorchHandle) -> bool:

@@ -4,8 +4,23 @@ from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import gpu_available, handle_average_backwards_compatibility
 from ringtrain.common.util import num_rank_is_power_2 as num_rank_is_power_2
-from ringtrain.torch.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
-from ringtrain.torch.allreduce import (
+from ringtrain.negotiation.queues import barrier
+from ringtrain.torch.compression import Compression
+from ringtrain.torch.gather import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    join,
+)
+from ringtrain.torch.handles import poll, synchronize
+from ringtrain.torch.reduce import (
     allreduce,
     allreduce_,
     allreduce_async,
@@ -14,13 +29,6 @@ from ringtrain.torch.allreduce import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
-)
-from ringtrain.torch.alltoall import alltoall, alltoall_async
-from ringtrain.torch.barrier import barrier, join
-from ringtrain.torch.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
-from ringtrain.torch.compression import Compression
-from ringtrain.torch.handles import poll, synchronize
-from ringtrain.torch.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,

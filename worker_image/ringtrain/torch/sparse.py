@@ -6,7 +6,7 @@ import torch
 
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.ops import Average, chosen_op, only_sums
-from ringtrain.torch.allgather import allgather_async
+from ringtrain.torch.gather import allgather_async
 from ringtrain.torch.handles import poll, synchronize
 
 
@@ -20,15 +20,14 @@ class SparseHandle:
         self._values = allgather_async(coalesced.values(), f"{name}.values", process_set)
         self.future = self._values.future
 
-    def after(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the reduced tensor from what was gathered."""
-        indices = synchronize(self._indices).t()
+    def after(self, gathered: Any) -> torch.Tensor:
+        """Return the reduced tensor; `gathered`: what `future` gives."""
+        values, indices = self._values.after(gathered), synchronize(self._indices).t()
         scaled = values / self._divisor if self._divisor != 1 else values
         return torch.sparse_coo_tensor(indices, scaled, self._shape, check_invariants=False).coalesce()
 
     def __call__(self) -> torch.Tensor:
-        result: torch.Tensor = self.after(synchronize(self._values))
-        return result
+        return self.after(self.future.result())
 
     def done(self) -> bool:
         return poll(self._indices) and poll(self._values)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.torch.broadcast import broadcast, broadcast_async_
+from ringtrain.torch.gather import broadcast, broadcast_async_
 from ringtrain.torch.handles import synchronize
 from ringtrain.torch.objects import broadcast_object
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ringtrain.process_groups.process_sets import global_process_set, members
-from ringtrain.torch.allgather import allgather
+from ringtrain.torch.gather import allgather
 
 
 class SyncBatchNorm(_BatchNorm):

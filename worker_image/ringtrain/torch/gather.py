@@ -1,0 +1,175 @@
+"""Allgather, broadcast and alltoall, and join for ranks whose data ends early."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ringtrain.negotiation import arrays, queues
+from ringtrain.negotiation.queue import Finish
+from ringtrain.negotiation.queues import name_for, queue_of
+from ringtrain.negotiation.request import CollectiveKind, Request
+from ringtrain.negotiation.splits import scalar_error, splits_error
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain.torch.bridge import to_tensor
+from ringtrain.torch.handles import TorchHandle, differentiable, first, on_host, submit, synchronize
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> TorchHandle:
+    """Begin to gather the rows of every rank's `tensor`; the number of rows may differ, the rest of the shape
+    not.
+    """
+    return first(_allgather([tensor], name_for("allgather", name, process_set), process_set))
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return every rank's rows in rank order. The gradient of this rank's rows is the mean of what the ranks hold
+    for them.
+    """
+    return _allgathered([tensor], name_for("allgather", name, process_set), process_set)[0]
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> TorchHandle:
+    """Begin to gather each of `tensors`, as one collective; `synchronize` returns a list."""
+    return _allgather(tensors, name_for("grouped_allgather", name, process_set), process_set)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """Return each of `tensors` gathered, as one collective; gradients flow through."""
+    return _allgathered(tensors, name_for("grouped_allgather", name, process_set), process_set)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> TorchHandle:
+    """Begin to send the tensor of `root_rank` (a rank of the world) to all; `synchronize` returns a new tensor."""
+    return first(_broadcast(tensor, root_rank, name_for("broadcast", name, process_set), process_set))
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> TorchHandle:
+    """Like `broadcast_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
+
+    def finish(result: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return (
+                tensor.detach().copy_(to_tensor(result[0])) if queue_of(process_set).rank != root_rank else tensor
+            )
+
+    return _broadcast(tensor, root_rank, name_for("broadcast", name, process_set), process_set, finish)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Overwrite `tensor` with that of `root_rank` and return it."""
+    synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return tensor
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return the tensor of `root_rank`, to which the mean of all ranks' gradients flows back."""
+    full = name_for("broadcast", name, process_set)
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        own_name = f"{full}.grad"
+        return on_host(lambda g: [arrays.broadcast_gradient(g[0], root_rank, process_set, own_name)], grads)
+
+    return differentiable(
+        lambda given: synchronize(_broadcast(given[0], root_rank, full, process_set)), backward, [tensor]
+    )[0]
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Begin to send `splits[i]` rows of `tensor` to rank i of the set (default: equal parts).
+
+    `synchronize` returns the rows received, in rank order, and with `splits` also how many came from each rank.
+    """
+    handle = _alltoall(tensor, _ints(splits), name_for("alltoall", name, process_set), process_set)
+    return handle if splits is not None else first(handle)
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return what `alltoall_async` promises; gradients flow back the way that the rows came."""
+    full = name_for("alltoall", name, process_set)
+    counts: list[int] = []  # of the rows received
+
+    def forward(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received = synchronize(_alltoall(given[0], _ints(splits), full, process_set))
+        counts[:] = received.tolist()
+        return output, received
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return on_host(lambda g: arrays.alltoall(g[0], counts, process_set, f"{full}.grad")[:1], grads[:1])
+
+    output, received = differentiable(forward, backward, [tensor])
+    return output if splits is None else (output, received)
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data, and wait until all have said so; return the last rank to join.
+
+    Meanwhile it contributes zeros to what the others sum or average. `device`: accepted for Horovod's sake; zeros
+    are made in host memory.
+    """
+    return queues.join()
+
+
+def _alltoall(
+    tensor: torch.Tensor, splits: tuple[int, ...] | None, name: str, process_set: ProcessSet
+) -> TorchHandle:
+    def finish(result: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        return to_tensor(result[0], tensor.device), to_tensor(result[1])
+
+    error = splits_error(tuple(tensor.shape), splits, members(process_set))
+    request = Request(CollectiveKind.ALLTOALL, name, splits=splits)
+    return submit(request, [tensor], process_set, finish, error)
+
+
+def _ints(splits: Any) -> tuple[int, ...] | None:
+    if splits is None:
+        return None
+    values = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    return tuple(int(value) for value in values)
+
+
+def _allgather(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> TorchHandle:
+    error = scalar_error([tensor.shape for tensor in tensors])
+    return submit(Request(CollectiveKind.ALLGATHER, name), tensors, process_set, None, error)
+
+
+def _allgathered(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> list[torch.Tensor]:
+    """Return `tensors` gathered, with gradients."""
+    rows = [len(tensor) if tensor.dim() else 0 for tensor in tensors]
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return on_host(lambda given: arrays.allgather_gradient(given, rows, process_set, f"{name}.grad"), grads)
+
+    return differentiable(lambda given: synchronize(_allgather(given, name, process_set)), backward, tensors)
+
+
+def _broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet, finish: Finish | None = None
+) -> TorchHandle:
+    return submit(Request(CollectiveKind.BROADCAST, name, root=int(root_rank)), [tensor], process_set, finish)

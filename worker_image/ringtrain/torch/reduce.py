@@ -1,0 +1,269 @@
+"""Allreduce and reducescatter: plain, grouped, in place, asynchronous, and with gradients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ringtrain.collectives.tensors import Array
+from ringtrain.compression.casts import run_compressed
+from ringtrain.negotiation import arrays
+from ringtrain.negotiation.arrays import Reduction
+from ringtrain.negotiation.queues import name_for
+from ringtrain.negotiation.request import CollectiveKind
+from ringtrain.negotiation.splits import scalar_error
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain.reduction.arithmetic import adasum_error
+from ringtrain.reduction.ops import Average, chosen_op, only_sums
+from ringtrain.torch.bridge import to_tensor
+from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.handles import TorchHandle, differentiable, first, on_host, submit, synchronize
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Begin to reduce `tensor` over the ranks of `process_set`; `synchronize` returns a new tensor.
+
+    `name`: pairs this call with the others' (default: a counter). `op`: Average (default), Sum, Adasum, Min, Max
+    or Product. `average`: deprecated form of `op`. Factors multiply before and after the reduction.
+    """
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    return first(_allreduce([tensor], how, name_for("allreduce", name, process_set)))
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Like `allreduce_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    return first(_allreduce([tensor], how, name_for("allreduce", name, process_set), in_place=True))
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce `tensor` in place and return it. Arguments as of `allreduce_async`."""
+    handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    reduced: torch.Tensor = synchronize(handle)
+    return reduced
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. Arguments as of
+    `allreduce_async`; `compression` makes the tensor smaller on its way."""
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    return _allreduced([tensor], how, name_for("allreduce", name, process_set), compression)[0]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Begin to reduce all of `tensors` as one collective; `synchronize` returns a list. Arguments as of
+    `allreduce_async`."""
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    return _allreduce(tensors, how, name_for("grouped_allreduce", name, process_set))
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Like `grouped_allreduce_async`, in place."""
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    return _allreduce(tensors, how, name_for("grouped_allreduce", name, process_set), in_place=True)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduce all of `tensors` in place as one collective and return them."""
+    factors = (prescale_factor, postscale_factor)
+    return list(synchronize(grouped_allreduce_async_(tensors, average, name, op, *factors, process_set)))
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Return all of `tensors`, reduced as one collective; gradients flow through."""
+    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    return _allreduced(tensors, how, name_for("grouped_allreduce", name, process_set), compression)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> TorchHandle:
+    """Begin to reduce `tensor`; `synchronize` returns this rank's rows, where the first ranks have one more if the
+    rows do not divide. `op`: Average or Sum."""
+    how = _sums_only("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    return first(_reducescatter([tensor], how, name_for("reducescatter", name, process_set)))
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Return this rank's rows of the reduced `tensor`; gradients flow through.
+
+    The gradient is every rank's, gathered; for Sum it is multiplied by the number of ranks, as Horovod does.
+    """
+    how = _sums_only("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    return _scattered([tensor], how, name_for("reducescatter", name, process_set), compression)[0]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> TorchHandle:
+    """Begin to reduce each of `tensors`, as one collective; `synchronize` returns a list of this rank's rows."""
+    how = _sums_only("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
+    return _reducescatter(tensors, how, name_for("grouped_reducescatter", name, process_set))
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
+    how = _sums_only("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
+    return _scattered(tensors, how, name_for("grouped_reducescatter", name, process_set), compression)
+
+
+def _how(op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
+    return Reduction(chosen_op(op, average).value, process_set, prescale, postscale)
+
+
+def _sums_only(series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
+    return Reduction(only_sums(chosen_op(op), series).value, process_set, prescale, postscale)
+
+
+def _allreduce(tensors: Sequence[torch.Tensor], how: Reduction, name: str, in_place: bool = False) -> TorchHandle:
+    def write(result: Sequence[Array]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            for tensor, array in zip(tensors, result, strict=True):
+                tensor.detach().copy_(to_tensor(array))
+        return list(tensors)
+
+    error = adasum_error(members(how.process_set)) if how.op == "Adasum" else ""
+    return submit(how.request(name), tensors, how.process_set, write if in_place else None, error)
+
+
+def _allreduced(
+    tensors: Sequence[torch.Tensor], how: Reduction, name: str, compression: type[Compressor]
+) -> list[torch.Tensor]:
+    """Return `tensors` reduced, with gradients."""
+    # Inputs, then outputs, with their versions. Not save_for_backward, which lets go of them with the first
+    # backward pass: the outputs of a group may be taken back one by one. Detached, so that no output holds itself.
+    kept: list[tuple[torch.Tensor, int]] = []
+
+    def forward(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        outputs: list[torch.Tensor] = synchronize(_allreduce(given, how, name))
+        if how.op in ("Min", "Max", "Product"):
+            kept.extend((tensor.detach(), tensor._version) for tensor in (*given, *outputs))
+        return outputs
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if any(tensor._version != version for tensor, version in kept):
+            raise RuntimeError(
+                "an input or output of an allreduce with Min, Max or Product was overwritten between forward and "
+                "backward, and its gradient needs both; pass a clone() of it, or overwrite it later"
+            )
+        count = len(grads)
+
+        def gradient(given: Sequence[Array]) -> list[Array]:
+            parts = given[:count], given[count : 2 * count], given[2 * count :]
+            return arrays.allreduce_gradient(*parts, how, f"{name}.grad")
+
+        return on_host(gradient, grads, [tensor for tensor, _ in kept])
+
+    return run_compressed(compression, tensors, lambda small: differentiable(forward, backward, small))
+
+
+def _reducescatter(tensors: Sequence[torch.Tensor], how: Reduction, name: str) -> TorchHandle:
+    error = scalar_error([tensor.shape for tensor in tensors])
+    return submit(how.request(name, CollectiveKind.REDUCESCATTER), tensors, how.process_set, None, error)
+
+
+def _scattered(
+    tensors: Sequence[torch.Tensor], how: Reduction, name: str, compression: type[Compressor]
+) -> list[torch.Tensor]:
+    """Return this rank's rows of `tensors` reduced, with gradients."""
+
+    def forward(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        rows: list[torch.Tensor] = synchronize(_reducescatter(given, how, name))
+        return rows
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return on_host(lambda given: arrays.reducescatter_gradient(given, how, f"{name}.grad"), grads)
+
+    return run_compressed(compression, tensors, lambda small: differentiable(forward, backward, small))
