@@ -18,9 +18,12 @@ def checkpoint_path(directory: Path, step: int) -> Path:
     return directory / f"ckpt-{step:010d}.npz"
 
 
-def checkpoints_by_step(directory: Path) -> dict[int, Path]:
-    """Return the finished checkpoints in `directory`, the newest first. Raises OSError."""
-    return _matching(directory, NAME)
+def checkpoints_by_step(directory: Path, pattern: re.Pattern[str] = NAME) -> dict[int, Path]:
+    """Return the finished checkpoints in `directory`, or others by `pattern`, the newest first. Raises OSError."""
+    if not directory.is_dir():
+        return {}
+    found = {int(match[1]): path for path in directory.iterdir() if (match := pattern.fullmatch(path.name))}
+    return dict(sorted(found.items(), reverse=True))
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], None], on_stage: OnStage) -> None:
@@ -62,7 +65,9 @@ def remove_old(folders: Sequence[Path], keep: int, newest: Path) -> None:
         kept = dict(list(found.items())[:keep])
         keep -= len(kept)
         stale = [path for step, path in found.items() if step not in kept and path != newest]
-        stale += [path for step, path in _matching(folder, ASIDE).items() if not kept or step < min(kept)]
+        stale += [
+            path for step, path in checkpoints_by_step(folder, ASIDE).items() if not kept or step < min(kept)
+        ]
         stale += list(folder.glob("ckpt-*.npz.tmp"))
         for path in stale:
             path.unlink(missing_ok=True)
@@ -80,10 +85,3 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _matching(directory: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
-    if not directory.is_dir():
-        return {}
-    found = {int(match[1]): path for path in directory.iterdir() if (match := pattern.fullmatch(path.name))}
-    return dict(sorted(found.items(), reverse=True))

@@ -145,7 +145,10 @@ class Checkpoints:
         if self._group.rank == 0:
             try:
                 found = self._read_latest()
-                announced = _announcement(found)
+                if found is not None:
+                    tree, arrays = split(found.state)
+                    described = {name: describe(array) for name, array in arrays.items()}
+                    announced = {"step": found.step, "path": str(found.path), "tree": tree, "arrays": described}
                 report_start(found.step if found else 0, str(found.path) if found else "")
             except CheckpointError as error:
                 announced = {"error": str(error)}
@@ -197,11 +200,3 @@ class Checkpoints:
             for name in announced["arrays"]:
                 self._group.broadcast(arrays[name].reshape(-1).view(np.uint8))
         return found or Saved(announced["step"], join(announced["tree"], arrays), Path(announced["path"]))
-
-
-def _announcement(saved: Saved | None) -> dict[str, Any]:
-    if saved is None:
-        return {}
-    tree, arrays = split(saved.state)
-    described = {name: describe(array) for name, array in arrays.items()}
-    return {"step": saved.step, "path": str(saved.path), "tree": tree, "arrays": described}

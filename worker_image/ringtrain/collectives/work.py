@@ -47,16 +47,8 @@ def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
 
 
 def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
-    target = check_writable(x, "allreduce_")
-    what = _reduction("allreduce", [target], op, name)
-
-    def work(communicator: Communicator) -> Array:
-        buffer = as_array(target)
-        _reduce(communicator, what, buffer, buffer, op)
-        _store(buffer, target)
-        return target
-
-    return work
+    what = _reduction("allreduce", [check_writable(x, "allreduce_")], op, name)
+    return _in_place(x, lambda communicator, buffer: _reduce(communicator, what, buffer, buffer, op))
 
 
 def grouped_allreduce(
@@ -147,16 +139,8 @@ def broadcast(x: ArrayLike, root_rank: int, name: str | None) -> Work[Array]:
 
 
 def broadcast_in_place(x: Array, root_rank: int, name: str | None) -> Work[Array]:
-    target = check_writable(x, "broadcast_")
-
-    def work(communicator: Communicator) -> Array:
-        buffer = as_array(target)
-        what = Signature("broadcast", (tensor_of(buffer, name),), root=root_rank)
-        communicator.broadcast(what, flat(buffer), _position_of(root_rank, communicator))
-        _store(buffer, target)
-        return target
-
-    return work
+    what = Signature("broadcast", (tensor_of(check_writable(x, "broadcast_"), name),), root=root_rank)
+    return _in_place(x, lambda ring, buffer: ring.broadcast(what, flat(buffer), _position_of(root_rank, ring)))
 
 
 def alltoall(x: ArrayLike, splits: ArrayLike | None, name: str | None) -> Work[tuple[Array, NDArray[np.int64]]]:
@@ -185,6 +169,17 @@ def _reduce(communicator: Communicator, what: Signature, source: Array, target: 
         target[...] = _adasum(communicator, what, source)
     else:
         communicator.all_reduce(what, flat(source), flat(target), op)
+
+
+def _in_place(target: Array, collective: Callable[[Communicator, Array], None]) -> Work[Array]:
+    def work(communicator: Communicator) -> Array:
+        buffer = as_array(target)
+        collective(communicator, buffer)
+        if not np.may_share_memory(buffer, target):  # it was not contiguous: the result is in a copy
+            target[...] = buffer
+        return target
+
+    return work
 
 
 def _adasum(communicator: Communicator, what: Signature, source: Array) -> Array:
@@ -273,8 +268,3 @@ def _position_of(root_rank: int, communicator: Communicator) -> int:
     if root_rank not in communicator.ranks:
         raise ConfigurationError(f"root_rank is {root_rank}; expected one of the ranks {list(communicator.ranks)}")
     return communicator.ranks.index(root_rank)
-
-
-def _store(buffer: Array, target: Array) -> None:
-    if not np.may_share_memory(buffer, target):  # it was not contiguous: the result is in a copy
-        target[...] = buffer

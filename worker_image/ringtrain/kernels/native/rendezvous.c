@@ -98,9 +98,9 @@ int compare_signatures(const channel *c, job *j) {
     return DONE;
 }
 
-int wait_all_staged(const channel *c, job *j, uint32_t round) {
+int wait_all(const channel *c, job *j, size_t counter, uint32_t target) {
     for (int r = 0; r < c->size; r++)
-        if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->staged, round + 1));
+        if (r != c->rank) TRY(wait_for(c, j, r, (progress *)((char *)head(c, r) + counter), target));
     return DONE;
 }
 

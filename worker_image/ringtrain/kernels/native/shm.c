@@ -119,11 +119,9 @@ static void fold_part(const channel *c, job *j, uint32_t round, uint64_t begin, 
 static int reduce(const channel *c, job *j, uint32_t index) {
     uint32_t round = j->started + index;
     uint64_t begin, bytes = element_bytes(j->dtype), count = part(c, j, c->rank, index, &begin);
-    if (count && j->gathered && !j->peers)
-        for (int r = 0; r < c->size; r++)
-            if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->collected, round - 1));
+    if (count && j->gathered && !j->peers) TRY(wait_all(c, j, COLLECTED, round - 1));
     if (count && j->reduces) {
-        TRY(wait_all_staged(c, j, round));
+        TRY(wait_all(c, j, STAGED, round + 1));
         fold_part(c, j, round, begin, count);
     } else if (count && j->gathered && !j->peers) {
         memcpy(slot(c, c->rank, c->size, round), j->source + begin * bytes, count * bytes);
@@ -151,13 +149,12 @@ static int collect(const channel *c, job *j, uint32_t index) {
 static int all_reduce_small(channel *c, job *j, uint64_t count) {
     uint32_t round = j->started;
     if (j->phase == 0) {
-        for (int r = 0; r < c->size; r++)
-            if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->reduced, round - 1));
+        TRY(wait_all(c, j, REDUCED, round - 1));
         copy_own(j, 0, count, slot(c, c->rank, c->rank, round));
         advance(&head(c, c->rank)->staged, round + 1);
         j->phase = 1;
     }
-    TRY(wait_all_staged(c, j, round));
+    TRY(wait_all(c, j, STAGED, round + 1));
     TRY(compare_signatures(c, j));
     const void *parts[c->size];
     for (int r = 0; r < c->size; r++) parts[r] = slot(c, r, r, round);
@@ -175,7 +172,7 @@ static int run_rounds(channel *c, job *j) {
         j->phase = 1;
     }
     if (j->phase == 1) {
-        TRY(wait_all_staged(c, j, j->started));
+        TRY(wait_all(c, j, STAGED, j->started + 1));
         TRY(compare_signatures(c, j));
         j->phase = 2;
     }
@@ -192,8 +189,7 @@ static int run_rounds(channel *c, job *j) {
     }
     j->phase = 5;
     /* Buffers belong to the caller again when nobody reads them any more. */
-    for (int r = 0; j->peers && r < c->size; r++)
-        if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->collected, j->started + rounds));
+    if (j->peers) TRY(wait_all(c, j, COLLECTED, j->started + rounds));
     c->round = j->started + rounds;
     return DONE;
 }

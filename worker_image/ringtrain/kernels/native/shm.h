@@ -91,7 +91,11 @@ static inline rank_head *head(const channel *c, int rank) { return (rank_head *)
 /* rendezvous.c: what shm.c and update.c wait by. It uses nothing of theirs. */
 void advance(progress *p, uint32_t value);
 int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target);
-int wait_all_staged(const channel *c, job *j, uint32_t round);
+/* Until a counter of all others has come to `target`: STAGED, REDUCED or COLLECTED. */
+int wait_all(const channel *c, job *j, size_t counter, uint32_t target);
+#define STAGED offsetof(rank_head, staged)
+#define REDUCED offsetof(rank_head, reduced)
+#define COLLECTED offsetof(rank_head, collected)
 void show_signature(const channel *c, const job *j);
 int compare_signatures(const channel *c, job *j);
 

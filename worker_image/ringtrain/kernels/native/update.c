@@ -84,15 +84,14 @@ EXPORT int ringtrain_shm_update(channel *c, job *j, const update *u) {
         j->phase = 1;
     }
     if (j->phase == 1) {
-        TRY(wait_all_staged(c, j, j->started));
+        TRY(wait_all(c, j, STAGED, j->started + 1));
         TRY(compare_signatures(c, j));
         update_range(c, j, u, j->chunks[c->rank], j->chunks[c->size + c->rank]);
         advance(&head(c, c->rank)->reduced, j->started + 1);
         advance(&head(c, c->rank)->collected, j->started + 1);
         j->phase = 2;
     }
-    for (int r = 0; u->last && r < c->size; r++)
-        if (r != c->rank) TRY(wait_for(c, j, r, &head(c, r)->collected, j->started + 1));
+    if (u->last) TRY(wait_all(c, j, COLLECTED, j->started + 1));
     c->round = j->started + 1;
     c->collective++;
     return DONE;
