@@ -78,8 +78,8 @@ def readable_directories() -> tuple[Path, ...]:
     directory = job_directory()
     if directory is None:
         return ()
-    place = location_of(directory)
-    return (place.own, *place.earlier, *place.sources())
+    location = location_of(directory)
+    return (location.own, *location.earlier, *location.sources())
 
 
 def location_of(directory: Path) -> CheckpointLocation:
@@ -99,8 +99,8 @@ def location_of(directory: Path) -> CheckpointLocation:
 
 
 def _config() -> WorkerConfig:
-    session = current_or_none()
-    return session.config if session is not None else WorkerConfig.from_env(os.environ)
+    world = current_or_none()
+    return world.config if world is not None else WorkerConfig.from_env(os.environ)
 
 
 def _folders(directory: Path, below: int | None = None) -> tuple[Path, ...]:
@@ -118,7 +118,8 @@ def _source(job_dir: Path, name: str) -> Path:
     claim = job_dir.parent
     if (claim / name).is_dir():
         return claim / name
-    found = [path for path in sorted(claim.glob(f"{name}-*")) if _is_folder_of(path, name) and path != job_dir]
+    named = (path for path in sorted(claim.glob(f"{name}-*")) if _UID.fullmatch(path.name[len(name) + 1 :]))
+    found = [path for path in named if path.is_dir() and path != job_dir]
     if len(found) == 1:
         return found[0]
     way_out = (
@@ -128,10 +129,6 @@ def _source(job_dir: Path, name: str) -> Path:
         f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have left checkpoints on the claim "
         f"({_names(found)}); {way_out}"
     )
-
-
-def _is_folder_of(path: Path, name: str) -> bool:
-    return bool(_UID.fullmatch(path.name.removeprefix(f"{name}-"))) and path.is_dir()
 
 
 def _names(paths: Sequence[Path]) -> str:

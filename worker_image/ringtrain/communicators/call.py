@@ -17,7 +17,7 @@ from ringtrain.wire.frame import Frame, FrameHeader, Step, octets
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
 from ringtrain.world.monitor import Activity, Closed, Stalled
-from ringtrain.world.offers import Offer
+from ringtrain.world.offers import Key, Offer
 
 # A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.
 _SLOWEST_BYTES_PER_S: Final = 10e6
@@ -33,8 +33,7 @@ def _no_frames(rank: int, caller: Caller) -> Iterator[Frame]:
 class CollectiveKey:
     """Which collective of which process set."""
 
-    process_set: int
-    sequence: int
+    key: Key  # process set, sequence number
     peers: tuple[int, ...]  # world ranks that this one exchanges frames with
     others: tuple[int, ...]  # all that take part: each of them may keep the peers waiting
     is_span: bool = True  # of the timeline: no other one of the same thread overlaps with it
@@ -58,22 +57,21 @@ class Call:
         self._timeout_s = member.ring.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
         self._started = 0.0
         self._streams: dict[int, FrameStream] = {}
-        span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=key.sequence)
+        span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=key.key[1])
         self._span = span if key.is_span else timeline.NO_SPAN
 
     @property
     def _activity(self) -> Activity:
-        return self._member.activity((self._key.process_set, self._key.sequence), self._what)
+        return self._member.activity(self._key.key, self._what)
 
     def __enter__(self) -> "Call":
         self._member.failure_state.check()
         self._started = time.monotonic()
         self._span.__enter__()
-        key = (self._key.process_set, self._key.sequence)
-        self._member.offers.publish(key, self._offer, self._key.others)
+        self._member.offers.publish(self._key.key, self._offer, self._key.others)
         try:
             for peer in self._key.peers:
-                request = self._member.pull_request(peer, key, self._what)
+                request = self._member.pull_request(peer, self._key.key, self._what)
                 self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)
             # Also for a verdict that was reached in the meantime: it calls back at once.
             self._member.failure_state.on_reached(self._cancel)
@@ -127,7 +125,7 @@ class Call:
             yield
         finally:
             self._member.failure_state.forget(self._cancel)
-            self._member.offers.withdraw((self._key.process_set, self._key.sequence))
+            self._member.offers.withdraw(self._key.key)
             # It refers to this call: as a cycle the buffers would live on until the garbage collector comes by.
             self._offer.frames_for = _no_frames
             for stream in self._streams.values():
@@ -135,8 +133,8 @@ class Call:
             self._span.__exit__(None, None, None)
 
     def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
-        key, name = self._key, dtype_name(payload.dtype)
-        header = FrameHeader(self._member.ring.generation, key.sequence, step, segment, name, payload.nbytes)
+        name, sequence = dtype_name(payload.dtype), self._key.key[1]
+        header = FrameHeader(self._member.ring.generation, sequence, step, segment, name, payload.nbytes)
         return header.encode()
 
     def _finish(self) -> None:

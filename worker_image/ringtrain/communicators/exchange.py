@@ -16,9 +16,17 @@ from numpy.typing import NDArray
 
 from ringtrain.communicators.exchange_steps import ExchangeSteps
 from ringtrain.communicators.fused_update import FusedUpdates
-from ringtrain.reduction.cuts import Bounds, even_bounds, offsets, passing_bytes, segments, segments_at
+from ringtrain.reduction.cuts import (
+    Bounds,
+    cut_tensors,
+    even_bounds,
+    offsets,
+    passing_bytes,
+    segments,
+    segments_at,
+    without_short_ones,
+)
 from ringtrain.reduction.fold import Flat, Folder
-from ringtrain.reduction.grouped import cut_tensors, without_short_ones
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step

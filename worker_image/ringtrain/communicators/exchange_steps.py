@@ -49,7 +49,8 @@ class ExchangeSteps:
         """Begin the set's next collective, in which frames go to and come from world ranks `peers` (None: all)."""
         self._sequence += 1
         others = tuple(self.ranks[position] for position in sorted(self.others))
-        key = CollectiveKey(self._process_set, self._sequence, others if peers is None else peers, others, is_span)
+        number = (self._process_set, self._sequence)
+        key = CollectiveKey(number, others if peers is None else peers, others, is_span)
         return Call(self._member, key, what, frames_for, total_bytes)
 
     def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:

@@ -7,12 +7,15 @@ Requests that were agreed on before are said as numbers.
 """
 
 import logging
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from ringtrain import timeline
 from ringtrain.collectives.tensors import Array
@@ -21,7 +24,7 @@ from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedEr
 from ringtrain.negotiation.agreement import Agreed, Agreement
 from ringtrain.negotiation.execution import Result, batches, run_batch
 from ringtrain.negotiation.request import Request, Round
-from ringtrain.negotiation.rounds import exchange
+from ringtrain.wire.signature import Signature
 
 # After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
 # figure, before it asks again whether the others have caught up: its own next submission ends the pause at once.
@@ -30,6 +33,12 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.0005, 0.02
 # Ranks that wait for a late one say so from then on.
 FIRST_WARNING_S = 30.0
 _NAME_CHARACTERS = 300
+
+# For a thousand names that were agreed on before. Of fixed length, because ranks of one pod exchange that through
+# shared memory. More, as in the first step, takes a second exchange.
+_SLOT_BYTES: Final = 4096
+_LENGTH: Final = struct.Struct("<Q")
+_AGREEMENT: Final = Signature("agreement")
 
 log = logging.getLogger("ringtrain")
 
@@ -169,7 +178,7 @@ class NamedQueue:
         """Run one round and what it agreed on. Return whether anything was agreed."""
         if self._communicator is None:
             self._communicator = self._open_communicator()
-        received = [Round.decode(message) for message in exchange(self._communicator, said.encode())]
+        received = [Round.decode(message) for message in _exchange(self._communicator, said.encode())]
         decisions = self._agreement.receive(received)
         self._warn_of_late()
         good = [agreed for agreed in decisions.agreed if not agreed.error]
@@ -220,6 +229,21 @@ class NamedQueue:
         self._agreement = Agreement(self.ranks)
         for future in [submitted.future for submitted in failed] + ([joining] if joining else []):
             future.set_exception(error)
+
+
+def _exchange(communicator: Communicator, message: bytes) -> list[bytes]:
+    """Return every rank's `message`, by position."""
+    size, position = len(communicator.ranks), communicator.position
+    slots = np.zeros((size, _SLOT_BYTES), np.uint8)
+    head = _LENGTH.pack(len(message)) + message[: _SLOT_BYTES - _LENGTH.size]
+    slots[position, : len(head)] = np.frombuffer(head, np.uint8)
+    communicator.all_gather(_AGREEMENT, slots.reshape(-1), tuple(_SLOT_BYTES * index for index in range(size + 1)))
+    received = [slot.tobytes() for slot in slots]
+    lengths = [_LENGTH.unpack_from(slot)[0] for slot in received]
+    if max(lengths) > _SLOT_BYTES - _LENGTH.size:  # for every rank alike
+        whole = np.frombuffer(message, np.uint8)
+        return [part.tobytes() for part in communicator.all_gather_parts(_AGREEMENT, whole)]
+    return [slot[_LENGTH.size :][:length] for slot, length in zip(received, lengths, strict=True)]
 
 
 def _record(agreed: Agreed, since_ns: int, started_ns: int) -> None:

@@ -52,8 +52,11 @@ class FusedUpdate:
         """Return when every weight is new on this rank. Raises what the meeting raised."""
         before: Bucket | None = None
         for bucket in self._m.layout.buckets:
-            if before is not None and not self._inbox.is_complete(bucket.index):
-                before = self._finished(before)
+            is_early = not self._inbox.is_complete(bucket.index)
+            # Use the time until the bucket is complete; where ranks meet for it, the weights before wait for that.
+            if before is not None and is_early and self._m.group.finish_updates():
+                self.arrivals.arrived(before)
+                before = None
             if not self._inbox.wait_complete(bucket.index):
                 raise Abandoned
             if bucket.local or not bucket.size:
@@ -64,13 +67,6 @@ class FusedUpdate:
                 self.arrivals.arrived(before)
             before = bucket
         self.arrivals.release()
-
-    def _finished(self, bucket: Bucket) -> Bucket | None:
-        """Use the time until the next bucket is complete; return `bucket` if its weights must wait for that."""
-        if not self._m.group.finish_updates():
-            return bucket
-        self.arrivals.arrived(bucket)
-        return None
 
     def _update(self, bucket: Bucket) -> None:
         arenas, rule = self._m.arenas, self._rule

@@ -106,9 +106,12 @@ class HostOptimizer:
         }  # fmt: skip
         check_same_model(self._context, {name: described(value) for name, value in compared.items()})
         self._backward_began_ns = time.perf_counter_ns()
-        self._views = self._make_views()
+        self._views: dict[str, Flat] = {}
         for name, array in arrays.items():
-            self._views[name][...] = array
+            bucket, location = layout.locations[name]
+            view = arenas.weights(bucket)[location.start : location.stop].reshape(array.shape)
+            view[...] = array
+            self._views[name] = view
         if group.size > 1:
             for arena in arenas.synced_arenas():
                 group.broadcast(arena)
@@ -200,8 +203,6 @@ class HostOptimizer:
         long as the weights for each rank, and one more. Without it a resumed training goes on with other weights
         than one that was not interrupted.
         """
-        self._raise_if_broken()
-        self._end_update()
         self._require_idle("state_dict")
         return gather_state(self._context, self._updates, root, error_feedback)
 
@@ -212,8 +213,6 @@ class HostOptimizer:
         rank owes the mean of what the ranks owed; on a single rank, which compresses nothing, it is dropped.
         Raises ConfigurationError, with nothing changed, when it is of another rule or model.
         """
-        self._raise_if_broken()
-        self._end_update()
         self._require_idle("load_state_dict")
         self._updates = restore_state(self._context, state)
 
@@ -257,17 +256,10 @@ class HostOptimizer:
             raise self._error
 
     def _require_idle(self, what: str) -> None:
+        self._raise_if_broken()
+        self._end_update()
         if not self._inbox.empty:
             raise ConfigurationError(f"{what}() was called in the middle of an update; call it after step()")
-
-    def _make_views(self) -> dict[str, Flat]:
-        views = {}
-        for spec in self._context.layout.specs:
-            bucket, location = self._context.layout.locations[spec.name]
-            views[spec.name] = self._context.arenas.weights(bucket)[location.start : location.stop].reshape(
-                spec.shape
-            )
-        return views
 
 
 def _wire(groups: tuple[Group, Group], layout: Layout, arenas: Arenas, compression: str) -> Wire:

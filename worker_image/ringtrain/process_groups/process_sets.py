@@ -23,7 +23,7 @@ class ProcessSet:
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        self._added: tuple[weakref.ref[RankContext], int] | None = None
+        self._added: tuple[weakref.ref[RankContext], int] | None = None  # to which world, under which number
         self._ranks = _ranks_of(ranks_or_comm)
 
     @property
@@ -54,14 +54,6 @@ class ProcessSet:
         """Whether this process is a member."""
         rank = self.rank()
         return None if rank is None else rank >= 0
-
-    def bind(self, context: RankContext, number: int) -> None:
-        """Make it usable in the world of `context`, under this number."""
-        self._added = weakref.ref(context), number
-
-    def unbind(self) -> None:
-        """Make it unusable."""
-        self._added = None
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -107,7 +99,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if added.process_set_id is not None or ranks in context.added_sets():
         raise ConfigurationError(f"process set {ranks}: a set of these ranks exists already; use that one")
     context.group().call(lambda communicator: communicator.barrier(Signature(f"add_process_set({ranks})")))
-    added.bind(context, context.add_set(tuple(ranks)))
+    added._added = weakref.ref(context), context.add_set(tuple(ranks))
     return added
 
 
@@ -131,7 +123,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
             f"{', '.join(busy)}; synchronize() them on every rank of it first"
         )
     context.remove_set(number)
-    process_set.unbind()
+    process_set._added = None
     return True
 
 

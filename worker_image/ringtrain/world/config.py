@@ -7,7 +7,7 @@ from pathlib import Path
 from ringtrain import contract
 from ringtrain.errors import ConfigurationError
 from ringtrain.world.mpi_environment import mpi_rank
-from ringtrain.world.tf_config import OUTSIDE_TYPES, parse_tf_config
+from ringtrain.world.tf_config import parse_tf_config
 from ringtrain.world.topology import Topology, check_addresses, same_address, topology_of
 from ringtrain.world.torchrun import meet_beside_master, torchrun_rank
 from ringtrain.world.variables import HIGHEST, integer, one_of, seconds
@@ -66,8 +66,6 @@ class WorkerConfig:
     checkpoint_dir: Path | None = None
     restore_from: str = ""
     timeline: Path | None = None
-    job_name: str | None = None
-    job_namespace: str | None = None
 
     @staticmethod
     def from_env(env: Mapping[str, str]) -> "WorkerConfig":
@@ -107,14 +105,7 @@ class WorkerConfig:
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
             timeline=_path(env, contract.ENV_TIMELINE),
-            job_name=env.get(contract.ENV_JOB_NAME),
-            job_namespace=env.get(contract.ENV_JOB_NAMESPACE),
         )
-
-    @property
-    def outside_ring(self) -> bool:
-        """Whether this task only stands beside the ring: an evaluator or a parameter server."""
-        return self.role in OUTSIDE_TYPES
 
     def token(self) -> bytes | None:
         """Return the job's token, or None if no proof is asked for. Raises ConfigurationError."""
