@@ -71,9 +71,9 @@ def run(
     ranks: list[_Rank] = []
     with tempfile.TemporaryDirectory(prefix="ringtrain-") as directory:
         try:
-            for told in _environments(size, Path(directory), env or {}):
+            for own in _environments(size, Path(directory), env or {}):
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_rank_main, args=(os.getpid(), theirs, told, work), daemon=False)
+                process = context.Process(target=_rank_main, args=(os.getpid(), theirs, own, work), daemon=False)
                 process.start()
                 theirs.close()
                 ranks.append(_Rank(process, ours))
@@ -146,9 +146,9 @@ def _results(ranks: Sequence[_Rank], timeout_s: float | None) -> list[Any]:
             break
         for pipe, rank in waiting.items():
             if pipe in ready:
-                results[rank] = told = _told(rank, ranks[rank])
-                if isinstance(told, _Failure) and (failure is None or (failure.follows and not told.follows)):
-                    failure = told
+                results[rank] = result = _received(rank, ranks[rank])
+                if isinstance(result, _Failure) and (failure is None or (failure.follows and not result.follows)):
+                    failure = result
         if failure is not None:
             if not failure.follows:
                 break
@@ -158,7 +158,7 @@ def _results(ranks: Sequence[_Rank], timeout_s: float | None) -> list[Any]:
     return [results[rank] for rank in range(len(ranks))]
 
 
-def _told(rank: int, entry: _Rank) -> Any:
+def _received(rank: int, entry: _Rank) -> Any:
     try:
         succeeded, content = entry.pipe.recv()
     except (EOFError, ConnectionError):

@@ -19,8 +19,8 @@ def rank_environment(
     config: AgentConfig, world: World, local_rank: int, inherited: Mapping[str, str], cores: int
 ) -> dict[str, str]:
     """All variables of one rank, by docs/contract.md; `inherited` are those of the pod."""
-    told = rank_variables(config, world, config.first_rank + local_rank)
-    return {**pod_defaults(config.slots, cores), **inherited, **told}
+    own = rank_variables(config, world, config.first_rank + local_rank)
+    return {**pod_defaults(config.slots, cores), **inherited, **own}
 
 
 def pod_defaults(slots: int, cores: int) -> dict[str, str]:
@@ -69,8 +69,8 @@ def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, st
         ours[contract.ENV_CHECKPOINT_DIR] = config.checkpoint_dir
     if config.restore_from:
         ours[contract.ENV_RESTORE_FROM] = config.restore_from
-    told = {name: str(value) for name, value in {**torchrun, **ours}.items()}
-    return {**told, "TF_CONFIG": tf_config(world, rank)}
+    variables = {name: str(value) for name, value in {**torchrun, **ours}.items()}
+    return {**variables, "TF_CONFIG": tf_config(world, rank)}
 
 
 def tf_config(world: World, rank: int) -> str:

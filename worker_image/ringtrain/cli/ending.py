@@ -50,8 +50,8 @@ def _say_failure(files: AttemptFiles, failure: dict[str, Any]) -> None:
     for line in (failure.get("logTail") or ())[-LINES_SHOWN:]:
         click.secho(f"  │ {line}", dim=True, err=True)
     others = list(_consequences(files, rank))
-    for other, said in others[:_OTHERS_SHOWN]:
-        click.echo(f"rank {other} followed: {said}", err=True)
+    for other, line in others[:_OTHERS_SHOWN]:
+        click.echo(f"rank {other} followed: {line}", err=True)
     if len(others) > _OTHERS_SHOWN:
         click.echo(f"and {len(others) - _OTHERS_SHOWN} more ranks followed", err=True)
 
@@ -62,9 +62,9 @@ def _consequences(files: AttemptFiles, cause: int | None) -> Iterator[tuple[int,
         rank = int(path.stem.removeprefix("rank-"))
         if rank == cause:
             continue
-        said = [found.group(0) for line in _last_lines(path) if (found := _PEER_LOST.search(line))]
-        if said:
-            yield rank, said[-1]
+        lines = [found.group(0) for line in _last_lines(path) if (found := _PEER_LOST.search(line))]
+        if lines:
+            yield rank, lines[-1]
 
 
 def _last_lines(path: Path) -> list[str]:

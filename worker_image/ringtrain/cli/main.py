@@ -47,5 +47,5 @@ def main() -> None:
 
 def log_to_stderr(role: str, level: str = "info") -> None:
     """Send this process's own messages from `level` on to stderr, marked with its `role`."""
-    said = f"%(asctime)s ringtrain {role}: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=level.upper(), format=said, force=True)
+    line = f"%(asctime)s ringtrain {role}: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=level.upper(), format=line, force=True)

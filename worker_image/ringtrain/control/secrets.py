@@ -32,29 +32,25 @@ def load_secrets(env: Environment) -> Secrets:
     """
     named = env.optional(contract.ENV_SECRET_DIR)
     directory = Path(named or contract.SECRET_DIR)
-    said = f"{contract.ENV_SECRET_DIR}={quoted(str(directory))}"
+    setting = f"{contract.ENV_SECRET_DIR}={quoted(str(directory))}"
     try:
         if named or directory.is_dir():
-            return _load(directory, said)
+            return _load(directory, setting)
     except (OSError, UnicodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "the token is no UTF-8"
-        raise ConfigurationError(f"{said}: {why}") from exc
+        raise ConfigurationError(f"{setting}: {why}") from exc
     return Secrets()
 
 
-def _load(directory: Path, said: str) -> Secrets:
+def _load(directory: Path, setting: str) -> Secrets:
     if not directory.is_dir():
-        raise ConfigurationError(f"{said}: no such directory")
+        raise ConfigurationError(f"{setting}: no such directory")
     present = [name for name in CERTIFICATE_FILES if (directory / name).is_file()]
     missing = sorted(set(CERTIFICATE_FILES) - set(present))
     token_file = directory / "token"
     if (present and missing) or not (present or token_file.is_file()):
-        raise ConfigurationError(f"{said}: expected {', '.join(missing)} in it")
-    return _read(directory, token_file, with_tls=bool(present))
-
-
-def _read(directory: Path, token_file: Path, *, with_tls: bool) -> Secrets:
-    tls = Certificates.read(directory) if with_tls else None
+        raise ConfigurationError(f"{setting}: expected {', '.join(missing)} in it")
+    tls = Certificates.read(directory) if present else None
     if not token_file.is_file():
         return Secrets(tls, directory=directory)
     return Secrets(tls, token_file.read_text().strip(), token_file, directory)

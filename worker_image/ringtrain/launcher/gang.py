@@ -213,12 +213,12 @@ class Gang:
 
     def _mismatch(self, registration: Registration) -> Refusal | None:
         config = self._config
-        told = (
+        compared = (
             ("job uid", registration.job_uid, config.job.uid),
             ("attempt", registration.attempt, config.job.attempt),
             ("slots per worker", registration.slots, config.slots),
         )
-        for what, theirs, ours in told:
+        for what, theirs, ours in compared:
             if theirs != ours:
                 return Refusal(f"{what} is {theirs} at the worker and {ours} at the launcher", misconfigured=True)
         if not 0 <= registration.worker_index < config.workers:

@@ -153,10 +153,10 @@ class Throughput:
         """Of `ranks` the one at the lowest step; of several there, the one whose last report is the oldest."""
         never = -1
 
-        def place(rank: int) -> tuple[int, float, int]:
+        def position(rank: int) -> tuple[int, float, int]:
             return (self._steps.get(rank, never), float(self._latest.get(rank, {}).get("time", never)), rank)
 
-        return min(ranks, key=place, default=None)
+        return min(ranks, key=position, default=None)
 
 
 def _number(value: object) -> float | None:

@@ -59,7 +59,7 @@ def main(program: list[str]) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(registry)
         send_frame(connection, {"rank": rank, "size": size, "starter": _starter()})
-        assigned = _take_seat(connection)
+        assigned = _receive_assignment(connection)
         if assigned is None:
             return _EXEC_FAILED
         child = _Child(program, rank, assigned)
@@ -90,7 +90,7 @@ def _starter() -> str:
     return "OpenMPI" if "OMPI_COMM_WORLD_RANK" in os.environ else "MPICH"
 
 
-def _take_seat(connection: socket.socket) -> AssignedRank | None:
+def _receive_assignment(connection: socket.socket) -> AssignedRank | None:
     answer = receive_frame(connection)
     if answer is None:
         print("ringtrain mpi-rank: the worker's agent hung up", file=sys.stderr)

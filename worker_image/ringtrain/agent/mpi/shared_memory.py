@@ -12,15 +12,15 @@ _PREFIX: Final = "ringtrain-mpi-"
 _LOCK: Final = "agent.lock"  # held by the agent for as long as it lives
 
 
-def make_directory(place: Path) -> Path:
-    """Make a directory of this process's own in `place`, and remove those whose processes were killed.
+def make_directory(parent: Path) -> Path:
+    """Make a directory of this process's own in `parent`, and remove those whose processes were killed.
 
-    Raises OSError where `place` can't be used.
+    Raises OSError where `parent` can't be used.
     """
-    for found in place.glob(f"{_PREFIX}*"):
+    for found in parent.glob(f"{_PREFIX}*"):
         if _is_abandoned(found):
             shutil.rmtree(found, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     fcntl.flock(os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_EX)
     return directory
 

@@ -101,9 +101,9 @@ class MpiWorker:
     def environment(self, command: str) -> Mapping[str, str]:
         """Variables of the daemon `command`, which its ranks inherit: the pod's, and where the registry is."""
         defaults = pod_defaults(self._config.slots, usable_cores())
-        places = _own_directories(self._directory, self._shared)
+        directories = _own_directories(self._directory, self._shared)
         name = node_name_variables(command, self._config.pod, os.environ)
-        return {**defaults, **places, **os.environ, **registry_variables(self._directory), **name}
+        return {**defaults, **directories, **os.environ, **registry_variables(self._directory), **name}
 
     def register(self, server: Any) -> None:
         """Add the service that starts daemons to the agent's server."""

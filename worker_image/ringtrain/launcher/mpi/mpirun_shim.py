@@ -27,10 +27,10 @@ def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Become the real mpirun with `arguments`."""
-    told = json.loads(os.environ[LINE])
-    mpirun = told["mpirun"]
+    shared = json.loads(os.environ[LINE])
+    mpirun = shared["mpirun"]
     mpirun["implementation"] = Implementation(mpirun["implementation"])
-    line = MpirunLine(Mpirun(**mpirun), tuple(told["options"]), told["world_size"], told["own_address"])
+    line = MpirunLine(Mpirun(**mpirun), tuple(shared["options"]), shared["world_size"], shared["own_address"])
     try:
         os.execv(line.mpirun.path, _words(line, arguments))
     except ConfigurationError as exc:
