@@ -11,7 +11,7 @@ from typing import Any
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
-from ringtrain_operator.cluster.api.resources import NETWORK_POLICIES, NODES, SERVICE_ACCOUNTS, SERVICES, Resource
+from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, Resource
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe.model import Foreign, ObjectRef, Observed, Refusal
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 # Objects that were seen are looked at again after so long: somebody may have deleted one.
 REREAD_AFTER_S = 600.0
-_READ_BY_NAME = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 
 Json = dict[str, Any]
 
@@ -102,7 +101,7 @@ async def _look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memor
     fresh = now - memory.looked_at < REREAD_AFTER_S and not memory.foreign
     if fresh:
         return
-    found = await asyncio.gather(*(find_owner(api, job, r, job["metadata"]["name"]) for r in _READ_BY_NAME))
+    found = await asyncio.gather(*(find_owner(api, job, r, job["metadata"]["name"]) for r in COMPANIONS))
     secrets = {ref for ref in memory.owned if ref.kind == "Secret"}
     memory.owned = secrets | {ref for ref in found if isinstance(ref, ObjectRef)}
     memory.foreign = {other.ref: other for other in found if isinstance(other, Foreign)}

@@ -24,21 +24,12 @@ from ringtrain_operator.cluster.api.client import METADATA_ONLY, ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.decode import decode
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, ServerError
-from ringtrain_operator.cluster.api.resources import (
-    JOBS,
-    NETWORK_POLICIES,
-    PODS,
-    SERVICE_ACCOUNTS,
-    SERVICES,
-    Resource,
-)
+from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, PODS, Resource
 from ringtrain_operator.cluster.api.transport import lines_of
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.observe.model import ObjectRef
 
 log = logging.getLogger(__name__)
-
-COMPANIONS = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 
 Enqueue = Callable[[Key], None]
 JobChanged = Callable[[Key, str], None]

@@ -32,5 +32,7 @@ NODES = Resource("v1", "Node", "nodes", namespaced=False)
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
-BY_KIND = {r.kind: r for r in (JOBS, PODS, SECRETS, SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)}
+COMPANIONS = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
+"""What a job has besides pods and its Secret."""
+BY_KIND = {r.kind: r for r in (JOBS, PODS, SECRETS, *COMPANIONS)}
 """What plans create and delete."""
