@@ -17,6 +17,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ringtrain.errors import CheckpointError, ConfigurationError
+from ringtrain.wire.dtypes import dtype_of
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -78,7 +79,7 @@ def describe(array: NDArray[Any]) -> dict[str, Any]:
 
 
 def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
-    return np.empty(described["shape"], _dtype(described["dtype"]))
+    return np.empty(described["shape"], dtype_of(described["dtype"]))
 
 
 def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
@@ -123,7 +124,7 @@ def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
 def _read_array(archive: zipfile.ZipFile, name: str, told: Mapping[str, Any]) -> NDArray[Any]:
     with archive.open(f"{name}.npy") as member:
         stored: NDArray[Any] = npy.read_array(member, allow_pickle=False)
-    array = stored.view(_dtype(told["dtype"]))
+    array = stored.view(dtype_of(told["dtype"]))
     if list(array.shape) != told["shape"] or _digest(array) != told["sha256"]:
         raise ValueError(f"array {name} differs from its checksum")
     return array
@@ -136,11 +137,3 @@ def _digest(array: NDArray[Any]) -> str:
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
     """`array` under a type that numpy's format knows: bfloat16 is stored as its 16 bits."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes  # only here: most checkpoints need none
-
-        name = ml_dtypes.bfloat16
-    return np.dtype(name)

@@ -157,12 +157,10 @@ class ExchangeCommunicator:
         """The root deals the buffer out, and those who get a chunk pass it on while it comes."""
         direct = buffer.nbytes <= _DIRECT_BROADCAST_BYTES
         relays = [p for p in range(len(self.ranks)) if p != root]
-        if direct or not relays:
-            bounds = offsets([len(buffer) if p == root else 0 for p in range(len(self.ranks))])
-        else:
-            dealt = even_bounds(len(buffer), len(relays))
-            lengths = {p: dealt[i + 1] - dealt[i] for i, p in enumerate(relays)}
-            bounds = offsets([lengths.get(p, 0) for p in range(len(self.ranks))])
+        owners = [root] if direct or not relays else relays
+        dealt = even_bounds(len(buffer), len(owners))
+        lengths = {p: dealt[i + 1] - dealt[i] for i, p in enumerate(owners)}
+        bounds = offsets([lengths.get(p, 0) for p in range(len(self.ranks))])
         longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
         cuts = segments_at(bounds, max(1, passing_bytes(longest, self.segment_bytes) // buffer.itemsize))
         if self.position == root:

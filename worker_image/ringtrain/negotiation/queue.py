@@ -10,7 +10,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -196,17 +196,14 @@ class NamedQueue:
 
     def _run(self, communicator: Communicator, batch: Sequence[Agreed]) -> None:
         started_ns = time.perf_counter_ns()
-        own = self._own(batch)
+        with self._changed:
+            own = {entry.name: self._in_flight[entry.name] for entry in batch if entry.name in self._in_flight}
         arrays = [own[entry.name].arrays() if entry.name in own else None for entry in batch]
         results = run_batch(communicator, batch, arrays)
         for entry, result in zip(batch, results, strict=True):
             if entry.name in own:
                 _record(entry, own[entry.name].since_ns, started_ns)
             self._done(entry, result)
-
-    def _own(self, batch: Sequence[Agreed]) -> Mapping[str, _Submitted]:
-        with self._changed:
-            return {entry.name: self._in_flight[entry.name] for entry in batch if entry.name in self._in_flight}
 
     def _done(self, agreed: Agreed, outcome: Result | RingtrainError) -> None:
         with self._changed:

@@ -68,7 +68,10 @@ class Executor:
         try:
             return work()
         finally:
-            self._end_turn()
+            self._runner = 0
+            self._turn.release()
+            with self._lock:
+                self._pending -= 1
 
     def submit(self, work: Callable[[], T]) -> Handle[T]:
         future: Future[T] = Future()
@@ -123,9 +126,3 @@ class Executor:
             future.set_result(work())
         except BaseException as error:  # whoever synchronizes gets it
             future.set_exception(error)
-
-    def _end_turn(self) -> None:
-        self._runner = 0
-        self._turn.release()
-        with self._lock:
-            self._pending -= 1

@@ -135,20 +135,25 @@ class Membership:
         # While ranks meet, whoever knows the token may announce why they do not. Without a token only peers may.
         asking = -1
         if method != ABORT or self._handshake.all_met or self.ring.token is None:
-            asking = self._check_identity(request)
+            identity = load_fields(request, rank=int, session=bytes)
+            asking = int(identity["rank"])
+            self._handshake.check_session(asking, identity["session"])
         if method == ABORT:
             self.monitor.heed(request)
             return b""
         if method == STATUS:
             failure = self.failure_state.failure
-            said = {"reached": self.offers.reached(), "activity": self.offers.activity()}
-            return dump({**said, "failure": failure and failure.encode()})
+            status = {"reached": self.offers.reached(), "activity": self.offers.activity()}
+            return dump({**status, "failure": failure and failure.encode()})
         if method == MEANING:
             asked = load_fields(request, process_set=int, sequence=int)
             what = self.offers.meaning((asked["process_set"], asked["sequence"]))
             return b"" if what is None else what.encode()
+        # A watch: held for a timeout's time, its end tells the peer that this rank is gone.
         self._handshake.watched_by(asking)
-        return self._answer_watch(caller)
+        caller.on_end(self.offers.watcher_gone)
+        ended = self.offers.await_end(min(self.ring.timeout_s, caller.remaining_s()), caller)
+        return LEFT if ended else ALIVE
 
     def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
         """Yield what the caller is to get from this rank in one collective."""
@@ -170,12 +175,6 @@ class Membership:
             return  # the monitor learns from its watch why
         self.offers.taken(offer, pull.rank)
 
-    def _answer_watch(self, caller: Caller) -> bytes:
-        """Hold the question for a timeout's time: its end tells the peer that this rank is gone."""
-        caller.on_end(self.offers.watcher_gone)
-        ended = self.offers.await_end(min(self.ring.timeout_s, caller.remaining_s()), caller)
-        return LEFT if ended else ALIVE
-
     def _ask_meaning(self, peer: int, key: Key) -> Signature | None:
         """The whole signature of a peer's collective; None if it does not answer, or has ended that one."""
         request = dump({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
@@ -193,9 +192,3 @@ class Membership:
 
     def _identity(self, peer: int) -> dict[str, object]:
         return {"rank": self.ring.rank, "session": self._handshake.session(peer).hex()}
-
-    def _check_identity(self, request: bytes) -> int:
-        """Return the peer that asks. Raises NotAPeer."""
-        identity = load_fields(request, rank=int, session=bytes)
-        self._handshake.check_session(identity["rank"], identity["session"])
-        return int(identity["rank"])
