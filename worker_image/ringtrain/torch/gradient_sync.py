@@ -1,6 +1,5 @@
 """Reduce each parameter's gradient as the backward pass produces it."""
 
-import itertools
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from ringtrain import rank
+from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain.torch.compression import Compressor
@@ -199,9 +199,7 @@ def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
     if groups is None or groups == 0:
         return []
     if isinstance(groups, int) and groups > 0:
-        length, more = divmod(len(params), groups)
-        cuts = [index * length + min(index, more) for index in range(groups + 1)]
-        return [list(params[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
+        return [group for group in split_list(list(params), groups) if group]
     if isinstance(groups, list) and all(isinstance(group, list) for group in groups):
         flat = [param for group in groups for param in group]
         if len(set(flat)) != len(flat):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -38,10 +38,16 @@ def submit(
     `finish`: what the queue makes of the results (default: tensors on the device of their counterparts). `error`:
     what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
     """
-    described = replace(
-        request,
+    described = Request(  # replace() takes twice as long
+        kind=request.kind,
+        name=request.name,
         dtypes=tuple(name_of(tensor) for tensor in tensors),
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+        op=request.op,
+        root=request.root,
+        prescale=request.prescale,
+        postscale=request.postscale,
+        splits=request.splits,
         device=tensors[0].device.type if tensors else "cpu",
         error=error or _device_error(tensors),
     )

@@ -1,6 +1,6 @@
 """Start every rank from the same weights and the same optimizer state."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -36,18 +36,24 @@ def broadcast_optimizer_state(
 
     `model`: accepted for Horovod's sake; nothing depends on it.
     """
-    own: dict[str, Any] = optimizer.state_dict()
     tensors: list[torch.Tensor] = []
-    skeleton = broadcast_object(_without_tensors(own, tensors), root_rank, "optimizer_state")
-    received: dict[int, torch.Tensor] = {}
-    for index, (dtype, shape, device) in enumerate(_described(skeleton)):
-        local = (
-            tensors[index]
-            if _same(tensors, index, dtype, shape)
-            else torch.empty(shape, dtype=dtype, device=device)
-        )
-        received[index] = broadcast(local.detach(), root_rank, f"optimizer_state.{index}")
-    optimizer.load_state_dict(_with_tensors(skeleton, received))
+
+    def taken_out(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensors.append(leaf)
+        return {_TENSOR: len(tensors) - 1}
+
+    skeleton = _mapped(optimizer.state_dict(), taken_out)
+    described = [(tensor.dtype, tuple(tensor.shape), tensor.device.type) for tensor in tensors]
+    skeleton, described = broadcast_object((skeleton, described), root_rank, "optimizer_state")
+    received = []
+    for index, (dtype, shape, device) in enumerate(described):
+        own = tensors[index] if index < len(tensors) else None
+        if own is None or own.dtype is not dtype or tuple(own.shape) != shape:
+            own = torch.empty(shape, dtype=dtype, device=device)
+        received.append(broadcast(own.detach(), root_rank, f"optimizer_state.{index}"))
+    optimizer.load_state_dict(_mapped(skeleton, lambda leaf: received[leaf[_TENSOR]] if _is_mark(leaf) else leaf))
 
 
 def _named(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[str, Any]]:
@@ -63,43 +69,18 @@ def _named(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[str, Any
     ]
 
 
+# The key of what stands in the place of a tensor: a dictionary with the tensor's index.
 _TENSOR = "__tensor__"
 
 
-def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return `value` with each tensor replaced by its description, and append the tensor to `tensors`."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return {
-            _TENSOR: len(tensors) - 1,
-            "dtype": value.dtype,
-            "shape": tuple(value.shape),
-            "device": value.device.type,
-        }
-    if isinstance(value, dict):
-        return {key: _without_tensors(item, tensors) for key, item in value.items()}
+def _is_mark(value: Any) -> bool:
+    return isinstance(value, dict) and _TENSOR in value
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return `value` with `change(leaf)` for each leaf of its dictionaries, lists and tuples."""
+    if isinstance(value, dict) and not _is_mark(value):
+        return {key: _mapped(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_without_tensors(item, tensors) for item in value)
-    return value
-
-
-def _described(value: Any) -> list[tuple[torch.dtype, tuple[int, ...], str]]:
-    """Return dtype, shape and device of each tensor, in the order in which they were taken out."""
-    if isinstance(value, dict) and _TENSOR in value:
-        return [(value["dtype"], value["shape"], value["device"])]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [description for item in items for description in _described(item)]
-
-
-def _with_tensors(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
-    if isinstance(value, dict) and _TENSOR in value:
-        return tensors[value[_TENSOR]]
-    if isinstance(value, dict):
-        return {key: _with_tensors(item, tensors) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_with_tensors(item, tensors) for item in value)
-    return value
-
-
-def _same(tensors: list[torch.Tensor], index: int, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    return index < len(tensors) and tensors[index].dtype is dtype and tuple(tensors[index].shape) == shape
+        return type(value)(_mapped(item, change) for item in value)
+    return change(value)

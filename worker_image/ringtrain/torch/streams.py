@@ -55,7 +55,7 @@ class GradientStream:
         self._under_way: list[Future[None]] = []
         on_cpu = all(param.device.type == "cpu" for param in params.values())
         self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients")
-        self._places = {name: HandedOver.of(name, param) for name, param in params.items()}
+        self._stand_ins = {name: HandedOver.of(name, param) for name, param in params.items()}
         self._hooks = [param.register_hook(_make_way(param)) for param in params.values()]
         self._hooks += [
             param.register_post_accumulate_grad_hook(lambda param, name=name: self._take(name, param))
@@ -88,7 +88,7 @@ class GradientStream:
 
     def _take(self, name: str, param: Any) -> None:
         grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
-        param.grad = self._places[name]
+        param.grad = self._stand_ins[name]
         self._arrived.add(name)
         arrays = to_arrays([grad])
         if self._thread is None:
