@@ -5,7 +5,7 @@ same calls in the same order. They cannot be compiled by XLA.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.tensorflow.errors import as_tensorflow
+from ringtrain.tensorflow.names import name_of_gradient
 from ringtrain.tensorflow.operation import Function, add_operation
 from ringtrain.transport.threads import DaemonPool
 
@@ -79,6 +80,41 @@ def host_call(
     for output, shape in zip(outputs, shapes, strict=True):
         output.set_shape(shape)
     return outputs
+
+
+@tf.autograph.experimental.do_not_convert
+def differentiable_call(
+    forward: Function,
+    backward: Callable[[str | None, Sequence[Array], Sequence[Array]], Sequence[Array]],
+    inputs: Sequence[Any],
+    shapes: Sequence[Any],
+    name: str | None,
+    kept: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] = lambda inputs, outputs: (),
+) -> list[Any]:
+    """Return `forward(*arrays of inputs)` as `host_call` does, with gradients: an output for each input, of its
+    dtype.
+
+    `backward(name, gradients of the outputs, arrays of kept(inputs, outputs))` returns the inputs' gradients; its
+    name is made from that of the call, `name`.
+    """
+    dtypes = [tensor.dtype for tensor in inputs]
+
+    @tf.custom_gradient
+    def call(*given: Any) -> Any:
+        outputs = host_call(forward, given, dtypes, shapes)
+
+        def gradient(*grads: Any) -> Any:
+            own_name = name_of_gradient(name)
+
+            def on_host(*arrays: Any) -> Any:
+                return backward(own_name, arrays[: len(grads)], arrays[len(grads) :])
+
+            needed = [*map(value_of, grads), *kept(given, outputs)]
+            return host_call(on_host, needed, dtypes, [tensor.shape for tensor in inputs])
+
+        return tuple(outputs), gradient
+
+    return list(call(*inputs))
 
 
 def _until_ended(ticket: Any, running: Any) -> Any:

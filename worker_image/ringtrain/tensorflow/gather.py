@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringtrain.collectives.tensors import Array
 from ringtrain.negotiation import arrays
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain.tensorflow.calls import any_rows, host_call, value_of
+from ringtrain.tensorflow.calls import any_rows, differentiable_call, host_call, value_of
 from ringtrain.tensorflow.names import name_of_call, name_of_gradient
 
 
@@ -36,31 +37,16 @@ def grouped_allgather(
 def gathered(tensors: Sequence[Any], full: str | None, process_set: ProcessSet) -> list[Any]:
     """Gather as `grouped_allgather` does, under a name that was dealt before."""
     values = [value_of(tensor) for tensor in tensors]
-    dtypes, shapes = [t.dtype for t in values], [t.shape for t in values]
-    count = len(values)
+    rows = [tf.shape(tensor)[0] if tensor.shape.rank else tf.constant(0) for tensor in values]
 
-    @tf.custom_gradient
-    def gather(*inputs: Any) -> Any:
-        rows = [tf.shape(tensor)[0] if tensor.shape.rank else tf.constant(0) for tensor in inputs]
-        outputs = host_call(
-            lambda *given: arrays.allgather(given, process_set, full),
-            inputs,
-            dtypes,
-            [any_rows(t) for t in inputs],
-        )
+    def backward(own_name: str | None, grads: Sequence[Array], own_rows: Sequence[Array]) -> list[Array]:
+        return arrays.allgather_gradient(grads, [int(n) for n in own_rows], process_set, own_name)
 
-        def gradient(*grads: Any) -> Any:
-            own_name = name_of_gradient(full)
+    def forward(*given: Array) -> list[Array]:
+        return arrays.allgather(given, process_set, full)
 
-            def on_host(*given: Any) -> Any:
-                own_rows = [int(n) for n in given[count:]]
-                return arrays.allgather_gradient(given[:count], own_rows, process_set, own_name)
-
-            return host_call(on_host, [*map(value_of, grads), *rows], dtypes, shapes)
-
-        return tuple(outputs), gradient
-
-    return list(gather(*values))
+    shapes = [any_rows(tensor) for tensor in values]
+    return differentiable_call(forward, backward, values, shapes, full, lambda *_: rows)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -75,28 +61,13 @@ def broadcast(
     value = value_of(tensor)
     full = name_of_call(name, ignore_name_scope)
 
-    @tf.custom_gradient
-    def send(given: Any) -> Any:
-        (output,) = host_call(
-            lambda array: arrays.broadcast([array], root_rank, process_set, full),
-            [given],
-            [value.dtype],
-            [value.shape],
-        )
+    def forward(array: Array) -> list[Array]:
+        return arrays.broadcast([array], root_rank, process_set, full)
 
-        def gradient(grad: Any) -> Any:
-            own_name = name_of_gradient(full)
-            (flowed,) = host_call(
-                lambda array: [arrays.broadcast_gradient(array, root_rank, process_set, own_name)],
-                [value_of(grad)],
-                [value.dtype],
-                [value.shape],
-            )
-            return flowed
+    def backward(own_name: str | None, grads: Sequence[Array], _: Any) -> list[Array]:
+        return [arrays.broadcast_gradient(grads[0], root_rank, process_set, own_name)]
 
-        return output, gradient
-
-    return send(value)
+    return differentiable_call(forward, backward, [value], [value.shape], full)[0]
 
 
 @tf.autograph.experimental.do_not_convert

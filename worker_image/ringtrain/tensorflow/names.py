@@ -15,9 +15,9 @@ import tensorflow as tf
 
 @dataclass
 class _Names:
-    """What one graph has dealt. `place`: of the graph among the functions and branches that it is within."""
+    """What one graph has dealt. `path`: the functions and branches that lead to the graph."""
 
-    place: str
+    path: str
     dealt: Counter[str] = field(default_factory=Counter)
     within: Counter[str] = field(default_factory=Counter)
 
@@ -41,9 +41,9 @@ def name_of_call(name: str | None, ignore_name_scope: bool = False) -> str | Non
     graph = tf.compat.v1.get_default_graph()
     names = _names(graph)
     if name is None:
-        return names.unique(f"{names.place}unnamed")
+        return names.unique(f"{names.path}unnamed")
     scope = "" if ignore_name_scope else graph.get_name_scope()
-    return names.unique(f"{names.place}{scope}/{name}" if scope else f"{names.place}{name}")
+    return names.unique(f"{names.path}{scope}/{name}" if scope else f"{names.path}{name}")
 
 
 def name_of_gradient(name: str | None) -> str | None:
@@ -55,11 +55,11 @@ def name_of_gradient(name: str | None) -> str | None:
 
 def _names(graph: Any) -> _Names:
     if graph not in _graphs:
-        _graphs[graph] = _Names(_place(graph))
+        _graphs[graph] = _Names(_path_of(graph))
     return _graphs[graph]
 
 
-def _place(graph: Any) -> str:
+def _path_of(graph: Any) -> str:
     """Return the functions and branches that lead to `graph`, each with a slash; empty for a graph of a session.
 
     A function that is called eagerly has its Python name, so that ranks may trace it a different number of times.
@@ -75,4 +75,4 @@ def _place(graph: Any) -> str:
     names = _names(outer)
     number = names.within[name]
     names.within[name] += 1
-    return f"{names.place}{name}_{number}/" if number else f"{names.place}{name}/"
+    return f"{names.path}{name}_{number}/" if number else f"{names.path}{name}/"

@@ -5,15 +5,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain.collectives.tensors import Array
+from ringtrain.compression.casts import run_compressed
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.ops import Average, chosen_op, only_sums
-from ringtrain.tensorflow.calls import any_rows, host_call, value_of
+from ringtrain.tensorflow.calls import any_rows, differentiable_call, value_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.errors import NotSupportedError
 from ringtrain.tensorflow.gather import gathered
-from ringtrain.tensorflow.names import name_of_call, name_of_gradient
+from ringtrain.tensorflow.names import name_of_call
 
 
 def allreduce(
@@ -111,61 +113,39 @@ def grouped_reducescatter(
 def _reduced(
     tensors: Sequence[Any], how: Reduction, device: str, compression: type[Compressor], name: str | None
 ) -> list[Any]:
-    small = [compression.compress(value_of(tensor)) for tensor in tensors]
+    def forward(*given: Array) -> list[Array]:
+        return arrays.allreduce(given, how, name)
+
+    def backward(own_name: str | None, grads: Sequence[Array], saved: Sequence[Array]) -> list[Array]:
+        inputs, outputs = saved[: len(grads)], saved[len(grads) :]
+        return arrays.allreduce_gradient(grads, inputs, outputs, how, own_name)
+
+    def kept(inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        return [*inputs, *outputs] if how.op in ("Min", "Max", "Product") else ()
+
+    def call(values: list[Any]) -> list[Any]:
+        shapes = [tensor.shape for tensor in values]
+        return differentiable_call(forward, backward, values, shapes, name, kept)
+
     with tf.device(device):
-        outputs = _differentiable_allreduce([tensor for tensor, _ in small], how, name)
-        return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, small, strict=True)]
-
-
-def _differentiable_allreduce(tensors: Sequence[Any], how: Reduction, name: str | None) -> list[Any]:
-    dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
-    count = len(tensors)
-
-    @tf.custom_gradient
-    def reduce(*inputs: Any) -> Any:
-        outputs = host_call(lambda *given: arrays.allreduce(given, how, name), inputs, dtypes, shapes)
-
-        def gradient(*grads: Any) -> Any:
-            own_name = name_of_gradient(name)
-
-            def on_host(*given: Any) -> Any:
-                parts = given[:count], given[count : 2 * count], given[2 * count :]
-                return arrays.allreduce_gradient(*parts, how, own_name)
-
-            return host_call(on_host, [*map(value_of, grads), *inputs, *outputs], dtypes, shapes)
-
-        return tuple(outputs), gradient
-
-    return list(reduce(*tensors))
+        return run_compressed(compression, [value_of(tensor) for tensor in tensors], call)
 
 
 @tf.autograph.experimental.do_not_convert
 def _scattered(
     tensors: Sequence[Any], how: Reduction, device: str, compression: type[Compressor], name: str | None
 ) -> list[Any]:
-    small = [compression.compress(value_of(tensor)) for tensor in tensors]
-    values = [tensor for tensor, _ in small]
-    dtypes, shapes = [t.dtype for t in values], [t.shape for t in values]
+    def forward(*given: Array) -> list[Array]:
+        return arrays.reducescatter(given, how, name)
 
-    @tf.custom_gradient
-    def scatter(*inputs: Any) -> Any:
-        outputs = host_call(
-            lambda *given: arrays.reducescatter(given, how, name), inputs, dtypes, [any_rows(t) for t in values]
-        )
+    def backward(own_name: str | None, grads: Sequence[Array], _: Any) -> list[Array]:
+        return arrays.reducescatter_gradient(grads, how, own_name)
 
-        def gradient(*grads: Any) -> Any:
-            own_name = name_of_gradient(name)
-
-            def on_host(*given: Any) -> Any:
-                return arrays.reducescatter_gradient(given, how, own_name)
-
-            return host_call(on_host, [*map(value_of, grads)], dtypes, shapes)
-
-        return tuple(outputs), gradient
+    def call(values: list[Any]) -> list[Any]:
+        return differentiable_call(forward, backward, values, [any_rows(tensor) for tensor in values], name)
 
     with tf.device(device):
-        outputs = list(scatter(*values))
-        return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, small, strict=True)]
+        return run_compressed(compression, [value_of(tensor) for tensor in tensors], call)
 
 
 def _slices(slices: Any, how: Reduction, device: str, name: str | None) -> Any:
