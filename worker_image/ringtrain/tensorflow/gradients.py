@@ -1,12 +1,13 @@
 """Reduce a model's gradients, as tape and optimizers do: all of them in one call out of the graph."""
 
-import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import tensorflow as tf
 
+from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
@@ -32,6 +33,17 @@ class GradientOptions:
     groups: Any = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
+
+    @classmethod
+    def of_arguments(cls, arguments: Mapping[str, Any]) -> "GradientOptions":
+        """Return the options among the arguments of a tape or optimizer, with the deprecated `num_groups` as
+        `groups`.
+        """
+        chosen = {option.name: arguments[option.name] for option in fields(cls)}
+        if arguments["num_groups"]:
+            warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=3)
+            chosen["groups"] = arguments["num_groups"] if chosen["groups"] is None else chosen["groups"]
+        return cls(**chosen)
 
     def checked(self) -> "GradientOptions":
         """Return it with a `ReduceOp`. Raises ConfigurationError for what does not go together."""
@@ -97,15 +109,15 @@ class GradientReducer:
     def _reduce_together(
         self, results: list[Any], dense: list[int], sparse: list[int], groups: list[list[int]]
     ) -> None:
-        """Reduce what stands at the places `dense` and `sparse` of `results`, in one call out of the graph.
+        """Reduce what stands at the indices `dense` and `sparse` of `results`, in one call out of the graph.
 
         `groups`: positions in `dense` that travel together.
         """
         options, how = self.options, self.options.reduction
         process_set = how.process_set
         name = name_of_call(self.name) or self.name
-        small = [options.compression.compress(results[place]) for place in dense]
-        slices = [results[place] for place in sparse]
+        small = [options.compression.compress(results[index]) for index in dense]
+        slices = [results[index] for index in sparse]
         inputs = [tensor for tensor, _ in small] + [part for s in slices for part in (s.values, s.indices)]
 
         def on_host(*given: Any) -> Any:
@@ -115,8 +127,8 @@ class GradientReducer:
                 own = name_for("gradients", f"{name}.{dense[group[0]]}", process_set)
                 begun.append(arrays.begin(how.request(own), [given[i] for i in group], process_set))
             begun_slices = [
-                arrays.begin_allgather(gathered[2 * i : 2 * i + 2], process_set, f"{name}.{place}")
-                for i, place in enumerate(sparse)
+                arrays.begin_allgather(gathered[2 * i : 2 * i + 2], process_set, f"{name}.{index}")
+                for i, index in enumerate(sparse)
             ]
             for group, future in zip(groups, begun, strict=True):
                 for i, array in zip(group, future.result(), strict=True):
@@ -126,28 +138,26 @@ class GradientReducer:
         shapes = [t.shape for t, _ in small] + [any_rows(t) for t in inputs[len(dense) :]]
         with tf.device(options.device_dense):
             outputs = host_call(on_host, inputs, [t.dtype for t in inputs], shapes)
-            for place, tensor, (_, ctx) in zip(dense, outputs, small, strict=False):
-                results[place] = options.compression.decompress(tensor, ctx)
+            for index, tensor, (_, ctx) in zip(dense, outputs, small, strict=False):
+                results[index] = options.compression.decompress(tensor, ctx)
         with tf.device(options.device_sparse):
-            for i, place in enumerate(sparse):
+            for i, index in enumerate(sparse):
                 values, indices = outputs[len(dense) + 2 * i : len(dense) + 2 * i + 2]
                 how_slices = Reduction("Sum" if options.op is Sum else "Average", process_set)
-                results[place] = tf.IndexedSlices(
+                results[index] = tf.IndexedSlices(
                     scaled_slices(values, how_slices), indices, slices[i].dense_shape
                 )
 
-    def _groups(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
-        """Return which of the gradients at `places` travel together, as positions in `places`."""
+    def _groups(self, indices: list[int], variables: Sequence[Any]) -> list[list[int]]:
+        """Return which of the gradients at `indices` travel together, as positions in `indices`."""
         groups = self.options.groups
-        everyone = list(range(len(places)))
+        everyone = list(range(len(indices)))
         if isinstance(groups, list):
             of = {identity(v): number for number, group in enumerate(groups) for v in group}
-            keys = [of.get(identity(variables[place]), -1 - place) for place in places]
+            keys = [of.get(identity(variables[index]), -1 - index) for index in indices]
             return [[i for i in everyone if keys[i] == key] for key in dict.fromkeys(keys)]
         if groups:
-            length, more = divmod(len(everyone), groups)
-            cuts = [n * length + min(n, more) for n in range(groups + 1)]
-            return [everyone[a:b] for a, b in itertools.pairwise(cuts) if b > a]
+            return [part for part in split_list(everyone, groups) if part]
         return [[i] for i in everyone]
 
     def _local_gradient(self, grad: Any) -> Any:

@@ -11,7 +11,6 @@ from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
 from ringtrain.tensorflow.keras.api import is_optimizer
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
-from ringtrain.tensorflow.tape import groups_from
 from ringtrain.tensorflow.v1_optimizer import AccumulatingV1Optimizer, AdasumV1Optimizer, DistributedV1Optimizer
 
 
@@ -39,24 +38,14 @@ def DistributedOptimizer(
     number. `op`: Adasum combines the steps that ranks make instead of their gradients. The rest as of
     `DistributedGradientTape`.
     """
-    options = GradientOptions(
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        groups_from(groups, num_groups),
-        process_set,
-        scale_local_gradients,
-    )
+    options = GradientOptions.of_arguments(locals())
     if is_optimizer(optimizer):
         return DistributedKerasOptimizer(
             optimizer,
             name=name,
             backward_passes_per_step=backward_passes_per_step,
             average_aggregated_gradients=average_aggregated_gradients,
-            **dict(vars(options).items()),
+            **vars(options),
         )
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise ConfigurationError(

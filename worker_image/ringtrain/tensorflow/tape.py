@@ -1,6 +1,5 @@
 """`DistributedGradientTape`: a gradient tape whose gradients are reduced over all ranks."""
 
-import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -69,17 +68,7 @@ def DistributedGradientTape(
     a number of groups or lists of variables that are reduced together; `num_groups` is its deprecated form.
     `scale_local_gradients`: divide gradients of local sources by the number of ranks.
     """
-    options = GradientOptions(
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        groups_from(groups, num_groups),
-        process_set,
-        scale_local_gradients,
-    ).checked()
+    options = GradientOptions.of_arguments(locals()).checked()
     tape = DistributedTape.__new__(DistributedTape)
     tape.__dict__.update(gradtape.__dict__)
     tape._reducer = GradientReducer("DistributedGradientTape", options)
@@ -115,11 +104,3 @@ def layers_of(layers: Any) -> list[Any]:
     if layers is None:
         return []
     return [layers] if hasattr(layers, "trainable_weights") else list(layers)
-
-
-def groups_from(groups: Any, num_groups: int) -> Any:
-    """Return `groups`, or the deprecated `num_groups` in its place."""
-    if num_groups:
-        warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=3)
-        return groups if groups is not None else num_groups
-    return groups

@@ -76,29 +76,16 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
                 "outside of a graph; expected 1, or a Keras optimizer, or a tf.compat.v1 graph"
             )
         super().__init__(optimizer, reducer, passes, use_locking)
-        self._factor = 1.0 / passes if average else 1.0
-        self._last: Any = None
+        self._sums = LocalGradientAggregationHelper(passes, self._reduced, True, average, 0, "v1")
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the sums so far; in every last of `passes` runs they are reduced over all ranks."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        present = [index for index, (grad, _) in enumerate(pairs) if grad is not None]
-        variables = [pairs[index][1] for index in present]
-        first, self._last = _run_of_cycle(self._passes)
-        sums = [_sum_of_cycle(first, pairs[index][0], pairs[index][1]) for index in present]
-        totals = tf.cond(
-            self._last,
-            lambda: self._reduced([total * tf.cast(self._factor, total.dtype) for total in sums], variables),
-            lambda: [tf.identity(total) for total in sums],
-        )
-        results: list[Any] = [None] * len(pairs)
-        for index, total in zip(present, totals if isinstance(totals, list | tuple) else [totals], strict=True):
-            results[index] = total
-        return _zipped(results, pairs)
+        return _zipped(self._sums.compute_gradients([grad for grad, _ in pairs], _variables(pairs)), pairs)
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """In every last of `passes` runs apply the gradients; in the others only count."""
-        if self._last is None:
+        if not self._sums.begun:
             raise ConfigurationError(
                 "apply_gradients: with backward_passes_per_step above 1 the gradients must come from this "
                 "optimizer's compute_gradients(); call that first, or minimize()"
@@ -106,12 +93,9 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
         pairs = list(grads_and_vars)
 
         def apply() -> Any:
-            return _after([self._optimizer.apply_gradients(pairs, global_step=global_step)])
+            return self._optimizer.apply_gradients(pairs, global_step=global_step)
 
-        def count() -> Any:
-            return _after([] if global_step is None else [tf.compat.v1.assign_add(global_step, 1).op])
-
-        return tf.group(tf.cond(self._last, apply, count), name=name)
+        return tf.group(self._sums.apply_gradients(apply, None, pairs, global_step=global_step), name=name)
 
 
 class AdasumV1Optimizer(WrappedOptimizer):
@@ -171,6 +155,11 @@ class LocalGradientAggregationHelper:
         self._scale_local = scale_local_gradients
         self._local: set[int] = set()
         self._last: Any = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether `compute_gradients` was called."""
+        return self._last is not None
 
     def register_local_var(self, var: Any) -> None:
         """Leave the gradient of `var` out of the reduction."""

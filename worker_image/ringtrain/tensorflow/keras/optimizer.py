@@ -1,6 +1,6 @@
 """`DistributedOptimizer` for Keras: an optimizer that applies gradients reduced over all ranks."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,46 +11,63 @@ from ringtrain.reduction.ops import Adasum, Average
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_optimizer, keras
-from ringtrain.tensorflow.tape import groups_from, layers_of
+from ringtrain.tensorflow.tape import layers_of
 
 
-class DistributedKeras3Mixin:
-    """What `DistributedOptimizer` puts before the class of the optimizer that it wraps."""
+class DistributedKerasMixin:
+    """What `DistributedOptimizer` puts before the class of the optimizer that it wraps, of Keras 2 or 3."""
 
     _reducer: GradientReducer
     _passes: int
     _average_passes: bool
     _local_layers: list[Any]
     _sums: "Accumulator | None"
-    _trainable_variables: Any
     iterations: Any
-    built: bool
 
     def register_local_var(self, var: Any) -> None:
         """Leave the gradient of `var` out of the reduction."""
         self._reducer.register_local(var)
 
+    def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+        for variable in trainable(self._local_layers):
+            self._reducer.register_local(variable)
+        alone = trains_alone(self._reducer.options.process_set)
+        return grads if alone else self._reducer.reduce(grads, variables)
+
+    def _add(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        """Add `grads` up; at the last of the passes call `apply` with the sums."""
+        if self._sums is None:
+            # Past Keras' tracking: the sums are not saved with the model.
+            self.__dict__["_sums"] = Accumulator(variables, self._passes, self._average_passes)
+        return self.__dict__["_sums"].add(grads, apply, self.iterations)
+
+    def _combine_steps(self, variables: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+        """Assign the weights `before` plus the combination of what the ranks' steps have added to them."""
+        steps = [tf.convert_to_tensor(v) - start for v, start in zip(variables, before, strict=True)]
+        combined = self._reducer.reduce(steps, variables)
+        ends = zip(variables, before, combined, strict=True)
+        return [variable.assign(start + step) for variable, start, step in ends]
+
+
+class DistributedKeras3Mixin(DistributedKerasMixin):
+    """For optimizers of Keras 3, where all gradients come to `apply`."""
+
+    _trainable_variables: Any
+    built: bool
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduce `grads`, then apply them; with several backward passes a step, only at the last of them."""
         variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
-        for variable in trainable(self._local_layers):
-            self._reducer.register_local(variable)
         wrapped: Any = super()
-        if self._passes == 1:
-            return wrapped.apply(self._reduced(list(grads), variables), variables)
-        if not self.built:
-            wrapped.build(variables)
-        if self._sums is None:
-            self._sums = Accumulator(variables, self._passes, self._average_passes)
 
         def apply(total: list[Any]) -> None:
             wrapped.apply(self._reduced(total, variables), variables)
 
-        return self._sums.add(list(grads), apply, self.iterations)
-
-    def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-        alone = trains_alone(self._reducer.options.process_set)
-        return grads if alone else self._reducer.reduce(grads, variables)
+        if self._passes == 1:
+            return apply(list(grads))
+        if not self.built:
+            wrapped.build(variables)
+        return self._add(list(grads), variables, apply)
 
 
 class Accumulator:
@@ -99,52 +116,29 @@ class AdasumKeras3Mixin(DistributedKeras3Mixin):
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
         wrapped: Any = super(DistributedKeras3Mixin, self)
         wrapped.apply(grads, variables)
-        if trains_alone(self._reducer.options.process_set):
-            return
-        steps = [tf.convert_to_tensor(v) - start for v, start in zip(variables, before, strict=True)]
-        combined = self._reducer.reduce(steps, variables)
-        for variable, start, step in zip(variables, before, combined, strict=True):
-            variable.assign(start + step)
+        if not trains_alone(self._reducer.options.process_set):
+            self._combine_steps(variables, before)
 
 
-class DistributedKeras2Mixin:
-    """What `DistributedOptimizer` puts before the class of an optimizer of Keras 2, where all gradients come to
-    `apply_gradients`.
-    """
-
-    _reducer: GradientReducer
-    _passes: int
-    _average_passes: bool
-    _local_layers: list[Any]
-    _sums: "Accumulator | None"
-    iterations: Any
-
-    def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of `var` out of the reduction."""
-        self._reducer.register_local(var)
+class DistributedKeras2Mixin(DistributedKerasMixin):
+    """For optimizers of Keras 2, where all gradients come to `apply_gradients`."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduce the gradients, then apply them; with several backward passes a step, only at the last of them."""
         pairs = list(grads_and_vars)
-        variables = [variable for _, variable in pairs]
-        for variable in trainable(self._local_layers):
-            self._reducer.register_local(variable)
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         wrapped: Any = super()
 
-        def apply(grads: list[Any]) -> Any:
-            alone = trains_alone(self._reducer.options.process_set)
-            reduced = grads if alone else self._reducer.reduce(grads, variables)
-            return wrapped.apply_gradients(zip(reduced, variables, strict=True), *args, **kwargs)
+        def apply(total: list[Any]) -> Any:
+            reduced = zip(self._reduced(total, variables), variables, strict=True)
+            return wrapped.apply_gradients(reduced, *args, **kwargs)
 
-        grads = [grad for grad, _ in pairs]
         if self._passes == 1:
             return apply(grads)
         with tf.init_scope():  # variables can't be made in a branch
             make = wrapped._create_all_weights if hasattr(wrapped, "_create_all_weights") else wrapped.build
             make(variables)
-            if self._sums is None:
-                self.__dict__["_sums"] = Accumulator(variables, self._passes, self._average_passes)
-        return self.__dict__["_sums"].add(grads, apply, self.iterations)
+        return self._add(grads, variables, apply)
 
 
 class AdasumKeras2Mixin(DistributedKeras2Mixin):
@@ -160,10 +154,7 @@ class AdasumKeras2Mixin(DistributedKeras2Mixin):
         if trains_alone(self._reducer.options.process_set):
             return applied
         with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
-            steps = [tf.identity(v) - start for v, start in zip(variables, before, strict=True)]
-            combined = self._reducer.reduce(steps, variables)
-            ends = zip(variables, before, combined, strict=True)
-            assigned = [variable.assign(start + step) for variable, start, step in ends]
+            assigned = self._combine_steps(variables, before)
         return applied if tf.executing_eagerly() else tf.group(*assigned)
 
 
@@ -203,17 +194,7 @@ def DistributedOptimizer(
         raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}; expected a Keras optimizer")
     if backward_passes_per_step < 1:
         raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
-    options = GradientOptions(
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        groups_from(groups, num_groups),
-        process_set,
-        scale_local_gradients,
-    ).checked()
+    options = GradientOptions.of_arguments(locals()).checked()
     wrapped = _derived(optimizer, _mixin(options))
     settings = {
         "_reducer": GradientReducer(f"Distributed{type(optimizer).__name__}", options),
