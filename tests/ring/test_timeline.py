@@ -1,16 +1,19 @@
 """RINGTRAIN_TIMELINE: what Perfetto is given to read."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from support.ranks import ranks_ended, run_ranks
 
 import ringtrain as rt
 from ringtrain import timeline
+from ringtrain.cli.main import main
 from ringtrain.optim import SGD, HostOptimizer
 
 
@@ -26,8 +29,7 @@ def train(steps: int) -> None:
 
 
 def events_in(path: Path) -> list[dict[str, Any]]:
-    """The array's end may be missing: the format's readers add it, and so does this one."""
-    return list(json.loads(path.read_text().rstrip().rstrip(",") + "]"))
+    return list(json.loads(path.read_text()))
 
 
 @pytest.mark.parametrize("transport", ["grpc", "shm"])
@@ -61,12 +63,46 @@ def test_spans_of_ranks_overlap_in_time(tmp_path: Path) -> None:
 
 def test_without_a_timeline_a_span_records_nothing(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
-    timeline.start(path, rank=5)
+    timeline.start(path, 5, "run")
     timeline.stop()
     with timeline.span("nothing", "test"):
         pass
     timeline.record_since(0, "nothing", "test")
     assert {event["ph"] for event in events_in(path)} == {"M"}
+
+
+def test_a_run_begins_a_file_of_its_own(tmp_path: Path) -> None:
+    """Ranks of one run share a file; the next run takes the name, and what was there gets a number."""
+    path = tmp_path / "timeline.json"
+    for run, rank in (("first", 0), ("first", 1), ("second", 0), ("second", 1), ("third", 0)):
+        timeline.start(path, rank, run)
+        with timeline.span(run):
+            pass
+    timeline.stop()
+    names = {file.name: [e["name"] for e in events_in(file) if e["ph"] == "X"] for file in tmp_path.iterdir()}
+    assert names == {
+        "timeline.1.json": ["first"] * 2, "timeline.2.json": ["second"] * 2, "timeline.json": ["third"],
+    }  # fmt: skip
+
+
+def test_a_file_of_the_user_is_left_alone(tmp_path: Path) -> None:
+    """Neither written to nor moved away."""
+    path = tmp_path / "train.py"
+    path.write_text("import numpy\n")
+    with pytest.raises(OSError, match="no timeline"):
+        timeline.start(path, 0, "run")
+    assert path.read_text() == "import numpy\n"
+
+
+def test_where_the_time_of_a_step_goes(tmp_path: Path) -> None:
+    """`ringtrain timeline` has a line for each rank, over whichever transport."""
+    for transport in ("grpc", "shm"):
+        path = tmp_path / f"{transport}.json"
+        run_ranks(train, 2, 3, env={"RINGTRAIN_TIMELINE": str(path), "RINGTRAIN_TRANSPORT": transport})
+        lines = CliRunner().invoke(main, ["timeline", str(path)]).output.splitlines()
+        assert [line.split(":")[0] for line in lines] == ["rank 0", "rank 1"]
+        for line in lines:
+            assert re.search(r": 2 steps of \S+ ms: input and forward \d+ %, backward \d+ %, update \d+ %", line)
 
 
 def join() -> None:

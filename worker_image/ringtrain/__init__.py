@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ringtrain import checkpoint, data, errors, optim
+from ringtrain import checkpoint, data, errors, optim, timeline
 from ringtrain.api.collectives import (
     allgather,
     allgather_async,
@@ -120,6 +120,7 @@ __all__ = [
     "shutdown",
     "size",
     "synchronize",
+    "timeline",
 ]
 
 

@@ -2,11 +2,14 @@
 
     RINGTRAIN_TIMELINE=/tmp/timeline.json ringtrain run -np 2 python train.py
 
-Ranks that share a directory write to one file, each as a process of its own. The file is complete at any moment:
-it is a JSON array whose end may be missing, which the format allows, and ranks append whole lines.
+Ranks that share a directory write to one file, each as a process of its own. The file is whole JSON at any moment:
+who appends locks it, and writes the array's end again. `ringtrain timeline FILE` sums it up.
 """
 
 import contextlib
+import errno
+import fcntl
+import itertools
 import json
 import os
 import threading
@@ -17,24 +20,22 @@ from typing import Any, Final
 
 # Events are kept until there are so many: a write every few hundred steps costs nothing beside them.
 _FLUSH_EVENTS: Final = 1000
+_BEGIN: Final = b"[\n"
+_END: Final = b"\n]\n"
 
 
 class Timeline:
     """Collects the events of one rank and appends them to `path`. For any number of threads."""
 
-    def __init__(self, path: Path, rank: int) -> None:
-        """Raises OSError if `path` can't be written."""
+    def __init__(self, path: Path, rank: int, run: str) -> None:
+        """`run`: the same on all ranks of one run. Raises OSError if `path` can't be written or is no timeline."""
         self._rank = rank
         self._lock = threading.Lock()
         self._events: list[dict[str, Any]] = []
         self._threads: set[int] = set()
         # Ranks compare by the wall clock, and time by a clock that never steps back.
         self._zero_ns = time.time_ns() - time.perf_counter_ns()
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-            os.write(self._fd, b"[\n")
-        except FileExistsError:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._fd = _open(path, run)
         self._add({"ph": "M", "name": "process_name", "args": {"name": f"rank {rank}"}})
         self._add({"ph": "M", "name": "process_sort_index", "args": {"sort_index": rank}})
 
@@ -55,12 +56,10 @@ class Timeline:
         times = {"ts": (began_ns + self._zero_ns) / 1000, "dur": (ended_ns - began_ns) / 1000}
         self._add(span | times | ({} if track is None else {"tid": track}))
 
-    def close(self, whole: bool = False) -> None:
-        """Write what is left. `whole`: end the array, so that strict parsers read a file of one rank, too."""
+    def close(self) -> None:
+        """Write what is left."""
         with self._lock:
             self._flush()
-            if whole:
-                os.write(self._fd, b"{}]\n")
             os.close(self._fd)
             self._fd = -1
 
@@ -78,9 +77,48 @@ class Timeline:
                 self._flush()
 
     def _flush(self) -> None:
-        lines = "".join(json.dumps(event) + ",\n" for event in self._events)
-        self._events.clear()
-        os.write(self._fd, lines.encode())
+        lines = ",\n".join(map(json.dumps, self._events)).encode()
+        if lines:
+            self._events.clear()
+            with _locked(self._fd):
+                end = os.fstat(self._fd).st_size - len(_END)
+                os.pwrite(self._fd, b",\n" + lines + _END, end)
+
+
+def _open(path: Path, run: str) -> int:
+    """Open the file of this `run`. What another run has left under that name gets the next free number."""
+    first = _BEGIN + json.dumps({"ph": "M", "name": "run", "pid": 0, "args": {"run": run}}).encode()
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            with _locked(fd):
+                found = os.pread(fd, len(first), 0)
+                if not found:
+                    os.write(fd, first + _END)
+                if found in (b"", first):
+                    return fd
+                if not found.startswith(_BEGIN):
+                    raise OSError(errno.EEXIST, "Is another file already, and no timeline")
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(path), os.fstat(fd)):  # else another rank was quicker
+                        path.rename(next(name for name in _numbered(path) if not name.exists()))
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    return (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+
+
+@contextlib.contextmanager
+def _locked(fd: int) -> Iterator[None]:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
@@ -98,8 +136,24 @@ NO_SPAN: Final[Span] = contextlib.nullcontext()  # in the place of a span: nothi
 _active: Timeline | None = None
 
 
-def span(name: str, category: str, **args: Any) -> Span:
-    """A context whose time is recorded if a timeline is being written; costs next to nothing otherwise."""
+def step_ended(began_ns: int, number: int) -> int:
+    """Record the step `number`, from `began_ns` (the end of the one before) to now; returns now."""
+    now_ns = time.perf_counter_ns()
+    timeline = _active
+    if timeline is not None:
+        timeline.record(f"step {number}", "step", began_ns, now_ns, {})
+    return now_ns
+
+
+def span(name: str, category: str = "user", **args: Any) -> Span:
+    """Return a context whose time is recorded if a timeline is being written; costs next to nothing otherwise.
+
+        with rt.timeline.span("augment", "input"):
+            batch = augment(batch)
+
+    `category`: "input" and "forward" are what `ringtrain timeline` knows these parts of a step by. `args`: numbers
+    and strings that the viewer shows with the span.
+    """
     timeline = _active  # which another thread may stop meanwhile
     return NO_SPAN if timeline is None else _span(timeline, name, category, args)
 
@@ -118,16 +172,21 @@ def record(name: str, category: str, began_ns: int, ended_ns: int, track: str, *
         timeline.record(name, category, began_ns, ended_ns, args, track)
 
 
-def start(path: str | Path, rank: int) -> None:
-    """Begin to write a timeline to `path`, or to another one than before. Raises OSError."""
+def start(path: str | Path, rank: int, run: str) -> None:
+    """Begin to write a timeline to `path`, or to another one than before. `run`, errors: as of `Timeline`."""
     global _active
     stop()
-    _active = Timeline(Path(path), rank)
+    _active = Timeline(Path(path), rank, run)
 
 
-def stop(whole: bool = False) -> None:
-    """Write what is left and end; `whole`: end the file's JSON, too. Without a timeline it does nothing."""
+def stop() -> None:
+    """Write what is left and end. Without a timeline it does nothing."""
     global _active
     timeline, _active = _active, None
     if timeline is not None:
-        timeline.close(whole)
+        timeline.close()
+
+
+def is_active() -> bool:
+    """Whether a timeline is being written."""
+    return _active is not None

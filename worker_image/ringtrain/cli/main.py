@@ -16,6 +16,7 @@ _COMMANDS = {
     "logs": "ringtrain.cli.logs:logs",
     "run": "ringtrain.cli.run:run",
     "rsh": "ringtrain.cli.rsh:rsh",
+    "timeline": "ringtrain.cli.timeline:timeline",
 }
 
 

@@ -57,8 +57,12 @@ class Call:
         self._timeout_s = member.ring.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
         self._started = 0.0
         self._streams: dict[int, FrameStream] = {}
-        span = timeline.span(what.label, "collective", bytes=total_bytes, sequence=key.key[1])
-        self._span = span if key.is_span else timeline.NO_SPAN
+        self._span = self.span(what.label, total_bytes) if key.is_span else timeline.NO_SPAN
+
+    def span(self, name: str, nbytes: int) -> timeline.Span:
+        """Return a span of the timeline for this collective, or a part of it, by which ranks can be compared."""
+        process_set, sequence = self._key.key
+        return timeline.span(name, "collective", bytes=nbytes, set=process_set, sequence=sequence)
 
     @property
     def _activity(self) -> Activity:

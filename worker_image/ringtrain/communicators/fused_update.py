@@ -70,7 +70,7 @@ class FusedUpdates:
             if before is not None:
                 self._read(before)
                 earlier.close()
-            with timeline.span("reduce", "collective", bytes=gradients.nbytes):
+            with call.span("reduce", gradients.nbytes):
                 for index, cut in enumerate(own):
                     parts = list(steps.contributions(call, index, gradients[cut], keep_all=True))
                     with timeline.span(f"update segment {index}", "update"):
@@ -91,6 +91,6 @@ class FusedUpdates:
         return True
 
     def _read(self, begun: _Begun) -> None:
-        with timeline.span("gather", "collective", bytes=begun.weights.nbytes):
+        with begun.call.span("gather", begun.weights.nbytes):
             for segment in range(max(len(cuts) for cuts in begun.cuts)):
                 self._steps.read_results(begun.call, begun.cuts, segment, begun.weights)

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -106,14 +107,13 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     `mark_cycles` is accepted and without effect: there are no cycles."""
     path, rank = Path(file_path), context.rank()
     own = path if rank == 0 else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
-    own.unlink(missing_ok=True)
-    timeline.start(own, rank)
+    timeline.start(own, rank, f"{time.time_ns()}")
 
 
 def stop_timeline() -> None:
     """End the recording and its file."""
     context.current()
-    timeline.stop(whole=True)
+    timeline.stop()
 
 
 def is_homogeneous() -> bool:

@@ -105,7 +105,7 @@ class HostOptimizer:
             "compression": compression, "clip_norm": clip_norm, "schedule": settings.schedule,
         }  # fmt: skip
         check_same_model(self._context, {name: described(value) for name, value in compared.items()})
-        self._backward_began_ns = time.perf_counter_ns()
+        self._step_began_ns = self._backward_began_ns = time.perf_counter_ns()
         self._views: dict[str, Flat] = {}
         for name, array in arrays.items():
             bucket, location = layout.locations[name]
@@ -178,6 +178,7 @@ class HostOptimizer:
         self._ending = True
         if wait:
             self._end_update()
+        self._step_began_ns = timeline.step_ended(self._step_began_ns, self._updates)
         return True
 
     def wait_for(self, name: str | None = None) -> None:

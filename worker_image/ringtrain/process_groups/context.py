@@ -267,7 +267,9 @@ def _start_timeline(config: WorkerConfig) -> None:
     if config.timeline is None:
         return
     try:
-        timeline.start(config.timeline, config.rank)
+        # A process alone has no address of its own.
+        run = f"{config.addresses[0]} {config.generation}" if config.size > 1 else f"process {os.getpid()}"
+        timeline.start(config.timeline, config.rank, run)
     except OSError as error:
         raise ConfigurationError(f"RINGTRAIN_TIMELINE is {config.timeline}: {error.strerror}") from error
 

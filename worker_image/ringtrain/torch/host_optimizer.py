@@ -1,10 +1,12 @@
 """A torch model whose optimizer lives in host memory."""
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
@@ -52,6 +54,8 @@ class HostOptimizer:
         if overlap:
             self._weights.watch(model)
         model.register_state_dict_pre_hook(lambda *_: self.synchronize())
+        if timeline.is_active():
+            _record_forward(model)
 
     def step(self) -> bool:
         """End the step. True: the weights are new, or will be when a layer is called or `synchronize()` returns.
@@ -126,3 +130,10 @@ def _trained(model: Any) -> dict[str, Any]:
     if torch.device(devices.pop()).type == "meta":
         raise ConfigurationError("HostOptimizer: parameters are on the meta device; move the model to a real one")
     return trained
+
+
+def _record_forward(model: Any) -> None:
+    """Have the timeline show when the model's forward passes ran."""
+    began_ns: list[int] = []
+    model.register_forward_pre_hook(lambda *_: began_ns.append(time.perf_counter_ns()))
+    model.register_forward_hook(lambda *_: timeline.record_since(began_ns.pop(), "forward", "forward"))

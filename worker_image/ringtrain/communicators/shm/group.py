@@ -113,7 +113,13 @@ class SharedGroup:
         self._member.offers.begin((self._process_set, self._sequence), what, self._suspects)
         started = time.monotonic()
         try:
-            with timeline.span(what.label, "shared memory", bytes=work.source.nbytes, sequence=self._sequence):
+            with timeline.span(
+                what.label,
+                "shared memory",
+                bytes=work.source.nbytes,
+                set=self._process_set,
+                sequence=self._sequence,
+            ):
                 outcome = meet()
         except BaseException as error:  # a signal's handler raised
             self._member.give_up(self._activity(what), error)
