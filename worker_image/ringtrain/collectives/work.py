@@ -99,7 +99,8 @@ def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | Non
             # By rank, then by tensor: what a rank gets of all tensors is one chunk.
             pieces = [[sources[i][cuts[i][p] : cuts[i][p + 1]] for i in indices] for p in range(size)]
             bounds = offsets([sum(piece.size for piece in row) for row in pieces])
-            buffer = flat(sources[indices[0]]) if len(indices) == 1 else _packed(pieces)
+            rows = [flat(piece) for row in pieces for piece in row]
+            buffer = flat(sources[indices[0]]) if len(indices) == 1 else np.concatenate(rows)
             chunk = np.empty(bounds[position + 1] - bounds[position], buffer.dtype)
             communicator.reduce_scatter(_part(what, indices), buffer, bounds, chunk, op)
             own = offsets([piece.size for piece in pieces[position]])
@@ -225,15 +226,9 @@ def _fused(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> li
 
 def _part(what: Signature, indices: list[int]) -> Signature:
     """The signature of a group's exchange of one dtype: that of the whole group, and which part of it."""
-    return (
-        what
-        if len(indices) == len(what.tensors)
-        else Signature(what.kind, what.tensors, what.op, None, (indices[0],))
-    )
-
-
-def _packed(pieces: list[list[Array]]) -> Array:
-    return np.concatenate([flat(piece) for row in pieces for piece in row])
+    if len(indices) == len(what.tensors):
+        return what
+    return Signature(what.kind, what.tensors, what.op, None, (indices[0],))
 
 
 def _unpack(part: Array, like: Sequence[Array]) -> list[Array]:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.communicators.base import Communicator
+from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.numbers import inside_number
 from ringtrain.errors import RingtrainError
 from ringtrain.reduction.cuts import Bounds, even_bounds, offsets
@@ -39,21 +39,15 @@ _ABANDONED: list[tuple[Any, ...]] = []
 Piece = list[tuple[int, int]]  # (start, end) of a part of every rank's chunk
 
 
-class Network(Communicator, Protocol):
-    """The same ranks without MPI: they find out what differs, and say it."""
-
-    def compare(self, what: Signature, sequence: int) -> None:
-        """Be the barrier of that number. Raises MismatchError on all ranks."""
-
-
 class MpiCommunicator:
-    """A `Communicator` over MPI, beside `network`, by whose membership a lost peer is noticed."""
+    """A `Communicator` over MPI, beside `network`, by whose membership a lost peer is noticed, and which says what
+    ranks mean differently."""
 
     overlaps: Final = False
     # An exchange costs milliseconds; see bench/README.
     fusion_bytes: Final = 64 << 20
 
-    def __init__(self, member: Membership, process_set: int, network: Network) -> None:
+    def __init__(self, member: Membership, process_set: int, network: ExchangeCommunicator) -> None:
         """Collective over the ranks of `network`. Raises ConfigurationError: no MPI, or another world."""
         world = load_world(member.ring.rank, member.ring.size)
         group = world.group.Incl(list(network.ranks))

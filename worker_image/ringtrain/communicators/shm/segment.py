@@ -13,7 +13,6 @@ class Segment:
 
     def __init__(self, fd: int, length: int) -> None:
         self._fd = fd
-        self.length = length
         self.memory = mmap.mmap(fd, length)
 
     @staticmethod
