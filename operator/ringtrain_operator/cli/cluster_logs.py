@@ -14,6 +14,7 @@ from ..cluster.api.execute import execute
 from ..cluster.api.resources import JOBS, PODS
 from ..errors import OperatorError, SpecInvalid
 from ..spec.parse import parse_job
+from ..status.counts import counted
 from ..status.model import parse_status
 from .ended_logs import LogsIncomplete, attempt_of, claim_of, read_ended, where_kept
 from .following import next_attempt
@@ -64,7 +65,7 @@ async def _check_rank(session: Session, wanted: Wanted) -> int:
     workers = made_with + parsed.num_agents - parsed.num_workers
     size = workers * parsed.spec.slots
     if wanted.rank is not None and wanted.attempt in (None, status.get("attempt")) and wanted.rank >= size:
-        raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {size} ranks, 0 to {size - 1}")
+        raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")
     return int(status.get("attempt") or 0)
 
 

@@ -11,9 +11,9 @@ import click
 
 from ..errors import OperatorError
 from ..local.manifest import load_objects
-from ..local.telling import counted
 from ..spec.parse import parse_job
 from ..spec.pod_schema import PodSchema, packaged_schema
+from ..status.counts import counted
 from .failures import problem_lines
 from .session import ClusterOptions, Session, cluster_options, with_session
 

@@ -12,6 +12,7 @@ from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.local.kept import newest_run
 from ringtrain_operator.observe.pods import view_pod
+from ringtrain_operator.status.counts import counted
 
 from .failures import errors_reported
 from .session import RUNS, ClusterOptions, Json, Session, job_argument, local_or_cluster_options, with_session
@@ -133,7 +134,7 @@ def _failure(status: Json) -> Iterator[str]:
     text = f"{failure['reason']}: {failure.get('message', '')} {where}".rstrip()
     yield f"  last failure (attempt {failure['attempt']}): {text}"
     yield from (f"    | {line}" for line in failure.get("logTail") or ())
-    yield f"  restarts: {status.get('restarts', 0)} counted, {status.get('disruptions', 0)} disruptions"
+    yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"
 
 
 def _warnings(events: list[Json]) -> Iterator[str]:

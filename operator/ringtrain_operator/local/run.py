@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ..spec.parse import parse_job
+from ..status.counts import counted
 from ..status.model import JobStatus
 from .cluster import LocalCluster
 from .driver import Display, Driver
@@ -22,7 +23,6 @@ from .manifest import ManifestFile, load_job
 from .plain import PlainDisplay
 from .process import ProcessRunner
 from .summary import Results, read_results
-from .telling import counted
 
 
 def run_local(manifest: Path, runs: Path, plain: bool, output: bool) -> tuple[JobStatus, Results]:

@@ -72,11 +72,6 @@ def ranks_of(view: View) -> tuple[Mapping[str, Any], ...]:
     return ()
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def duration(seconds: float) -> str:
     """`42 s`, `3 min 20 s`, `1 h 5 min`."""
     whole = round(seconds)

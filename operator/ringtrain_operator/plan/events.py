@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..status.counts import counted
 from ..status.model import Condition, JobStatus
 from .result import Event
 
@@ -38,7 +39,7 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
 def _started(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     if not _has_pods(after) or (_has_pods(before) and before.attempt == after.attempt):
         return ()
-    text = f"attempt {after.attempt} with {after.ledger.attempt_workers} workers"
+    text = f"attempt {after.attempt} with {counted(after.ledger.attempt_workers, 'worker')}"
     return (Event("Normal", "AttemptStarted", text),)
 
 

@@ -7,6 +7,8 @@ from ..status.model import Failure
 from ..status.situation import Situation
 from .decision import Finish, Restart
 
+# Of the error that a rank wrote last: a condition is one line.
+_LAST_LINE_CHARACTERS = 200
 # Failures that a restart cannot mend, unless a rule says otherwise.
 _HOPELESS_REASONS = frozenset(
     {"BadConfiguration", "MpirunNotFound", "WrongImplementation", "SlotsMismatch", "NoMpiInit"}
@@ -31,13 +33,15 @@ def judge(s: Situation, failure: Failure) -> Restart | Finish:
 
 
 def describe(failure: Failure) -> str:
-    """One line about a failure: what happened, and the pod and the exit code unless that says them already."""
+    """One line about a failure: what happened, pod and exit code unless that says them already, the error."""
     what = failure.message or failure.reason
     pod = failure.pod if failure.pod and failure.pod not in what else ""
     has_code = failure.exit_code is None or str(failure.exit_code) in what or (failure.signal or "-") in what
     code = "" if has_code else f"exit code {failure.exit_code}"
     details = ", ".join(part for part in (pod, code) if part)
-    return f"attempt {failure.attempt}: {what}" + (f" ({details})" if details else "")
+    wrote = next((line.strip() for line in reversed(failure.log_tail) if line.strip()), "")
+    error = f": {wrote[:_LAST_LINE_CHARACTERS]}" if wrote not in what else ""
+    return f"attempt {failure.attempt}: {what}" + (f" ({details})" if details else "") + error
 
 
 def _hopeless(failure: Failure) -> bool:

@@ -27,18 +27,19 @@ def success(s: Situation) -> PolicyResult:
         return NO_DECISION
     termination = termination_of(launcher, s.attempt)
     world = s.world_size
+    every = f"all {world} ranks" if world > 1 else "rank 0"
     attested = (
         termination.get("outcome") == "Succeeded"
         and termination.get("worldSize") == termination.get("ranksSucceeded") == world
     )
     if attested:
-        return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"all {world} ranks exited 0"))
+        return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"{every} exited 0"))
     claim = (
         f"it reports {termination.get('ranksSucceeded')} of {termination.get('worldSize')} ranks"
         if termination
         else "it left no termination message; is its command ringtrain launcher?"
     )
-    message = f"the launcher exited 0 without attesting all {world} ranks: {claim}"
+    message = f"the launcher exited 0 without attesting {every}: {claim}"
     return PolicyResult(judge(s, _failure(launcher, s, "WorldIncomplete", message)))
 
 

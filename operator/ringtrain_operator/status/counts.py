@@ -27,6 +27,11 @@ def counts(s: Situation, ended: bool) -> dict[str, Any]:
     }
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _replica_status(pods: Sequence[PodView], before: ReplicaStatus) -> ReplicaStatus:
     succeeded = sum(pod.finished and pod.phase != "Failed" and pod.exit_code in (0, None) for pod in pods)
     failed = sum(pod.finished for pod in pods) - succeeded

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..contract import KIND
 from ..observe.model import Foreign, Refusal
+from .counts import counted
 from .model import ConditionChange, format_time
 from .situation import Situation
 
@@ -39,7 +40,7 @@ def _stuck_pod(s: Situation) -> ConditionChange | None:
     if not stuck:
         return None
     first = stuck[0]
-    others = f" ({len(stuck) - 1} more pods wait)" if len(stuck) > 1 else ""
+    others = f" ({counted(len(stuck) - 1, 'more pod')} waiting)" if len(stuck) > 1 else ""
     return _not(first.waiting, f"{first.name}: {first.waiting_message or first.waiting}{others}")
 
 
@@ -51,7 +52,7 @@ def _absent(s: Situation) -> list[str]:
 def _pending_pods(s: Situation, absent: Sequence[str]) -> ConditionChange | None:
     if not absent:
         return None
-    count = f"{len(absent)} of {len(s.wanted_names)} pods are not running yet"
+    count = f"{len(absent)} of {counted(len(s.wanted_names), 'pod')} not running yet"
     return _not("WaitingForPods", f"{count}: {_first(absent)}")
 
 
@@ -64,7 +65,7 @@ def _gang(s: Situation) -> ConditionChange:
             for worker in s.report.workers
             if not worker.get("registered")
         ]
-        count = f"{registered} of {s.status.ledger.attempt_workers} workers have registered"
+        count = f"{registered} of {counted(s.status.ledger.attempt_workers, 'worker')} registered"
         return _not("WaitingForAgents", count + (f"; not yet: {_first(absent)}" if absent else ""))
     if s.report is not None or s.status.is_true("Running"):
         return _runs(s)
@@ -78,11 +79,11 @@ def _runs(s: Situation) -> ConditionChange:
     """The gang runs, perhaps without what a side container did for it."""
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
     unknown = f"; its progress is not known: {unreadable}" if unreadable else ""
-    text = f"attempt {s.attempt} runs with {s.world_size} ranks{unknown}"
+    text = f"attempt {s.attempt} runs with {counted(s.world_size, 'rank')}{unknown}"
     failed = [pod for pod in s.pods if pod.side_failure]
     if not failed:
         return ConditionChange("Running", "True", "GangRunning", text)
-    others = f", and those of {len(failed) - 1} more pods" if len(failed) > 1 else ""
+    others = f", and those of {counted(len(failed) - 1, 'more pod')}" if len(failed) > 1 else ""
     text += f"; in {failed[0].name} {failed[0].side_failure}{others}"
     return ConditionChange("Running", "True", "SideContainerFailed", text)
 

@@ -92,7 +92,7 @@ async def test_why_tells_what_agents_say_of_the_launcher(open_cluster: OpenClust
         await s.submit()
         await s.until_running()
         async with s.launcher_says(phase="Waiting"):
-            said_why = await s.until_condition("Running", "False", "0 of 2 workers have registered; not yet: ")
+            said_why = await s.until_condition("Running", "False", "0 of 2 workers registered; not yet: ")
             assert said_why["reason"] == "WaitingForAgents"
             code, output = await dtj(s.cluster, tmp_path, "why", "digits", "-n", s.namespace)
         assert f"    pod digits-worker-0: {problem}" in output.splitlines(), (code, output)

@@ -104,7 +104,7 @@ class _Launcher:
             members = self._config.in_order([registrations[index] for index in sorted(registrations)])
             self._gang.give(Start(make_world(members)))
             self._snapshot.running_since = time.time()
-            log.info("all %d workers are here: %d ranks", self._config.workers, self._config.world_size)
+            log.info("all workers are here; ranks: %d", self._config.world_size)
             if self._mpi is not None:
                 self._mpi.start(members)
             verdict = self._watch(stop)
@@ -228,7 +228,7 @@ def _open_ports(
         register=lambda server: add(service, server),
     )
     stack.callback(server.close, 1.0)
-    log.info("waiting for %d workers on port %d, status on port %d", config.workers, server.port, http.port)
+    log.info("waiting for workers (%d) on port %d, status on port %d", config.workers, server.port, http.port)
 
 
 def _say_verdict(verdict: Verdict) -> None:
@@ -245,8 +245,9 @@ def _stopped(view: GangView) -> Verdict:
 def _not_assembled(config: LauncherConfig, gang: Gang) -> Verdict:
     here = gang.registrations()
     missing = [f"{config.job.name}-worker-{index}" for index in range(config.workers) if index not in here]
+    noun = "worker" if config.workers == 1 else "workers"
     message = (
-        f"{len(missing)} of {config.workers} workers did not register within {config.start_timeout_s:g} s: "
+        f"{len(missing)} of {config.workers} {noun} did not register within {config.start_timeout_s:g} s: "
         f"{', '.join(missing)}"
     )
     failure = Failure(Reason.NOT_ASSEMBLED, message)

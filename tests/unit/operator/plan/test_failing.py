@@ -14,10 +14,13 @@ from ringtrain_operator.status.model import format_time
 def test_a_failed_attempt_is_followed_by_the_next() -> None:
     """The old pods go first, then the delay passes, then all pods are made anew with the next number."""
     w = running()
-    w.launcher_ends(1, message="rank 0 exited with 1", logTail=["boom"])
+    w.launcher_ends(1, message="rank 0 exited with 1", logTail=["Traceback", "ValueError: bad sample 17", ""])
     w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.state) == (2, 1, "Restarting")
     assert condition(w, "Running")[1] == "WaitingForOldPods"
+    told = "attempt 1: rank 0 exited with 1 (digits-worker-0): ValueError: bad sample 17"
+    assert condition(w, "Restarting")[2] == told
+    assert [event.message for event in w.events if event.reason == "Restarting"] == [told]
     w.pods_go()
     w.settle()
     assert not w.pods
@@ -29,7 +32,7 @@ def test_a_failed_attempt_is_followed_by_the_next() -> None:
     failure = w.status.failure
     assert failure is not None
     assert (failure.attempt, failure.rank, failure.pod, failure.exit_code) == (1, 0, "digits-worker-0", 1)
-    assert failure.log_tail == ("boom",)
+    assert failure.log_tail == ("Traceback", "ValueError: bad sample 17", "")
 
 
 def test_backoff_limit() -> None:

@@ -77,7 +77,7 @@ def test_deadline_counts_waiting() -> None:
     w.settle()
     w.run(seconds=60)
     assert condition(w, "Failed")[1] == "DeadlineExceeded"
-    assert "it did not run (WaitingForPods: 2 of 3 pods are not running yet" in condition(w, "Failed")[2]
+    assert "it did not run (WaitingForPods: 2 of 3 pods not running yet" in condition(w, "Failed")[2]
     w.pods_go()
     assert set(w.pods) == {"digits-launcher"}
     w.run(seconds=60)

@@ -45,7 +45,7 @@ def test_a_running_gang() -> None:
     assert condition(w, "Running")[:2] == ("False", "WaitingForLauncher")
     w.launcher_says("Waiting")
     w.settle()
-    expected = "0 of 2 workers have registered; not yet: 0, 1"  # by index where the launcher names no pods
+    expected = "0 of 2 workers registered; not yet: 0, 1"  # by index where the launcher names no pods
     assert condition(w, "Running")[1:] == ("WaitingForAgents", expected)
     w.launcher_says("Running", step=7)
     w.settle()
@@ -104,6 +104,30 @@ def test_success_that_nobody_attests_is_a_failure(words: str) -> None:
     w.settle()
     assert w.status.state == "Failed"
     assert "without attesting all 2 ranks" in condition(w, "Failed")[2]
+
+
+def test_one_is_counted_as_one() -> None:
+    """A job of one rank is told of in the singular, in conditions and in events."""
+    w = World(job(workers=1))
+    w.settle()
+    w.pod_runs("digits-launcher")
+    w.settle()
+    said = [condition(w, "Running")[2]]
+    w.pod_runs("digits-worker-0")
+    for phase in ("Waiting", "Running"):
+        w.launcher_says(phase)
+        w.settle()
+        said.append(condition(w, "Running")[2])
+    words = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 1, "ranksSucceeded": 1}
+    w.pod_ends("digits-launcher", 0, json.dumps(words))
+    w.settle()
+    assert said == [
+        "1 of 2 pods not running yet: digits-worker-0",
+        "0 of 1 worker registered; not yet: 0",
+        "attempt 1 runs with 1 rank",
+    ]
+    assert condition(w, "Succeeded")[2] == "rank 0 exited 0"
+    assert [e.message for e in w.events if e.reason == "AttemptStarted"] == ["attempt 1 with 1 worker"]
 
 
 def test_the_ranks_of_a_launcher_that_is_a_worker_too_are_attested() -> None:
@@ -289,7 +313,7 @@ def test_a_side_container_that_fails_while_training_goes_on() -> None:
     for name in ("digits-worker-0", "digits-worker-1"):
         w.pods[name]["status"]["containerStatuses"].append(failed)
     w.run(seconds=60)
-    failure = "in digits-worker-0 side container proxy exited with 1, and those of 1 more pods"
+    failure = "in digits-worker-0 side container proxy exited with 1, and those of 1 more pod"
     text = f"attempt 1 runs with 2 ranks; {failure}"
     assert condition(w, "Running") == ("True", "SideContainerFailed", text)
     assert (w.status.state, w.status.reason) == ("Running", "SideContainerFailed")
