@@ -8,3 +8,7 @@ from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.tensorflow.keras import *  # noqa: F403
 from ringtrain.tensorflow.keras import __all__ as __all__
 from ringtrain.keras.order import DistributedOptimizer as DistributedOptimizer  # type: ignore[assignment]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,7 @@
 """`DistributedOptimizer` with its arguments in the order of `horovod.keras`, not of `horovod.tensorflow.keras`."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set

@@ -1,5 +1,7 @@
 """The named queue of each process set, and what frameworks ask of the world beside it."""
 
+from __future__ import annotations
+
 import itertools
 import threading
 import time

@@ -50,3 +50,7 @@ __all__ = [
     "split_list",
     "vars_to_refs",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

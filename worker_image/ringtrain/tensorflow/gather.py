@@ -1,5 +1,7 @@
 """Allgather, broadcast and alltoall on tensors, eagerly and in graphs, with gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,7 +59,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the tensor of `root_rank` (a rank of the world); gradients flow back to it."""
+    """Return the tensor of `root_rank` (a world rank), to which the mean of all ranks' gradients flows back."""
     value = value_of(tensor)
     full = name_of_call(name, ignore_name_scope)
 

@@ -1,5 +1,7 @@
 """Broadcast and gather Python objects: plain data, arrays and tensors, or with `allow_pickle` anything."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, Final
 

@@ -1,5 +1,7 @@
 """`DistributedOptimizer` for the optimizers of Keras and of `tf.compat.v1.train`."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import tensorflow as tf

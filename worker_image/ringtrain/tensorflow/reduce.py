@@ -1,5 +1,7 @@
 """Allreduce and reducescatter on tensors, eagerly and in graphs, with gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

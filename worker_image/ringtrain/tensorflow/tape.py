@@ -1,5 +1,7 @@
 """`DistributedGradientTape`: a gradient tape whose gradients are reduced over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from typing import Any
 

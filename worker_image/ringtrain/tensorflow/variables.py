@@ -1,5 +1,7 @@
 """Start every rank from the same variables."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import Any
 

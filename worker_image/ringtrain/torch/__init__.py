@@ -23,3 +23,7 @@ __all__ = [
     "mpi_ops",
     "split_list",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,7 @@
 """Allgather, broadcast and alltoall, and join for ranks whose data ends early."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +20,9 @@ from ringtrain.torch.handles import TorchHandle, differentiable, first, on_host,
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> TorchHandle:
-    """Begin to gather the rows of every rank's `tensor`; the number of rows may differ, the rest of the shape
-    not.
+    """Begin to gather the rows of every rank's `tensor`; `synchronize` returns a new tensor with all rows.
+
+    The number of rows may differ between ranks; dtype and the rest of the shape are the same on all ranks.
     """
     return first(_allgather([tensor], name_for("allgather", name, process_set), process_set))
 
@@ -50,7 +53,10 @@ def grouped_allgather(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> TorchHandle:
-    """Begin to send the tensor of `root_rank` (a rank of the world) to all; `synchronize` returns a new tensor."""
+    """Begin to send the tensor of `root_rank` (a rank of the world) to all; `synchronize` returns a new tensor.
+
+    `tensor`: the same shape and dtype on all ranks; its values count on `root_rank` alone.
+    """
     return first(_broadcast(tensor, root_rank, name_for("broadcast", name, process_set), process_set))
 
 

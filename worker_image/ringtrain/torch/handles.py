@@ -1,5 +1,7 @@
 """Submit tensors to the named queue, and what an asynchronous collective returns."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ class TorchHandle:
     waits.
     """
 
-    future: "Future[Any]"
+    future: Future[Any]
     after: Callable[[Any], Any] = lambda result: result
 
 

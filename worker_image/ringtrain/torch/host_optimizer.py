@@ -1,5 +1,7 @@
 """A torch model whose optimizer lives in host memory."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,5 +1,7 @@
 """Broadcast and gather Python objects. Tensors, numbers, strings and containers of them travel as plain data."""
 
+from __future__ import annotations
+
 import io
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`DistributedOptimizer`: a torch optimizer that steps on gradients reduced over all ranks."""
 
+from __future__ import annotations
+
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator

@@ -1,5 +1,7 @@
 """Allreduce and reducescatter: plain, grouped, in place, asynchronous, and with gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +33,10 @@ def allreduce_async(
 ) -> TorchHandle:
     """Begin to reduce `tensor` over the ranks of `process_set`; `synchronize` returns a new tensor.
 
-    `name`: pairs this call with the others' (default: a counter). `op`: Average (default), Sum, Adasum, Min, Max
-    or Product. `average`: deprecated form of `op`. Factors multiply before and after the reduction.
+    `tensor`: dense, on any device, with the same shape and dtype on all ranks. `name`: pairs this call with the
+    other ranks' calls (default: a counter). `op`: Average (default), Sum, Adasum, Min, Max or Product; averages of
+    integers are rounded towards zero. `average`: deprecated form of `op`. The factors multiply before and after
+    the reduction. Raises ConfigurationError for wrong arguments; `synchronize` raises where ranks disagree.
     """
     how = _how(op, average, prescale_factor, postscale_factor, process_set)
     return first(_allreduce([tensor], how, name_for("allreduce", name, process_set)))

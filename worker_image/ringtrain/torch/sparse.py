@@ -1,5 +1,7 @@
 """Reduce sparse tensors by gathering their entries."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

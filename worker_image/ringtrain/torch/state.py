@@ -1,5 +1,7 @@
 """Start every rank from the same weights and the same optimizer state."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

@@ -27,3 +27,7 @@ __all__ = [
     "load_model",
     "reducescatter",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,7 @@
 """Load a saved Keras model for training on many ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

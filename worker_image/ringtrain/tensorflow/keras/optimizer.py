@@ -1,5 +1,7 @@
 """`DistributedOptimizer` for Keras: an optimizer that applies gradients reduced over all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -21,7 +23,7 @@ class DistributedKerasMixin:
     _passes: int
     _average_passes: bool
     _local_layers: list[Any]
-    _sums: "Accumulator | None"
+    _sums: Accumulator | None
     iterations: Any
 
     def register_local_var(self, var: Any) -> None:

@@ -1,5 +1,7 @@
 """Collectives on anything that can be a tensor: for use beside Keras' training loop."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

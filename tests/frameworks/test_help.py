@@ -1,0 +1,41 @@
+"""What a shell shows of the modules with Horovod's names: completion, signatures, docstrings."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+DESCRIBE = """
+import importlib, inspect, json, sys
+shown = {}
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    named = [(key, getattr(module, key)) for key in module.__all__]
+    functions = [(key, item) for key, item in named if inspect.isfunction(item)]
+    documented = [(key, item) for key, item in named if inspect.isfunction(item) or inspect.isclass(item)]
+    shown[name] = {
+        "dir": sorted(dir(module)),
+        "all": sorted(module.__all__),
+        "annotations": {key: [str(a) for a in inspect.get_annotations(item).values()] for key, item in functions},
+        "undocumented": [key for key, item in documented if not item.__doc__],
+    }
+print(json.dumps(shown))
+"""
+MODULES = {
+    "torch": ["ringtrain.torch"],
+    "tensorflow": ["ringtrain.tensorflow", "ringtrain.tensorflow.keras", "ringtrain.keras"],
+}
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_shell_shows_the_public_api(framework: str) -> None:
+    """Completion offers public names alone, `help()` shows short types, and everything has a docstring."""
+    done = subprocess.run(
+        [sys.executable, "-c", DESCRIBE, *MODULES[framework]], stdout=subprocess.PIPE, text=True, check=True
+    )
+    for name, shown in json.loads(done.stdout.splitlines()[-1]).items():
+        assert shown["dir"] == shown["all"], name
+        assert shown["undocumented"] == [], name
+        long = {key: types for key, types in shown["annotations"].items() if any("ringtrain." in t for t in types)}
+        assert long == {}, name
