@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
 
 import click
+from rich.console import Console
 
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.local.kept import newest_run
+from ringtrain_operator.local.telling import wrapped
 from ringtrain_operator.observe.pods import view_pod
 from ringtrain_operator.status.counts import counted
 
@@ -40,8 +42,9 @@ def why(name: str, cluster: ClusterOptions | None) -> None:
             found: tuple[Json, list[Json], list[Json], list[str]] = (newest_run(RUNS, name).job, [], [], [])
     else:
         found = with_session(cluster, read)
+    console = Console()
     for line in explain(*found):
-        click.echo(line)
+        click.echo(wrapped(line, console, " " * (len(line) - len(line.lstrip()) + 2)))
 
 
 async def _unreached(session: Session, job: Json, pods: list[Json]) -> list[str]:
@@ -81,11 +84,12 @@ def explain(job: Json, pods: list[Json], events: list[Json], unreached: Sequence
         yield from _unlooked(job)
         return
     yield f"{name} is {state}"
-    yield from (f"  {line}" for line in _conditions(status))
+    conditions = list(_conditions(status))
+    yield from (f"  {line}" for line in conditions)
     yield from (f"    {line}" for line in (*_pods(pods), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
-    yield from _failure(status)
+    yield from _failure(status, "".join(conditions))
     yield from (f"  {line}" for line in _warnings(events))
 
 
@@ -126,12 +130,13 @@ def _pods(pods: list[Json]) -> Iterator[str]:
             yield f"pod {pod.name} is Pending" + (f" on {pod.node}" if pod.node else ", not scheduled yet")
 
 
-def _failure(status: Json) -> Iterator[str]:
+def _failure(status: Json, told: str) -> Iterator[str]:
     failure = status.get("failure")
     if not failure:
         return
-    where = " ".join(str(failure[k]) for k in ("pod", "node") if failure.get(k))
-    text = f"{failure['reason']}: {failure.get('message', '')} {where}".rstrip()
+    where = " on ".join(str(failure[k]) for k in ("pod", "node") if failure.get(k))
+    message = failure.get("message") or ""
+    text = failure["reason"] + (f": {message}" if message not in told else "") + (f" in {where}" if where else "")
     yield f"  last failure (attempt {failure['attempt']}): {text}"
     yield from (f"    | {line}" for line in failure.get("logTail") or ())
     yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"

@@ -31,7 +31,7 @@ class LiveDisplay:
     def show(self, view: View) -> None:
         """Redraw; what happened is printed above the panel and stays in the scroll-back."""
         for event in view.events:
-            if event.type == "Warning":
+            if event.type == "Warning" and not view.status.finished:  # the summary tells the end
                 self._live.console.print(Text(f"{event.reason}: {event.message}", style="yellow"))
         for line in self._tail.lines(view.status.attempt) if self._tail is not None else ():
             self._live.console.print(Text(line), soft_wrap=True)

@@ -29,9 +29,10 @@ class PlainDisplay:
             if event.reason == "ChangeRefused":  # of all others the state tells
                 self._line(f"{event.reason}: {event.message}")
         now = (str(view.status.state), why(view.status))
-        if now != self._said:
+        if now != self._said and not view.status.finished:  # the summary tells the end
             self._said = now
-            self._line(f"{job_name(view)} {now[0]} (attempt {view.status.attempt}): {now[1]}")
+            attempt = "" if now[1].startswith("attempt ") else f" (attempt {view.status.attempt})"
+            self._line(f"{job_name(view)} {now[0]}{attempt}: {now[1]}")
         for line in self._tail.lines(view.status.attempt) if self._tail is not None else ():
             self._line(line)
         self._show_progress(view)

@@ -23,6 +23,7 @@ from .manifest import ManifestFile, load_job
 from .plain import PlainDisplay
 from .process import ProcessRunner
 from .summary import Results, read_results
+from .telling import wrapped
 
 
 def run_local(manifest: Path, runs: Path, plain: bool, output: bool) -> tuple[JobStatus, Results]:
@@ -37,7 +38,7 @@ def run_local(manifest: Path, runs: Path, plain: bool, output: bool) -> tuple[Jo
     run_dir = _new_directory(runs, name)
     spec = parse_job(job).spec
     world = f"{counted(spec.worker.replicas, 'worker')} x {counted(spec.slots, 'rank')}"
-    print(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", flush=True)
+    print(wrapped(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True)
     tail = Tail(run_dir / "logs" / namespace / name) if output else None
     runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
     try:

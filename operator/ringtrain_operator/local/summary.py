@@ -13,8 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..plan.failure_rules import describe
+from ..status.counts import counted
 from ..status.model import Failure, JobStatus
-from .telling import STATE_STYLES, duration, numbers
+from .telling import STATE_STYLES, duration, numbers, wrapped
 
 LOG_LINES_SHOWN = 20
 _TAIL_BYTES = 4096
@@ -43,11 +45,12 @@ def read_results(logs_root: Path, namespace: str, job: str, attempt: int) -> Res
 
 
 def print_summary(console: Console, status: JobStatus, results: Results) -> None:
-    """Print how the job ended, a line each; no line is broken, so that a path can be copied."""
+    """Print how the job ended. Lines are broken between words only, so that a path can be copied."""
     rows = list(_rows_of(status, results))
     width = max(len(label) for label, _, _ in rows) + 2
     for label, text, style in rows:
-        console.print(Text.assemble((label.ljust(width), "dim"), (text, style)), soft_wrap=True)
+        shown = (wrapped(text, console, " " * width), style)
+        console.print(Text.assemble((label.ljust(width), "dim"), shown), soft_wrap=True)
     if status.state == "Failed" and status.failure is not None:
         _print_failure(console, status.failure)
 
@@ -58,7 +61,10 @@ def _rows_of(status: JobStatus, results: Results) -> Iterator[tuple[str, str, st
     yield "state", state, f"bold {STATE_STYLES.get(state, 'white')}"
     for condition in status.conditions:
         if condition.type in ("Succeeded", "Failed") and condition.status == "True":
-            yield "", condition.message, ""
+            # What failed is told below, with the rank's last lines.
+            failed = describe(status.failure) if status.failure is not None else ""
+            if message := condition.message.removeprefix(failed).removeprefix("; "):
+                yield "", message, ""
     for name, value in results.metrics.items():
         yield name.replace("_", " "), _metric(name, value), "bold"
     if status.progress is not None:
@@ -66,7 +72,7 @@ def _rows_of(status: JobStatus, results: Results) -> Iterator[tuple[str, str, st
         yield "steps", ", ".join([status.progress_summary, *(f"{label} {text}" for label, text in shown)]), ""
     if status.start_time is not None and status.completion_time is not None:
         took = duration((status.completion_time - status.start_time).total_seconds())
-        yield "took", f"{took}, {status.attempt} attempt{'s' if status.attempt > 1 else ''}", ""
+        yield "took", f"{took}, {counted(status.attempt, 'attempt')}", ""
     if results.logs is not None:
         yield "logs", str(results.logs), ""
 
@@ -75,11 +81,11 @@ def _print_failure(console: Console, failure: Failure) -> None:
     who = f"rank {failure.rank} ({failure.pod})" if failure.rank is not None else str(failure.pod or "the gang")
     code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
     title = f"\nFirst failure of attempt {failure.attempt}: {who}, {failure.reason}{code}"
-    console.print(Text(title, style="bold red"), soft_wrap=True)
-    if failure.message:
-        console.print(Text(failure.message), soft_wrap=True)
+    console.print(Text(wrapped(title, console), style="bold red"), soft_wrap=True)
+    if failure.message != f"rank {failure.rank} exited with {failure.exit_code}":
+        console.print(Text(wrapped(failure.message, console)), soft_wrap=True)
     for line in failure.log_tail[-LOG_LINES_SHOWN:]:
-        console.print(Text(f"  │ {line}", style="dim"), soft_wrap=True)
+        console.print(Text("  │ " + wrapped(line, console, "  │ "), style="dim"), soft_wrap=True)
 
 
 def _metric(name: str, value: float) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
+
+from rich.console import Console
 
 from ..observe.model import LauncherReport
 from ..status.model import JobStatus, Progress
@@ -70,6 +73,18 @@ def ranks_of(view: View) -> tuple[Mapping[str, Any], ...]:
     if report is not None and report.attempt == view.status.attempt and report.ranks:
         return report.ranks
     return ()
+
+
+def wrapped(text: str, console: Console, indent: str = "") -> str:
+    """`text` as lines that fit a terminal, behind `indent` from the second on; words, and so paths, stay whole.
+
+    A pipe gets every line as it is.
+    """
+    if not console.is_terminal:
+        return text
+    width = max(20, console.width - len(indent))
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return f"\n{indent}".join(part for line in text.splitlines() for part in wrapper.wrap(line) or [""])
 
 
 def duration(seconds: float) -> str:

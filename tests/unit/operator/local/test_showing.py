@@ -19,7 +19,7 @@ from ringtrain_operator.local.live import render
 from ringtrain_operator.local.manifest import ManifestFile, ManifestUnreadable, load_job
 from ringtrain_operator.local.plain import PlainDisplay
 from ringtrain_operator.local.process import ProcessRunner
-from ringtrain_operator.local.summary import print_summary, read_results
+from ringtrain_operator.local.summary import Results, print_summary, read_results
 
 
 def view(w: World) -> View:
@@ -72,7 +72,7 @@ def test_lines_say_what_changed() -> None:
     display.show(view(w))
     lines = out.getvalue().splitlines()
     assert lines[-2:] == [
-        "default/digits Running (attempt 1): attempt 1 runs with 2 ranks",
+        "default/digits Running: attempt 1 runs with 2 ranks",
         "step 7/100, loss 0.5000, samples/s 10",
     ]
     assert len(lines) == 3
@@ -86,9 +86,35 @@ def test_the_summary_of_a_failure() -> None:
     out = io.StringIO()
     nothing = read_results(Path("/nonexistent"), "default", "digits", 1)
     print_summary(Console(file=out, width=80), w.status, nothing)
-    text = out.getvalue()
-    assert "First failure of attempt 1: rank 0 (digits-worker-0), BadConfiguration, exit code 64" in text
-    assert "boom" in text
+    assert out.getvalue().splitlines() == [
+        "state  Failed",
+        "       a restart would not help",
+        "steps  1/100 (1%), loss 0.5000, samples/s 10",
+        "took   0 s, 1 attempt",
+        "",
+        "First failure of attempt 1: rank 0 (digits-worker-0), BadConfiguration, exit code 64",
+        "no data",
+        "  │ Traceback",
+        "  │ boom",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_summaries_break_between_words(width: int) -> None:
+    """At any width: no line is too long, no word is broken, the second line stands below the first."""
+    w = running(1)
+    words = "the quick brown fox jumps over the lazy dog, " * 4
+    w.launcher_ends(64, reason="BadConfiguration", message=words, logTail=["    indented " + words])
+    w.settle()
+    out = io.StringIO()
+    logs = Path("/a/path/longer/than/the/narrowest/of/these/terminals/that/stays/whole/and/can/be/copied")
+    console = Console(file=out, width=width, force_terminal=True, no_color=True, color_system=None)
+    print_summary(console, w.status, Results(logs, {}))
+    lines = out.getvalue().splitlines()
+    assert [line for line in lines if len(line) > width and str(logs) not in line] == []
+    assert str(logs) in out.getvalue()
+    assert {word for line in lines for word in line.split()} >= set(words.split())
+    assert sum(line.startswith("  │ ") for line in lines) >= 2
 
 
 def test_the_accuracy_that_training_code_prints(tmp_path: Path) -> None:
