@@ -228,6 +228,17 @@ def check_gradients_that_have_left_for_the_host():
     optimizer.close()
 
 
+def check_a_closed_host_optimizer_leaves_the_model_alone():
+    """The last step stays, the model's state can be read, and the next optimizer goes on from it."""
+    net = model()
+    for x, y in batches(RANK):
+        optimizer = hvd.HostOptimizer(net, SGD(lr=0.1), bucket_bytes=200)
+        train(net, optimizer, [(x, y)])
+        optimizer.close()
+    agree(net, reference("sgd"))
+    same_everywhere(net)
+
+
 def check_step_after_synchronize_warns():
     if SIZE == 1:
         return

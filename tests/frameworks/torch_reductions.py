@@ -56,6 +56,7 @@ def check_allreduce_of_tensors_that_are_not_contiguous():
 
 def check_allreduce_of_scalars_and_empty_tensors():
     assert hvd.allreduce(torch.tensor(float(RANK)), op=hvd.Sum).item() == sum(RANKS)
+    assert hvd.allreduce(torch.tensor(RANK), op=hvd.Average).item() == int(sum(RANKS) / SIZE)
     assert hvd.allreduce(torch.empty(0, 3)).shape == (0, 3)
 
 

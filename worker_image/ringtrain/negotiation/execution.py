@@ -161,5 +161,5 @@ def _carried(array: Array, op: ReduceOp) -> tuple[ReduceOp, Array]:
 def _narrowed(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
     """Divide a sum of integers by `size`, rounding towards zero as a cast does; return to the caller's dtype."""
     if op is Average and dtype.kind in "iub":
-        reduced = np.trunc(reduced / size)
+        reduced = np.asarray(np.trunc(reduced / size))  # arithmetic makes a number of an array without dimensions
     return reduced.astype(dtype, copy=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
 import time
@@ -192,7 +193,9 @@ class HostOptimizer:
             self._raise_if_broken()
 
     def close(self) -> None:
-        """Give up an update that is under way. Without one this does nothing; it is never needed after step()."""
+        """Give up an update that is under way, unless its step() was called: then return when that has ended."""
+        with contextlib.suppress(Exception):  # what made the step fail is raised by whatever comes next
+            self._end_update()
         self._error = self._error or RingtrainError("the optimizer was closed")
         self._inbox.cancel()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -55,7 +56,7 @@ class HostOptimizer:
         self._weights.all_back()
         if overlap:
             self._weights.watch(model)
-        model.register_state_dict_pre_hook(lambda *_: self.synchronize())
+        self._state_hook = model.register_state_dict_pre_hook(lambda *_: self.synchronize())
         if timeline.is_active():
             _record_forward(model)
 
@@ -114,7 +115,12 @@ class HostOptimizer:
         self._weights.all_back()
 
     def close(self) -> None:
-        """Let go of the model: remove the hooks and give up what is under way."""
+        """Let go of the model, which has the weights of the last step: remove the hooks, and give up a step that
+        is under way.
+        """
+        with contextlib.suppress(Exception):  # of a step that failed: whoever took it has the error
+            self.synchronize()
+        self._state_hook.remove()
         self._gradients.close()
         self._weights.close()
         self._host.close()

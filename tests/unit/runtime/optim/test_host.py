@@ -243,6 +243,22 @@ def test_no_thread_is_left_after_a_step_or_close() -> None:
     assert updates() == []
 
 
+def test_close_does_not_take_back_a_step() -> None:
+    """An update whose step() was called is finished by close(), also one that step() did not wait for."""
+    group = _HeldGroup()
+    params = {name: np.zeros(8, np.float32) for name in ("first", "last")}
+    opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=group)
+    for name in ("last", "first"):
+        opt.submit(name, np.ones(8, np.float32))
+    assert group.begun.acquire(timeout=DEADLINE_S)
+    assert opt.step(wait=False)
+    closing = threading.Thread(target=opt.close)
+    closing.start()
+    group.release.set()
+    closing.join(DEADLINE_S)
+    assert [opt.weights[name].tolist() for name in params] == [[-0.5] * 8] * 2
+
+
 def test_warmup_reaches_the_scaled_rate() -> None:
     """Goyal et al.: from one worker's rate in a straight line to k times it."""
     schedule = Warmup(4, scale=8, after=StepDecay((2,), 0.5))
