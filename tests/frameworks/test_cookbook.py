@@ -1,0 +1,65 @@
+"""docs/cookbook.md: every recipe runs as it is written, and does what the page says."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from frameworks.harness import Checks
+
+PAGE = (Path(__file__).parents[2] / "docs/cookbook.md").read_text()
+NEEDS = {"pytorch_lightning": ("lightning",), "hugging_face_s_trainer": ("transformers", "accelerate")}
+DEADLINE_S = 120.0
+
+
+def installed(*modules: str) -> bool:
+    return all(importlib.util.find_spec(module) for module in modules)
+
+
+# Lightning imports torch; imported here, it is imported once and not in each rank.
+CHECKS = Checks("lightning" if installed("lightning") else "torch", ("cookbook_recipes",))
+
+
+def blocks() -> dict[str, list[str]]:
+    """The programs under each heading, by the heading's words."""
+    sections = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])
+    return {
+        re.sub(r"\W+", "_", heading.lower()): re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        for heading, text in sections.items()
+    }
+
+
+@pytest.mark.parametrize("check", CHECKS.names())
+def test_a_recipe_does_what_the_page_says(check):
+    """With one rank and with two, which end with the same weights."""
+    for module in NEEDS.get(check.partition("check_")[2], ()):
+        if not installed(module):
+            pytest.skip(f"{module} is not installed: pip install {module}")
+    assert not CHECKS.failure(check, 1)
+    assert not CHECKS.failure(check, 2)
+
+
+def test_a_notebook_gets_what_its_ranks_returned():
+    """The cell is run as a notebook runs it: its function is in no file."""
+    (cell,) = blocks()["ranks_from_a_notebook"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", cell], env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert re.fullmatch(r"\[0\.\d+, 0\.\d+\]\n", done.stdout), done.stderr
+
+
+def test_every_recipe_is_checked():
+    """A recipe without a check would rot."""
+    checked = {check.partition("check_")[2] for check in CHECKS.names()}
+    others = {"the_beginning_of_every_recipe", "ranks_from_a_notebook"}
+    assert {name for name, programs in blocks().items() if programs} == checked | others
+
+
+def test_recipes_are_short():
+    """25 lines of code are what a reader takes in at once."""
+    recipes = [block.split("\n") for programs in blocks().values() for block in programs]
+    assert [lines[:2] for lines in recipes if len(list(filter(None, lines))) > 25] == []
