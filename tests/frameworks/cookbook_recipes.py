@@ -190,7 +190,10 @@ def check_train_in_fp16_with_gradscaler():
 
 def check_compile_the_model():
     torch.compiler.set_default_backend("aot_eager")  # all of torch.compile but its C++ compiler, which takes 10 s
-    names = run("compile_the_model")
+    try:
+        names = run("compile_the_model")
+    finally:
+        torch.compiler.set_default_backend(None)
     as_in_torch(names, 2, lambda _, __, optimizer: stepped(optimizer))
     as_on_one_rank("compile_the_model", names["model"])
 
@@ -267,13 +270,28 @@ def check_save_the_best_weights():
 
 
 def check_fine_tune_with_frozen_layers():
-    names = run("fine_tune_with_frozen_layers")
+    """The frozen layer is as it was after the first epoch, and trained after the second."""
+    first_layer = []
+
+    def record(names: Names) -> None:
+        batches = names["batches"]
+
+        def recording(epoch: int) -> Iterator[Any]:
+            first_layer.append(names["model"][0].weight.detach().clone())
+            yield from batches(epoch)
+
+        names["batches"] = recording
+
+    names = run("fine_tune_with_frozen_layers", record)
+    assert torch.equal(*first_layer)
+    assert not torch.equal(names["model"][0].weight, first_layer[0])
     as_on_one_rank("fine_tune_with_frozen_layers", names["model"])
 
 
 def check_lbfgs():
     names = run("lbfgs")
-    assert names["loss"].item() > 0
+    assert hvd.allgather_object(names["loss"].item()) == [names["loss"].item()] * SIZE
+    assert names["loss"] < 0.05
     as_on_one_rank("lbfgs", names["model"], tolerance=1e-3)
 
 
