@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -35,7 +36,8 @@ class LiveDisplay:
                 self._live.console.print(Text(f"{event.reason}: {event.message}", style="yellow"))
         for line in self._tail.lines(view.status.attempt) if self._tail is not None else ():
             self._live.console.print(Text(line), soft_wrap=True)
-        self._live.update(render(view, datetime.now(UTC)))
+        # Not to the last column: the ^C echoed there would wrap, and the panel be cleared a line off.
+        self._live.update(Constrain(render(view, datetime.now(UTC)), self._live.console.width - len("^C")))
 
 
 def render(view: View, now: datetime) -> RenderableType:

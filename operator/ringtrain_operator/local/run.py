@@ -21,7 +21,7 @@ from .kept import Tail, keep_job
 from .live import LiveDisplay
 from .manifest import ManifestFile, load_job
 from .plain import PlainDisplay
-from .process import ProcessRunner
+from .process import CLOSING_GRACE_S, ProcessRunner
 from .summary import Results, read_results
 from .telling import wrapped
 
@@ -44,6 +44,10 @@ def run_local(manifest: Path, runs: Path, plain: bool, output: bool) -> tuple[Jo
     try:
         with _display(plain, tail) as display:
             status = Driver(LocalCluster(job, runner, keep=partial(keep_job, run_dir)), display, file).run()
+    except KeyboardInterrupt:
+        stopping = f"stopping: waiting for the ranks to end, for at most {CLOSING_GRACE_S:g} s"
+        print(wrapped(stopping, Console()), flush=True)
+        raise
     finally:
         runner.close()
     return status, read_results(run_dir / "logs", namespace, name, status.attempt)

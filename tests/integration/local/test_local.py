@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from support.jobs import job
 from support.local import Local, Start, until
+from support.terminal import Terminal
 
 from ringtrain_operator.local.kept import newest_run
 
@@ -110,6 +114,25 @@ def test_ctrl_c_leaves_nothing_behind(start: Start, number: signal.Signals) -> N
     until(lambda: local.rank(0))
     local.process.send_signal(number)
     assert "every process of the job has ended" in local.finish(130)
+
+
+def test_ctrl_c_clears_the_panel(tmp_path: Path) -> None:
+    """On a terminal: what is waited for and for how long stands where the panel was."""
+    manifest = job("t", workers=1)
+    manifest["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = ["sleep", "3600"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+    terminal = Terminal([str(Path(sys.executable).parent / "dtj"), "local", "job.yaml"], tmp_path, columns=60)
+    try:
+        terminal.until(r"t-worker-0 +● rank 0 Running")
+        terminal.type("\x03")
+        assert terminal.end() == 130
+        assert terminal.lines()[-3].endswith("/logs")
+        assert terminal.lines()[-2:] == [
+            "stopping: waiting for the ranks to end, for at most 5 s",
+            "stopped; every process of the job has ended",
+        ]
+    finally:
+        terminal.close()
 
 
 def test_a_broken_manifest_starts_nothing(start: Start) -> None:

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from support.gang import DEADLINE_S, runs, until
+from support.terminal import Terminal
 
 
 def _start(directory: Path, *words: str) -> "subprocess.Popen[str]":
@@ -29,7 +31,7 @@ def test_output_logs_and_exit_status(tmp_path: Path) -> None:
     out, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 9
     assert sorted(out.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
-    assert "First failure: rank 1, RankFailed, exit code 9\nrank 1 exited with 9\n  │ rank 1 of 2\n" in err
+    assert "First failure: rank 1, RankFailed, exit code 9\n  │ rank 1 of 2\n" in err
     logs = tmp_path / "runs/local/demo/1"
     assert f"logs   {logs}\n" in err
     assert "port" not in err
@@ -59,16 +61,41 @@ def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
     assert log.read_text() == ""
 
 
-def test_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C stops the ranks; nothing is left; the status is that of the signal."""
+def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C stops the ranks and says how long they may take; nothing is left; the status is the signal's."""
+    monkeypatch.setenv("RINGTRAIN_TIMEOUT", "12")
     run = _start(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
     processes = until("the ranks", lambda: len(found := psutil.Process(run.pid).children(True)) >= 6 and found)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 130
-    assert "stopping: ranks have 10 s to end; once more: at once\n" in err
+    assert "stopping: waiting for 2 ranks to end, for at most 2 s; once more: at once\n" in err
     assert "state  Stopped\n" in err
     assert not [process for process in processes if runs(process)]
+
+
+def test_on_a_terminal(tmp_path: Path) -> None:
+    """Progress is one line that stays below all others and is gone at the end; nothing is broken within a word."""
+    script = (
+        "import time, ringtrain as rt\n"
+        "for step in range(1, 1000):\n"
+        " print('at', step); rt.report(step=step, samples=8, total_steps=999, loss=0.5); time.sleep(0.2)\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    words = [sys.executable, "-m", "ringtrain", "run", "-np", "1", sys.executable, "-u", "train.py"]
+    terminal = Terminal(words, tmp_path, columns=40)
+    try:
+        terminal.until(r"at \d+\nStep [1-9]\d+/999 .*…$")
+        assert [line for line in terminal.lines()[:-1] if line.startswith("Step")] == []
+        terminal.type("\x03")
+        assert terminal.end() == 130
+        lines = terminal.lines()
+    finally:
+        terminal.close()
+    end = next(index for index, line in enumerate(lines) if line.startswith("stopping:"))
+    assert lines[end:][:2] == ["stopping: waiting for 1 rank to end, for", "at most 10 s; once more: at once"]
+    assert any(line.startswith("steps  ") and "/999, loss 0.5, samples/sec" in line for line in lines)
+    assert not any(line.startswith("Step ") for line in lines)
 
 
 def test_killed(tmp_path: Path) -> None:

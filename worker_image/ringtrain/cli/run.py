@@ -19,7 +19,8 @@ from pathlib import Path
 import click
 
 from ringtrain import contract
-from ringtrain.cli.ending import read_outcome, say_end
+from ringtrain.agent.config import AgentConfig
+from ringtrain.cli.ending import read_outcome, say, say_end
 from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.control.ports import HeldPorts
@@ -31,8 +32,6 @@ _POLL_S = 0.2
 # Between the log directory and a job's name in it, where a cluster has its namespaces.
 NAMESPACE = "local"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-# What the agent gives ranks to end after they were asked to, by its own default.
-_GRACE_S = 10
 # The launcher is gone: its agent has its own deadlines, and this long beyond a rank's grace to keep them.
 _AGENT_S = 30.0
 
@@ -56,6 +55,9 @@ def run(
     ranks: int, hosts: str, log_dir: Path, name: str | None, verbose: bool, quiet: bool, command: tuple[str, ...]
 ) -> None:
     """Run COMMAND as N ranks on this machine, with one merged log.
+
+    Lines of progress name the speed of all ranks together, its standard error (+/-), and how far the speeds of
+    single steps scatter around their median (jitter).
 
     Options stand before COMMAND; those behind it are COMMAND's own. Ends with the exit status of the first rank
     that failed, else 0.
@@ -158,9 +160,10 @@ def _run(ranks: int, log_dir: Path, job: str, command: Sequence[str], level: str
             contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
         }
         held.release()
+        grace_s = AgentConfig.from_env(environment).grace_s
         launcher = _start(stack, contract.ROLE_LAUNCHER, environment, ["launcher", "--log-level", level])
         agent = _start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
-        signals = _forward_signals(stack, launcher)
+        signals = _forward_signals(stack, launcher, f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s)
         code = _wait(launcher, agent)
         return 128 + signals[0] if signals else code
 
@@ -202,14 +205,18 @@ def _start(
     return process
 
 
-def _forward_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]") -> list[int]:
+def _forward_signals(
+    stack: ExitStack, launcher: "subprocess.Popen[bytes]", ranks: str, grace_s: float
+) -> list[int]:
     """Pass SIGINT and SIGTERM to the launcher, which stops the gang; returns the list they are noted in."""
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:
         received.append(number)
-        again = "" if len(received) > 1 else "; once more: at once"
-        click.echo(f"stopping: ranks have {_GRACE_S} s to end{again}", err=True)
+        if len(received) == 1:
+            say(f"stopping: waiting for {ranks} to end, for at most {grace_s:.0f} s; once more: at once")
+        else:
+            say("stopping: ranks are killed")
         launcher.send_signal(signal.SIGTERM)
 
     stack.enter_context(signal_handler(forward, signal.SIGINT, signal.SIGTERM))

@@ -27,7 +27,7 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
                 return
             printed_at, progress = last, reports.progress()
             if progress is not None:
-                console.show(step_line(progress, reports.speed()).encode() + b"\n")
+                console.show_progress(step_line(progress, reports.speed()).encode() + b"\n")
 
     with snapshot.reports as reports:
         for rank, report in snapshot.store.rows():

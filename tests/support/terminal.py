@@ -1,0 +1,76 @@
+"""A command on a terminal, as a person sees it: what is on the screen, and keys that are typed."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyte
+
+DEADLINE_S = 240.0
+
+
+class Terminal:
+    """Runs `words` in `directory` with `columns` x 40 characters; `close` must be called."""
+
+    def __init__(self, words: Sequence[str], directory: Path, columns: int) -> None:
+        self._screen = pyte.Screen(columns, 40)
+        self._stream = pyte.ByteStream(self._screen)
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            words,
+            cwd=directory,
+            env={**env, "TERM": "xterm-256color", "TMPDIR": str(directory)},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+
+    def lines(self) -> list[str]:
+        """The screen, without blanks at the ends of lines and without empty lines."""
+        return [line.rstrip() for line in self._screen.display if line.strip()]
+
+    def until(self, pattern: str) -> None:
+        """Wait until `pattern` is on the screen."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not re.search(pattern, "\n".join(self.lines())):
+            assert self._read(deadline), f"{pattern!r} was never seen:\n" + "\n".join(self.lines())
+
+    def type(self, keys: str) -> None:
+        """Press keys, "\\x03" for Ctrl-C."""
+        os.write(self._ours, keys.encode())
+
+    def end(self) -> int:
+        """Wait for the end; returns the exit status."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self._read(deadline):
+            pass
+        return self.process.wait(max(1.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """End what still runs."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+    def _read(self, deadline: float) -> bool:
+        """Take in what was written; False at the deadline, and when nobody has the terminal open any more."""
+        if not select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        try:
+            self._stream.feed(os.read(self._ours, 65536))
+        except OSError:
+            return False
+        return True
