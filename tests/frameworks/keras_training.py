@@ -92,6 +92,11 @@ def check_adasum():
     model = network()
     fit(model, hvd.DistributedOptimizer(RULES["sgd"](), op=hvd.Adasum), 5)
     same_everywhere(model)
+    partial = network()
+    local = partial.layers[-1]
+    optimizer = hvd.PartialDistributedOptimizer(RULES["sgd"](), op=hvd.Adasum, local_layers=local)
+    fit(partial, optimizer, 3)
+    assert len(np.unique(hvd.allgather(local.bias[None])[:, 0])) == SIZE
 
 
 def check_wrong_arguments():

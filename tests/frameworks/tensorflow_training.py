@@ -162,15 +162,16 @@ def check_local_sources():
 
 
 def check_local_layers():
+    """Of a list of layers, or of one alone."""
     shared, local = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
     x = tf.fill([1, 2], float(RANK))
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(shared(x) + local(x))
-    grads = hvd.PartialDistributedGradientTape(tape, local_layers=[local], scale_local_gradients=False).gradient(
-        loss, [*shared.trainable_weights, *local.trainable_weights]
-    )
-    np.testing.assert_allclose(grads[0], [[(SIZE - 1) / 2]] * 2)
-    np.testing.assert_allclose(grads[1], [[float(RANK)]] * 2)
+    for layers in ([local], local):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(shared(x) + local(x))
+        partial = hvd.PartialDistributedGradientTape(tape, local_layers=layers, scale_local_gradients=False)
+        grads = partial.gradient(loss, [*shared.trainable_weights, *local.trainable_weights])
+        np.testing.assert_allclose(grads[0], [[(SIZE - 1) / 2]] * 2)
+        np.testing.assert_allclose(grads[1], [[float(RANK)]] * 2)
     with pytest.raises(ValueError, match="expected Keras layers"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["dense"])
 

@@ -247,6 +247,18 @@ def test_a_collective_without_init_says_so() -> None:
         rt.size()
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_optimizers_of_different_models_name_the_parameter(transport: str) -> None:
+    """Before memory is taken: where ranks share it, sizes that differ would be told in its place."""
+
+    def build(rank: int) -> None:
+        HostOptimizer({"a": np.zeros(3, np.float32), "w": np.zeros(4 + rank, np.float32)}, SGD(lr=0.1))
+
+    message = f'rank 1: parameter "w" is (5,) float32 there and (4,) float32 on rank 0; {BUILD}'
+    with world_of(2, transport) as world:
+        assert [str(error) for error in world.errors(build)] == [message] * 2
+
+
 @pytest.mark.parametrize("transport", ["memory", "shm"])
 def test_state_dict_of_one_rank_alone_is_an_error(transport: str) -> None:
     """Also where no array would travel: plain SGD has no state, and every rank has all weights."""

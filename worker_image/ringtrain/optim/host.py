@@ -84,11 +84,16 @@ class HostOptimizer:
         group = group or group_of()
         specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
         layout = plan_layout(specs, bucket_bytes, group.size)
-        arenas = Arenas(layout, rule.state_names, group.rank if sharded else None, group)
         if compression is not None and not sharded:
             raise ConfigurationError(
                 f'compression is "{compression}" with sharded=False; compression needs shards'
             )
+        compared = {
+            "rule": rule, "bucket_bytes": bucket_bytes, "sharded": sharded, "accumulate": accumulate,
+            "compression": compression, "clip_norm": clip_norm, "schedule": settings.schedule,
+        }  # fmt: skip
+        check_same_model(group, layout, {name: described(value) for name, value in compared.items()})
+        arenas = Arenas(layout, rule.state_names, group.rank if sharded else None, group)
         lane = group.beside() if group.size > 1 else None
         wire = None if compression is None else _wire((group, lane or group), layout, arenas, compression)
         self._context = UpdateContext(group, layout, arenas, rule, settings, best_kernels(), sharded, wire, lane)
@@ -101,11 +106,6 @@ class HostOptimizer:
         self._ending = False
         self._error: BaseException | None = None
 
-        compared = {
-            "rule": rule, "bucket_bytes": bucket_bytes, "sharded": sharded, "accumulate": accumulate,
-            "compression": compression, "clip_norm": clip_norm, "schedule": settings.schedule,
-        }  # fmt: skip
-        check_same_model(self._context, {name: described(value) for name, value in compared.items()})
         self._step_began_ns = self._backward_began_ns = time.perf_counter_ns()
         self._views: dict[str, Flat] = {}
         for name, array in arrays.items():

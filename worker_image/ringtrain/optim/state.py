@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import ConfigurationError, MismatchError
-from ringtrain.optim.layout import Bucket, ParamSpec
+from ringtrain.optim.layout import Bucket, Layout, ParamSpec
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.wire import Wire
 from ringtrain.process_groups.group import Flat, Group
@@ -202,14 +202,14 @@ def _check_array(context: UpdateContext, spec: ParamSpec, slot: str, state: Mapp
         )
 
 
-def check_same_model(context: UpdateContext, settings: Mapping[str, Any]) -> None:
+def check_same_model(group: Group, layout: Layout, settings: Mapping[str, Any]) -> None:
     """Raise MismatchError on every rank unless all registered the same parameters with the same settings.
 
     The message names the first rank that differs from rank 0, and both values.
     """
-    described = [f"{spec.shape} {spec.dtype}{' local' if spec.local else ''}" for spec in context.layout.specs]
-    names = [spec.name for spec in context.layout.specs]
-    reported = context.group.allgather_object({"names": names, "described": described, "settings": dict(settings)})
+    described = [f"{spec.shape} {spec.dtype}{' local' if spec.local else ''}" for spec in layout.specs]
+    names = [spec.name for spec in layout.specs]
+    reported = group.allgather_object({"names": names, "described": described, "settings": dict(settings)})
     root = reported[0]
     for rank, other in enumerate(reported[1:], start=1):
         for name, there in other["settings"].items():

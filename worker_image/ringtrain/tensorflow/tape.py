@@ -96,8 +96,8 @@ def PartialDistributedGradientTape(
     arguments = locals()
     del arguments["local_layers"]
     tape = DistributedGradientTape(**arguments)
-    trainable(local_layers)
     tape._local_layers = layers_of(local_layers)
+    trainable(tape._local_layers)
     return tape
 
 

@@ -30,9 +30,12 @@ class DistributedKerasMixin:
         """Leave the gradient of `var` out of the reduction."""
         self._reducer.register_local(var)
 
-    def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-        for variable in trainable(self._local_layers):
+    def _register_local_layers(self) -> None:
+        for variable in trainable(self._local_layers):  # known when a layer was built
             self._reducer.register_local(variable)
+
+    def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+        self._register_local_layers()
         alone = trains_alone(self._reducer.options.process_set)
         return grads if alone else self._reducer.reduce(grads, variables)
 
@@ -45,6 +48,7 @@ class DistributedKerasMixin:
 
     def _combine_steps(self, variables: Sequence[Any], before: Sequence[Any]) -> list[Any]:
         """Assign the weights `before` plus the combination of what the ranks' steps have added to them."""
+        self._register_local_layers()
         steps = [tf.convert_to_tensor(v) - start for v, start in zip(variables, before, strict=True)]
         combined = self._reducer.reduce(steps, variables)
         ends = zip(variables, before, combined, strict=True)
