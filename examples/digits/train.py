@@ -102,7 +102,8 @@ def make_optimizer(options: argparse.Namespace, part: Shard, features: int) -> H
 def train_epoch(data: Data, part: Shard, optimizer: HostOptimizer, epoch: int, epochs: int) -> float:
     """Return the mean loss of this rank's batches."""
     losses = []
-    for batch in part.epoch(epoch):
+    # Not optimizer.updates: a world of another size, whose epochs had other steps, may have made some of these.
+    for step, batch in enumerate(part.epoch(epoch), epoch * part.steps + 1):
         labels = data.train_labels[batch.indices]
         trace = forward(optimizer.weights, data.train_images[batch.indices])
         for name, gradient in backward(optimizer.weights, trace, labels):
@@ -110,7 +111,7 @@ def train_epoch(data: Data, part: Shard, optimizer: HostOptimizer, epoch: int, e
         losses.append(loss(trace, labels))
         optimizer.step()
         rt.report(
-            step=optimizer.updates,
+            step=step,
             total_steps=epochs * part.steps,
             epoch=epoch,
             samples=batch.count,

@@ -98,6 +98,16 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     assert not any(line.startswith("Step ") for line in lines)
 
 
+def test_progress_adds_up_in_a_world_of_another_size(tmp_path: Path) -> None:
+    """The digits go on with one rank where two had stopped: the last step is the last of as many as are named."""
+    digits = [sys.executable, str(Path(__file__).parents[3] / "examples/digits/train.py")]
+    for ranks, steps in ((2, 23), (1, 90)):
+        options = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--epochs", str(3 - ranks))
+        out, err = _start(tmp_path, "-np", str(ranks), *digits, *options).communicate(timeout=DEADLINE_S)
+        assert f"steps  {steps}/{steps}, loss " in err, out + err
+        assert out.count("global batch") == 1
+
+
 def test_killed(tmp_path: Path) -> None:
     """kill -9 of `ringtrain run` takes launcher, agent and ranks along."""
     run = _start(tmp_path, "-np", "2", "sleep", "1000")
