@@ -211,6 +211,23 @@ def check_forward_passes_in_the_timeline():
         assert main == ["forward", "backward", "step"] * 2
 
 
+def check_steps_of_a_distributed_optimizer_in_the_timeline():
+    with tempfile.TemporaryDirectory() as folder:
+        hvd.start_timeline(f"{folder}/trace.json")
+        model = torch.nn.Linear(3, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+        hvd.stop_timeline()
+        path = Path(folder) / ("trace.json" if RANK == 0 else f"trace-rank{RANK}.json")
+        spans = [
+            event["name"] for event in json.loads(path.read_text()) if event.get("cat") in ("backward", "step")
+        ]
+        assert spans == ["backward", "step 1", "backward", "step 2"] if SIZE > 1 else ["step 1", "step 2"]
+
+
 def check_shutdown_and_init_again():
     hvd.shutdown()
     assert not hvd.is_initialized()

@@ -1,5 +1,6 @@
 """Reduce each parameter's gradient as the backward pass produces it."""
 
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ringtrain import rank
+from ringtrain import rank, timeline
 from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
@@ -61,6 +62,7 @@ class GradientSync:
         self._ready: set[Param] = set()
         self._under_way: dict[int, _UnderWay] = {}
         self._hooks: dict[Param, Any] = {}
+        self._began_ns = 0  # the backward pass, with its first gradient
         self.set_passes(options.passes)
         self.watch()
 
@@ -91,6 +93,8 @@ class GradientSync:
         """
         if trains_alone(self.options.process_set):
             return
+        if self.busy:
+            timeline.record_since(self._began_ns, "backward", "backward")
         for param in self._names:
             if param.requires_grad and not self._submitted(param):
                 if param.grad is None:
@@ -125,6 +129,8 @@ class GradientSync:
                 f"{self._passes} "
                 "times before step(); raise backward_passes_per_step to accumulate gradients locally"
             )
+        if not self.busy:
+            self._began_ns = time.perf_counter_ns()
         self._passes_left[known] -= 1
         if self._passes_left[known] == 0:
             self._ready.add(known)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
+from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
 from ringtrain.reduction.ops import Adasum, Average, Sum, chosen_op
@@ -23,6 +25,8 @@ class DistributedMixin:
     sync: GradientSync
     _synchronized: bool
     _skip: bool
+    _steps: int
+    _step_began_ns: int
 
     def synchronize(self) -> None:
         """Wait until every gradient is reduced; then they may be changed, to clip them for example. Follow it with
@@ -44,6 +48,12 @@ class DistributedMixin:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce the gradients, then step. A closure's gradients are reduced each time that it is evaluated."""
+        result = self._step(closure)
+        self._steps += 1
+        self._step_began_ns = timeline.step_ended(self._step_began_ns, self._steps)
+        return result
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         step: Callable[..., Any] = self._wrapped().step
         if self._skip:
             if self.sync.busy:
@@ -152,6 +162,7 @@ def DistributedOptimizer(
     wrapped = _derived(optimizer, DistributedMixin)
     wrapped.sync = GradientSync(names, grouped(groups, list(names)), options)
     wrapped._synchronized = wrapped._skip = False
+    wrapped._steps, wrapped._step_began_ns = 0, time.perf_counter_ns()
     return wrapped
 
 
