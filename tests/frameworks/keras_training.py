@@ -1,5 +1,6 @@
 """Checks of training with ringtrain.keras, run on every rank of a world."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -50,6 +51,18 @@ def check_fit_trains_like_one_process():
         )
         agree(model, reference(rule))
         same_everywhere(model)
+
+
+def check_batches_in_the_timeline():
+    """`fit` shows input and batch of each step."""
+    with tempfile.TemporaryDirectory() as folder:
+        hvd.start_timeline(f"{folder}/trace.json")
+        starts = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        fit(network(), hvd.DistributedOptimizer(RULES["sgd"]()), steps=2, callbacks=[starts])
+        hvd.stop_timeline()
+        path = Path(folder) / ("trace.json" if RANK == 0 else f"trace-rank{RANK}.json")
+        spans = [event["name"] for event in json.loads(path.read_text()) if event.get("cat") in ("batch", "step")]
+        assert spans == ["batch", "step 1", "batch", "step 2"]
 
 
 def check_several_backward_passes_a_step():

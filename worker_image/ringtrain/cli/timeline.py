@@ -28,14 +28,12 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Shares:
-    """Where one rank's steps went, in microseconds. `waits`: for other ranks, after the backward pass."""
+    """Where one rank's steps went, in microseconds: `parts` by name, and `waits` for other ranks, which began a
+    collective later, after the backward pass."""
 
     steps: int
     total: float
-    input: float
-    forward: float | None
-    backward: float
-    update: float
+    parts: Mapping[str, float]
     waits: Mapping[int, float]
 
 
@@ -91,7 +89,10 @@ def shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> Sh
     steps = times.steps[1:] or times.steps
     if not steps:
         return None
-    backward, forward = _within(times.spans["backward"], steps), _within(times.spans["forward"], steps)
+    batches, backward, forward = (_within(times.spans[name], steps) for name in ("batch", "backward", "forward"))
+    total = _length(steps)
+    if batches:  # a graph runs the whole batch, in which passes and collectives overlap
+        return Shares(len(steps), total, {"input": total - _length(batches), "batch": _length(batches)}, {})
     ends = [end for _, end in backward]
     # What is left of a step when its last backward pass has ended is the update that it could not hide.
     exposed = [(ends[index - 1], end) for _, end in steps if (index := bisect_right(ends, end))]
@@ -99,10 +100,13 @@ def shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> Sh
     for key, (began, ended) in times.collectives.items():
         late_began, late = last[key]
         waits[late] += _length(_within([(began, min(ended, late_began))], exposed))
-    total, update = _length(steps), _length(exposed)
-    rest = total - _length(backward) - update - _length(forward)
-    passes = _length(forward) if forward else None
-    return Shares(len(steps), total, rest, passes, _length(backward), update, waits)
+    # Less than half a per cent is noise.
+    waits = {late: part for late, part in sorted(waits.items()) if part >= 0.005 * total}
+    passes, update = _length(forward) + _length(backward), _length(exposed)
+    early = "input" if forward else "input and forward"
+    parts = {early: total - passes - update} | ({"forward": _length(forward)} if forward else {})
+    parts |= {"backward": _length(backward), "update": update - sum(waits.values())}
+    return Shares(len(steps), total, parts, waits)
 
 
 def _within(intervals: Sequence[Interval], limits: Sequence[Interval]) -> list[Interval]:
@@ -124,20 +128,9 @@ def _length(intervals: Sequence[Interval]) -> float:
 
 def describe(found: Shares) -> str:
     """One line for a person."""
-
-    def percent(part: float) -> str:
-        return f"{100 * part / found.total:.0f} %"
-
-    early = (
-        f"input and forward {percent(found.input)}"
-        if found.forward is None
-        else f"input {percent(found.input)}, forward {percent(found.forward)}"
+    waits = {f"waiting for rank {late}": part for late, part in found.waits.items()}
+    shown = ", ".join(
+        f"{name} {100 * part / found.total:.0f} %" for name, part in {**found.parts, **waits}.items()
     )
-    # Less than half a per cent is noise.
-    long = {late: part for late, part in sorted(found.waits.items()) if part >= 0.005 * found.total}
-    waits = "".join(f", waiting for rank {late} {percent(part)}" for late, part in long.items())
-    update = found.update - sum(long.values())
-    return (
-        f"{found.steps} step{'s' * (found.steps != 1)} of {found.total / found.steps / 1000:.3g} ms: {early}, "
-        f"backward {percent(found.backward)}, update {percent(update)}{waits}"
-    )
+    steps = f"{found.steps} step{'s' * (found.steps != 1)}"
+    return f"{steps} of {found.total / found.steps / 1000:.3g} ms: {shown}"

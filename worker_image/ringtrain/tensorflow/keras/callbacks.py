@@ -1,5 +1,6 @@
 """Keras callbacks for training on many ranks."""
 
+import time
 import warnings
 from collections.abc import Callable, Collection
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import ringtrain as rt
+from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
@@ -20,7 +22,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Start every rank from the weights and the optimizer state of `root_rank`.
 
     Weights are sent before the first batch where the model is built by then, and weights and optimizer state after
-    it in any case. `device`: accepted for Horovod's sake. `local_variables`: left as they are.
+    it in any case. `device`: accepted for Horovod's sake. `local_variables`: left as they are. The timeline gets
+    the batches from here: what is between two of them is input.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Collection[Any] | None = None) -> None:
@@ -28,6 +31,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._root_rank = root_rank
         self._local = {identity(variable) for variable in local_variables or ()}
         self._done = False
+        self._steps = 0
+        self._step_began_ns = self._batch_began_ns = 0
 
     def register_local_var(self, var: Any) -> None:
         """Leave `var` as it is on each rank."""
@@ -36,8 +41,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         if self.model.built and not self._done:
             self._send(self.model.variables)
+        self._step_began_ns = time.perf_counter_ns()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._batch_began_ns = time.perf_counter_ns()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        timeline.record_since(self._batch_began_ns, "batch", "batch")
+        self._step_began_ns = timeline.step_ended(self._step_began_ns, self._steps)
         if not self._done:
             self._send([*self.model.variables, *variables_of(self.model.optimizer)])
             self._done = True
