@@ -105,16 +105,19 @@ class ProcessRunner:
         return f"http://127.0.0.1:{ports.status}/status" if ports is not None else None
 
     def close(self) -> None:
-        """End all pods and remove everything but logs and claims."""
+        """End all pods and remove everything but logs and claims. Ctrl-C meanwhile ends them at once."""
         deadline = time.monotonic() + CLOSING_GRACE_S
         for name in self._pods:
             self.delete(name, grace_s=int(CLOSING_GRACE_S))
         while any(local.running for local in self._pods.values()):
-            self.pods()
-            if time.monotonic() > deadline:
-                for local in self._pods.values():
-                    local.kill_at = 0.0
-            time.sleep(0.05)
+            try:
+                self.pods()
+                if time.monotonic() > deadline:
+                    for local in self._pods.values():
+                        local.kill_at = 0.0
+                time.sleep(0.05)
+            except KeyboardInterrupt:
+                deadline = 0.0
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _look_after(self, local: _LocalPod) -> None:

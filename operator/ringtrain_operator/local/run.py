@@ -45,7 +45,7 @@ def run_local(manifest: Path, runs: Path, plain: bool, output: bool) -> tuple[Jo
         with _display(plain, tail) as display:
             status = Driver(LocalCluster(job, runner, keep=partial(keep_job, run_dir)), display, file).run()
     except KeyboardInterrupt:
-        stopping = f"stopping: waiting for the ranks to end, for at most {CLOSING_GRACE_S:g} s"
+        stopping = f"stopping: waiting for the ranks to end, for at most {CLOSING_GRACE_S:g} s; once more: at once"
         print(wrapped(stopping, Console()), flush=True)
         raise
     finally:

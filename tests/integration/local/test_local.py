@@ -117,18 +117,26 @@ def test_ctrl_c_leaves_nothing_behind(start: Start, number: signal.Signals) -> N
 
 
 def test_ctrl_c_clears_the_panel(tmp_path: Path) -> None:
-    """On a terminal: what is waited for and for how long stands where the panel was."""
+    """On a terminal: how long dtj waits stands where the panel was. Ctrl-C once more leaves nothing."""
     manifest = job("t", workers=1)
-    manifest["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = ["sleep", "3600"]
+    manifest["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = [
+        "sh",
+        "-c",
+        "trap '' TERM; sleep 3600 & wait",
+    ]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
     terminal = Terminal([str(Path(sys.executable).parent / "dtj"), "local", "job.yaml"], tmp_path, columns=60)
     try:
         terminal.until(r"t-worker-0 +● rank 0 Running")
         terminal.type("\x03")
+        terminal.until("stopping: .*\n.*at once")
+        terminal.type("\x03")
         assert terminal.end() == 130
-        assert terminal.lines()[-3].endswith("/logs")
-        assert terminal.lines()[-2:] == [
-            "stopping: waiting for the ranks to end, for at most 5 s",
+        assert list(tmp_path.glob("dtj-*")) == []
+        assert terminal.lines()[-4].endswith("/logs")
+        assert [line.removeprefix("^C") for line in terminal.lines()[-3:]] == [
+            "stopping: waiting for the ranks to end, for at most 5 s;",
+            "once more: at once",
             "stopped; every process of the job has ended",
         ]
     finally:
