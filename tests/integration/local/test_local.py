@@ -57,7 +57,8 @@ def test_a_failing_job_names_its_failure(start: Start) -> None:
     output = local.finish(1)
     assert "BackoffLimitExceeded" in output or "backoffLimit" in output
     assert "First failure of attempt 2: rank 1 (t-worker-1), RankFailed, exit code 7" in output
-    assert "no such dataset" in output
+    assert "Restarting: attempt 1: rank 1 exited with 7 (t-worker-1): no such dataset\n" in output
+    assert output.count("exited with 7") == 1
     kept = newest_run(local.directory / "runs", "t")
     assert (kept.job["status"]["state"], kept.log(rank=1, attempt=2).read_text()) == (
         "Failed",

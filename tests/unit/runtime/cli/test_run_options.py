@@ -70,3 +70,10 @@ def test_help_names_commands_for_people() -> None:
     assert listed == ["bench", "completion", "logs", "run", "timeline"]
     assert CliRunner().invoke(main, ["agent", "--help"]).exit_code == 0
     assert "Did you mean 'run'?" in CliRunner().invoke(main, ["rum"]).output
+
+
+def test_numbers_of_progress_are_explained() -> None:
+    """What a line of progress says of the speed stands where a reader of that line looks."""
+    shown = " ".join(CliRunner().invoke(main, ["run", "--help"]).output.split())
+    assert "its standard error (+/-)" in shown
+    assert "how far the speeds of single steps scatter around their median (jitter)" in shown
