@@ -17,7 +17,8 @@ import traceback
 from frameworks.harness import run_checks
 from support.ranks import run_ranks
 
-DEADLINE_S = 300.0
+# Of all checks of a world together: TensorFlow's take two minutes of two idle cores.
+DEADLINE_S = 900.0
 
 
 def failures(modules: list[str], size: int) -> dict[str, str]:
