@@ -4,6 +4,9 @@ The reference is one process on the pooled batch, computed on every rank without
 """
 
 import functools
+import io
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import torch
 from torch import nn
 
 import ringtrain.torch as hvd
+from ringtrain.checkpoint.format import read_state, write_state
 from ringtrain.optim import SGD, Adam, AdamW
 
 hvd.init()
@@ -150,6 +154,73 @@ def check_host_optimizer_errors():
         hvd.HostOptimizer(frozen, SGD(lr=0.1))
     with pytest.raises(ValueError, match="meta device"):
         hvd.HostOptimizer(nn.Linear(2, 2, device="meta"), SGD(lr=0.1))
+
+
+def check_host_optimizer_names_usual_mistakes():
+    """Each gets the way out in place of Python's or torch's error."""
+    made = lambda: hvd.HostOptimizer(model(), SGD(lr=0.1))  # noqa: E731
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    for call, words in (
+        (
+            lambda: hvd.HostOptimizer(model(), TORCH_RULES["adamw"]([torch.ones(1)])),
+            r"a torch\.optim.*AdamW; expect",
+        ),
+        (lambda: hvd.HostOptimizer(model(), AdamW), r"rule is the class .*AdamW; expected an instance"),
+        (
+            lambda: hvd.HostOptimizer(model().parameters(), SGD(lr=0.1)),
+            r"a generator; expected a torch\.nn\.Module",
+        ),
+        (lambda: hvd.HostOptimizer(np.zeros(3), SGD(lr=0.1)), r"a numpy\.ndarray; expected a torch\.nn\.Module"),
+        (lambda: torch.optim.lr_scheduler.StepLR(made(), 3), r"Pass schedule=\.\.\. to HostOptimizer"),
+        (lambda: torch.optim.lr_scheduler.LambdaLR(made(), lambda _: 1.0), r"Pass schedule="),
+        (lambda: scaler.unscale_(made()), r"no param_groups.* needs no GradScaler"),
+        (lambda: made().step(), r"without a gradient; call loss\.backward\(\) before it"),
+    ):
+        with pytest.raises((ValueError, AttributeError), match=words):
+            call()
+    assert not hasattr(made(), "param_groups")
+
+
+def check_host_optimizer_names_a_parameter_that_was_replaced():
+    """Also after steps that trained it, and beside one that is never used."""
+    net = model()
+    net.unused = nn.Linear(1, 1)
+    layers, (x, y) = nn.Sequential(*list(net)[:5]), batches(RANK, 1)[0]
+    optimizer = hvd.HostOptimizer(net, SGD(lr=0.1))
+    for _ in range(2):
+        nn.functional.mse_loss(layers(x), y).backward()
+        optimizer.step()
+    net[0].weight = nn.Parameter(torch.ones(16, 6))
+    nn.functional.mse_loss(layers(x), y).backward()
+    with pytest.raises(ValueError, match=r"parameter '0\.weight' was replaced .* make the HostOptimizer last"):
+        optimizer.step()
+
+
+def check_host_optimizer_state_is_saved_by_torch():
+    """`torch.load` takes it by default, and so do `Checkpoints`; states of arrays load as ever."""
+    net = nn.Linear(3, 2, dtype=torch.bfloat16)
+    optimizer = hvd.HostOptimizer(net, Adam(lr=1e-2))
+    net(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file)
+    weights = state["arrays"]["weights"]
+    assert torch.equal(weights["weight"], net.weight)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state"
+        with path.open("wb") as written:
+            write_state(written, 1, state)
+        arrays = read_state(path)
+    assert isinstance(arrays["arrays"]["weights"]["weight"], np.ndarray)
+    for saved in (state, arrays):
+        other = nn.Linear(3, 2, dtype=torch.bfloat16)
+        resumed = hvd.HostOptimizer(other, Adam(lr=1e-2))
+        resumed.load_state_dict(saved)
+        assert resumed.updates == 1
+        assert torch.equal(other.weight, net.weight)
 
 
 def check_broadcast_parameters():

@@ -8,7 +8,7 @@ files.
 import hashlib
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +27,9 @@ _KINDS = "biufc"
 
 Arrays = dict[str, NDArray[Any]]
 
+# How the arrays of a framework become numpy's, by their type; the framework's adapter enters it.
+CONVERSIONS: dict[type, Callable[[Any], NDArray[Any]]] = {}
+
 
 class DamagedCheckpoint(CheckpointError):
     """The file is there and is not what was written."""
@@ -36,7 +39,7 @@ def split(state: Any) -> tuple[Any, Arrays]:
     """Return `state` as a JSON-safe tree, and the arrays that it refers to by name.
 
     Raises ConfigurationError naming the place of anything but dicts with string keys, lists, arrays of numbers or
-    booleans, numbers, strings, booleans and None.
+    booleans, tensors (kept as arrays), numbers, strings, booleans and None.
     """
     arrays: Arrays = {}
     return _split(state, (), arrays), arrays
@@ -83,6 +86,8 @@ def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
+    if convert := CONVERSIONS.get(type(value)):
+        value = convert(value)
     if isinstance(value, np.ndarray) and (value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"):
         name = f"{len(arrays):05d}-{'.'.join(path)}".replace("/", ":")
         arrays[name] = value.astype(value.dtype.newbyteorder("="), copy=False)

@@ -82,8 +82,9 @@ class Checkpoints:
         """Write `state` as the checkpoint of `step`, atomically, and remove the oldest ones.
 
         Only rank 0 does anything; the others may pass whatever they have, and return at once. `state` is dicts
-        with string keys, lists, arrays of numbers or booleans, numbers, strings, booleans and None. Raises
-        CheckpointError when it cannot be written; earlier checkpoints are then still there.
+        with string keys, lists, arrays of numbers or booleans, tensors, which come back as arrays, numbers,
+        strings, booleans and None. Raises CheckpointError when it cannot be written; earlier checkpoints are then
+        still there.
         `background`: write on a thread and return at once. The others then need not wait for a slow disk, which
         they do for RINGTRAIN_TIMEOUT at most. `state` must stay as it is (a `state_dict` does) until the next
         save() or finish(), which raises what went wrong.

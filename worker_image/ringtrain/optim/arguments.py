@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Schedule
 from ringtrain.process_groups.group import Flat
 
@@ -29,7 +30,12 @@ class Settings:
 
 
 def as_arrays(params: Params) -> dict[str, Flat]:
-    pairs = list(params.items() if isinstance(params, Mapping) else params)
+    pairs = _pairs(params)
+    if pairs is None:
+        raise ConfigurationError(
+            f"params is {kind_of(params)}; expected arrays by name, as {{'w': array}}; a PyTorch model is trained "
+            "by ringtrain.torch.HostOptimizer"
+        )
     arrays = {name: np.asarray(array) for name, array in pairs}
     if len(arrays) != len(pairs):
         names = [name for name, _ in pairs]
@@ -61,6 +67,31 @@ def check_arguments(
         raise ConfigurationError(f"clip_norm is {norm}; expected a number above 0, or None for no clipping")
 
 
+def check_rule(rule: Any) -> None:
+    if isinstance(rule, type) or not isinstance(rule, Rule):
+        raise ConfigurationError(
+            f"rule is {kind_of(rule)}; expected an instance of a rule of ringtrain.optim, such as AdamW(lr=1e-3)"
+        )
+
+
+def kind_of(value: Any) -> str:
+    """What was passed in the place of something else, for messages."""
+    kind = value if isinstance(value, type) else type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"the class {name}" if kind is value else f"a {name}"
+
+
 def described(value: Any) -> str:
     """What ranks compare: the repr, or the name of a function (its repr has an address in it)."""
     return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)
+
+
+def _pairs(params: Any) -> list[tuple[str, Any]] | None:
+    """`params` as pairs of name and array; None if they are something else."""
+    if isinstance(params, Mapping):
+        return list(params.items())
+    try:
+        pairs = list(params)
+    except TypeError:
+        return None
+    return pairs if all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs) else None

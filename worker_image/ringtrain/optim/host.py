@@ -16,7 +16,7 @@ from ringtrain import timeline
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim.arenas import Arenas
-from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, described
+from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, check_rule, described
 from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import FusedUpdate, can_fuse
 from ringtrain.optim.inbox import Inbox
@@ -81,6 +81,7 @@ class HostOptimizer:
         arrays = as_arrays(params)
         settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
         check_arguments(arrays, local, bucket_bytes, settings)
+        check_rule(rule)
         group = group or group_of()
         specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
         layout = plan_layout(specs, bucket_bytes, group.size)

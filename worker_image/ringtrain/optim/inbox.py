@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import Arenas
-from ringtrain.optim.arguments import Settings
+from ringtrain.optim.arguments import SUPPORTED, Settings
 from ringtrain.optim.layout import HALF_TYPES, Layout, ParamSpec
 
 MAX_NAMES_IN_MESSAGE = 5
@@ -60,6 +60,10 @@ class Inbox:
             raise ConfigurationError(
                 f'{self._me}: the weight of gradient "{name}" is {weight}; expected a number of at least 0, '
                 "such as Batch.weight"
+            )
+        if gradient is None:
+            raise ConfigurationError(
+                f'{self._me}: gradient "{name}" is None; submit zeros for a parameter that this batch does not use'
             )
         values = _weighted(self._checked(location.spec, np.asarray(gradient)), weight)
         with self._changed:
@@ -130,9 +134,10 @@ class Inbox:
                 f"submit it in the parameter's shape"
             )
         if gradient.dtype != spec.dtype:
+            other = f", or register the parameter as {gradient.dtype}" if gradient.dtype.name in SUPPORTED else ""
             raise ConfigurationError(
                 f'{self._me}: gradient "{spec.name}" is {gradient.dtype} and its parameter is {spec.dtype}; '
-                f"convert it with .astype({spec.dtype.name!r}), or register the parameter as {gradient.dtype}"
+                f"convert it with np.asarray(gradient, {spec.dtype.name!r}){other}"
             )
         if self._settings.check_finite and not np.isfinite(gradient).all():
             bad = np.flatnonzero(~np.isfinite(gradient))

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ringtrain import timeline
+from ringtrain.checkpoint.format import CONVERSIONS
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
+from ringtrain.optim.arguments import check_rule, kind_of
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
-from ringtrain.torch.bridge import to_arrays
+from ringtrain.torch.bridge import to_arrays, to_tensor
+from ringtrain.torch.state import map_leaves
 from ringtrain.torch.streams import GradientStream, WeightStream
+
+CONVERSIONS[torch.Tensor] = lambda tensor: to_arrays([tensor])()[0]  # `Checkpoints` take a `state_dict()`
+
+_NO_TORCH_OPTIMIZER = (
+    "ringtrain.torch.HostOptimizer is no torch optimizer: it has no param_groups, which torch's schedulers "
+    "and GradScaler change. Pass schedule=... to HostOptimizer for a learning rate that changes, and train in "
+    "bfloat16, which needs no GradScaler; or take ringtrain.torch.DistributedOptimizer"
+)
 
 
 class HostOptimizer:
@@ -46,12 +59,13 @@ class HostOptimizer:
         process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
+        check_rule(rule)
         self._params = _trained(model)
         arrays = {name: to_arrays([param])()[0] for name, param in self._params.items()}
         self._group = open_group(process_set)
         self._host = ArrayOptimizer(arrays, rule, group=self._group, **options)
         self._overlap = overlap
-        self._gradients = GradientStream(self._host, self._params)
+        self._gradients = GradientStream(self._host, self._params, model)
         self._weights = WeightStream(self._host, self._params)
         self._weights.all_back()
         if overlap:
@@ -64,8 +78,9 @@ class HostOptimizer:
         """End the step. True: the weights are new, or will be when a layer is called or `synchronize()` returns.
         False: with `accumulate`, more micro-steps are to come.
 
-        A parameter that the backward pass did not reach counts as a gradient of zeros. Raises PeerLost or
-        MismatchError when the ring failed.
+        A parameter that the backward pass did not reach counts as a gradient of zeros. Raises ConfigurationError
+        where there was no backward pass, or where the model has other parameters by now; PeerLost or MismatchError
+        when the ring failed.
         """
         self._gradients.finish()
         updated = self._host.step(wait=not self._overlap)
@@ -81,6 +96,19 @@ class HostOptimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing is left to forget: gradients leave the model as they are made."""
+
+    @property
+    def param_groups(self) -> Any:
+        """Raises AttributeError that tells what to use in their place."""
+        raise AttributeError(_NO_TORCH_OPTIMIZER)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        # Torch's schedulers ask for it, and by themselves would say no more than "is not an Optimizer".
+        here = inspect.currentframe()
+        if here and here.f_back and here.f_back.f_globals["__name__"] == "torch.optim.lr_scheduler":
+            raise ConfigurationError(_NO_TORCH_OPTIMIZER)
+        return type(self)
 
     @property
     def rate(self) -> float:
@@ -103,14 +131,17 @@ class HostOptimizer:
         return self._host.state_bytes
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Gather weights and state of all ranks as arrays by name. Collective. `root`: only this rank gets
-        them. `error_feedback`: as of `ringtrain.optim.HostOptimizer`.
+        """Gather weights and state of all ranks as tensors by name, for `torch.save` or `Checkpoints`. Collective.
+        `root`: only this rank gets them. `error_feedback`: as of `ringtrain.optim.HostOptimizer`.
         """
-        return self._host.state_dict(root, error_feedback)
+        state = self._host.state_dict(root, error_feedback)
+        tensors: dict[str, Any] = map_leaves(state, lambda v: to_tensor(v) if isinstance(v, np.ndarray) else v)
+        return tensors
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set weights and state, of any world size; the model's parameters follow."""
-        self._host.load_state_dict(state)
+        """Set weights and state, of any world size, from tensors or arrays; the model's parameters follow."""
+        arrays = map_leaves(state, lambda v: to_arrays([v])()[0] if isinstance(v, torch.Tensor) else v)
+        self._host.load_state_dict(arrays)
         self._weights.expect()
         self._weights.all_back()
 
@@ -128,6 +159,11 @@ class HostOptimizer:
 
 
 def _trained(model: Any) -> dict[str, Any]:
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(
+            f"HostOptimizer: model is {kind_of(model)}; expected a torch.nn.Module: pass the model itself, "
+            "not its parameters"
+        )
     named: Iterable[tuple[str, Any]] = model.named_parameters()
     trained = {name: param for name, param in named if param.requires_grad}
     if not trained:

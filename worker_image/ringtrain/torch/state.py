@@ -46,7 +46,7 @@ def broadcast_optimizer_state(
         tensors.append(leaf)
         return {_TENSOR: len(tensors) - 1}
 
-    skeleton = _mapped(optimizer.state_dict(), taken_out)
+    skeleton = map_leaves(optimizer.state_dict(), taken_out)
     described = [(tensor.dtype, tuple(tensor.shape), tensor.device.type) for tensor in tensors]
     skeleton, described = broadcast_object((skeleton, described), root_rank, "optimizer_state")
     received = []
@@ -55,7 +55,9 @@ def broadcast_optimizer_state(
         if own is None or own.dtype is not dtype or tuple(own.shape) != shape:
             own = torch.empty(shape, dtype=dtype, device=device)
         received.append(broadcast(own.detach(), root_rank, f"optimizer_state.{index}"))
-    optimizer.load_state_dict(_mapped(skeleton, lambda leaf: received[leaf[_TENSOR]] if _is_mark(leaf) else leaf))
+    optimizer.load_state_dict(
+        map_leaves(skeleton, lambda leaf: received[leaf[_TENSOR]] if _is_mark(leaf) else leaf)
+    )
 
 
 def _named(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[str, Any]]:
@@ -79,10 +81,10 @@ def _is_mark(value: Any) -> bool:
     return isinstance(value, dict) and _TENSOR in value
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return `value` with `change(leaf)` for each leaf of its dictionaries, lists and tuples."""
     if isinstance(value, dict) and not _is_mark(value):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {key: map_leaves(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_mapped(item, change) for item in value)
+        return type(value)(map_leaves(item, change) for item in value)
     return change(value)

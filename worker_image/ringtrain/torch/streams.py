@@ -48,9 +48,11 @@ class GradientStream:
     makes it, and a thread hands it over when the copy is there, so that the backward pass never waits.
     """
 
-    def __init__(self, host: HostOptimizer, params: Mapping[str, Any]) -> None:
+    def __init__(self, host: HostOptimizer, params: Mapping[str, Any], model: torch.nn.Module) -> None:
         self._host = host
         self._params = params
+        self._model = model
+        self._unused: set[str] = set()  # had no gradient in the last step
         self._arrived: set[str] = set()
         self._under_way: list[Future[None]] = []
         on_cpu = all(param.device.type == "cpu" for param in params.values())
@@ -63,11 +65,15 @@ class GradientStream:
         ]
 
     def finish(self) -> None:
-        """Return when every gradient of this step is with the host; those that never came are zeros."""
-        for name, param in self._params.items():
-            if name not in self._arrived:
-                param.grad = torch.zeros_like(param) if param.grad is None else param.grad
-                self._take(name, param)
+        """Return when every gradient of this step is with the host; those that never came are zeros.
+
+        Raises ConfigurationError where none came, and for a parameter that the model no longer has.
+        """
+        missing = {name: param for name, param in self._params.items() if name not in self._arrived}
+        self._check_missing(missing)
+        for name, param in missing.items():
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+            self._take(name, param)
         self._clear()
         under_way, self._under_way = self._under_way, []
         for copy in under_way:
@@ -79,6 +85,23 @@ class GradientStream:
         self._clear()
         if self._thread is not None:
             self._thread.shutdown()
+
+    def _check_missing(self, missing: Mapping[str, Any]) -> None:
+        if missing.keys() - self._unused:  # not in each step of a model with unused layers
+            held = {id(param) for param in self._model.parameters()}
+            gone = [name for name, param in missing.items() if id(param) not in held]
+            if gone:
+                raise ConfigurationError(
+                    f"parameter {gone[0]!r} was replaced in the model after HostOptimizer was made, which would "
+                    "never train the new one; make the HostOptimizer last, or change values in place (with "
+                    "torch.no_grad(): param.copy_(...))"
+                )
+        if len(missing) == len(self._params) and all(param.grad is None for param in missing.values()):
+            raise ConfigurationError(
+                "step() was called without a gradient; call loss.backward() before it, with a loss that depends "
+                "on the model's parameters"
+            )
+        self._unused = set(missing)
 
     def _clear(self) -> None:
         self._arrived.clear()

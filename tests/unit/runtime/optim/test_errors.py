@@ -30,7 +30,18 @@ def _alone(**settings: Any) -> HostOptimizer:
             "conv",
             np.zeros((3, 4)),
             'rank 0: gradient "conv" is float64 and its parameter is float32; convert it with '
-            ".astype('float32'), or register the parameter as float64",
+            "np.asarray(gradient, 'float32'), or register the parameter as float64",
+        ),
+        (
+            "bias",
+            [0, 1, 2, 3],
+            'rank 0: gradient "bias" is int64 and its parameter is float32; convert it with '
+            "np.asarray(gradient, 'float32')",
+        ),
+        (
+            "bias",
+            None,
+            'rank 0: gradient "bias" is None; submit zeros for a parameter that this batch does not use',
         ),
         (
             "conv1",
@@ -45,7 +56,7 @@ def _alone(**settings: Any) -> HostOptimizer:
             "lower the learning rate, clip, or look for a division by zero in the loss",
         ),
     ],
-    ids=["shape", "dtype", "unknown", "not-finite"],
+    ids=["shape", "dtype", "list", "none", "unknown", "not-finite"],
 )
 def test_a_gradient_that_does_not_fit_is_refused(name: str, gradient: Flat, message: str) -> None:
     """The error names rank, parameter, both values and the way out, and the step can still be completed."""
@@ -185,6 +196,39 @@ def test_arguments_that_make_no_sense_are_refused(params: Any, settings: dict[st
     with pytest.raises(ConfigurationError) as error:
         HostOptimizer(params, Adam(), group=MemoryGroup(Table(1), 0), **settings)
     assert message in str(error.value)
+
+
+BY_NAME = "; expected arrays by name, as {'w': array}; a PyTorch model is trained by ringtrain.torch.HostOptimizer"
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [
+        (np.zeros((3, 2)), "a numpy.ndarray"),
+        ((np.zeros(2) for _ in range(2)), "a generator"),
+        (Table(1), "a support.memory_group.Table"),
+        (Table, "the class support.memory_group.Table"),
+    ],
+    ids=["array", "parameters", "model", "class"],
+)
+def test_what_is_no_arrays_by_name_is_refused(params: Any, kind: str) -> None:
+    """An array, `model.parameters()` or a model: the error says what to pass."""
+    with pytest.raises(ConfigurationError) as error:
+        HostOptimizer(params, Adam(), group=MemoryGroup(Table(1), 0))
+    assert str(error.value) == f"params is {kind}{BY_NAME}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [(Adam, "the class ringtrain.optim.rules.Adam"), (Table(1), "a support.memory_group.Table"), (0.1, "a float")],
+    ids=["class", "foreign", "number"],
+)
+def test_what_is_no_rule_is_refused(rule: Any, kind: str) -> None:
+    """A class in the place of an instance, or another library's optimizer."""
+    with pytest.raises(ConfigurationError) as error:
+        HostOptimizer({"w": np.zeros(3)}, rule, group=MemoryGroup(Table(1), 0))
+    expected = "expected an instance of a rule of ringtrain.optim, such as AdamW(lr=1e-3)"
+    assert str(error.value) == f"rule is {kind}; {expected}"
 
 
 class _LosingGroup(OneOfTwo):
