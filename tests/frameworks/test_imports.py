@@ -1,5 +1,6 @@
 """What `import ringtrain` brings along, and what it costs."""
 
+import os
 import subprocess
 import sys
 
@@ -28,3 +29,15 @@ def test_ringtrain_is_imported_quickly():
         f"{clock}; import numpy; numpys = now() - began; import ringtrain; print((now() - began) / numpys - 1)"
     )
     assert any(float(in_a_new_process(program)[0]) < TIMES_NUMPY for _ in range(TRIES))
+
+
+def test_keras_on_another_backend_is_refused_at_the_import():
+    """With the module to take in its place."""
+    env = {**os.environ, "KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import ringtrain.keras"], capture_output=True, text=True, env=env
+    )
+    assert done.stderr.splitlines()[-1].endswith(
+        "ringtrain.keras works with Keras on TensorFlow, and KERAS_BACKEND is torch; for a PyTorch model use "
+        "ringtrain.torch"
+    )

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from ringtrain import requirements as requirements  # first: it says what the others would fail of
+
+# isort: split
 from ringtrain import checkpoint, data, errors, optim, timeline
 from ringtrain.api.collectives import (
     allgather,

@@ -7,8 +7,12 @@ The same as `ringtrain.tensorflow.keras` but for the order of `DistributedOptimi
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.tensorflow.keras import *  # noqa: F403
 from ringtrain.tensorflow.keras import __all__ as __all__
+from ringtrain.tensorflow.keras.api import check_backend
 from ringtrain.keras.order import DistributedOptimizer as DistributedOptimizer  # type: ignore[assignment]
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+check_backend()

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -202,6 +202,8 @@ class RankContext:
         raise NotInitializedError("ringtrain was shut down while a communicator was opened")
 
 
+_RANK_PROCESS = "_RINGTRAIN_RANK_PROCESS"  # set while this process is a rank, so that its children know
+
 _lock = threading.Lock()
 _context: RankContext | None = None
 _entered: ContextVar[RankContext | None] = ContextVar("ringtrain_context", default=None)
@@ -224,7 +226,7 @@ def init(
     with _lock:
         if _context is not None:
             return
-        found = config or WorkerConfig.from_env(os.environ)
+        found = config or _own_config()
         if timeout is not None:
             if not 0 < timeout <= LONGEST_TIMEOUT_S:
                 raise ConfigurationError(
@@ -238,6 +240,27 @@ def init(
             timeline.stop()
             raise
         atexit.register(shutdown)
+        if config is None and found.size > 1:
+            os.environ[_RANK_PROCESS] = f"{os.getpid()} {found.rank} {_place(os.environ)}"
+
+
+def _own_config() -> WorkerConfig:
+    """What the environment says. Raises ConfigurationError where it is another process's, whose world goes on."""
+    process, _, rest = os.environ.get(_RANK_PROCESS, "").partition(" ")
+    number, _, place = rest.partition(" ")
+    if process and process != str(os.getpid()) and place == _place(os.environ):
+        raise ConfigurationError(
+            f"this process has rank {number}'s environment and is a child of it (process {process}); a rank is "
+            "one process: call init() there alone, under if __name__ == '__main__' where a script starts "
+            "processes, or give the child a world of its own"
+        )
+    return WorkerConfig.from_env(os.environ)
+
+
+def _place(env: Mapping[str, str]) -> str:
+    """The variables that put a process at its place in a world."""
+    names = (contract.ENV_RANK, contract.ENV_RING_ADDRESSES, "TF_CONFIG", "RANK", "MASTER_PORT")
+    return " ".join(env.get(name, "") for name in names)
 
 
 def shutdown() -> None:
@@ -250,6 +273,7 @@ def shutdown() -> None:
         context, _context = _context, None
     if context is not None:
         atexit.unregister(shutdown)
+        os.environ.pop(_RANK_PROCESS, None)
         context.close()
         timeline.stop()
 

@@ -2,6 +2,11 @@
 hvd`.
 """
 
+from ringtrain.requirements import missing
+
+if reason := missing("tensorflow"):
+    raise ModuleNotFoundError(reason, name="tensorflow")
+
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import check_extension, split_list
 from ringtrain.negotiation.queues import barrier

@@ -1,5 +1,10 @@
 """Train a PyTorch model on many ranks, with Horovod's names and semantics: `import ringtrain.torch as hvd`."""
 
+from ringtrain.requirements import missing
+
+if reason := missing("torch"):
+    raise ModuleNotFoundError(reason, name="torch")
+
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import check_extension, split_list
 from ringtrain.torch import mpi_ops

@@ -12,7 +12,7 @@ from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Adasum, Average
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
-from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_optimizer, keras
+from ringtrain.tensorflow.keras.api import IS_KERAS_2, check_backend, is_optimizer
 from ringtrain.tensorflow.tape import layers_of
 
 
@@ -190,12 +190,7 @@ def DistributedOptimizer(
     they are reduced and applied; `average_aggregated_gradients` divides them by that number. The rest as of
     `ringtrain.tensorflow.DistributedGradientTape`.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise ConfigurationError(
-            f"ringtrain.keras works with Keras on TensorFlow, and KERAS_BACKEND is {keras.backend.backend()}; "
-            "for a "
-            "PyTorch model use ringtrain.torch"
-        )
+    check_backend()
     if not is_optimizer(optimizer):
         raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}; expected a Keras optimizer")
     if backward_passes_per_step < 1:

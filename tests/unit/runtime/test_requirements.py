@@ -1,0 +1,40 @@
+"""What `import` says where something is not installed, or too old."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def last_line(program: str, *path: str) -> str:
+    """What a new process that fails says last. `path`: where it looks for modules first."""
+    done = subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {list(path)}; {program}"],
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("module", "framework"),
+    [
+        ("torch", "torch"),
+        ("tensorflow", "tensorflow"),
+        ("keras", "tensorflow"),
+        ("tensorflow.keras", "tensorflow"),
+    ],
+)
+def test_a_framework_that_is_not_installed_is_named(module: str, framework: str) -> None:
+    """With the command that installs it."""
+    line = last_line(f"sys.modules[{framework!r}] = None; import ringtrain.{module}")
+    expected = f"needs {framework}, which is not installed: pip install ringtrain[{framework}]"
+    assert line == f"ModuleNotFoundError: ringtrain.{framework} {expected}"
+
+
+def test_an_old_numpy_is_named(tmp_path: Path) -> None:
+    """Before anything fails of it."""
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text('__version__ = "1.25.2"')
+    line = last_line("import ringtrain", str(tmp_path))
+    expected = "ringtrain needs numpy 1.26 or newer, and numpy 1.25.2 is installed: pip install 'numpy>=1.26'"
+    assert line == f"ImportError: {expected}"

@@ -1,0 +1,19 @@
+"""What must be installed beside ringtrain: numpy for everything, a framework for its adapter."""
+
+from importlib.util import find_spec
+
+import numpy as np
+
+_OLDEST_NUMPY = (1, 26)  # as in pyproject.toml
+
+if tuple(int(part) for part in np.__version__.split(".")[:2]) < _OLDEST_NUMPY:
+    raise ImportError(
+        f"ringtrain needs numpy 1.26 or newer, and numpy {np.__version__} is installed: pip install 'numpy>=1.26'"
+    )
+
+
+def missing(framework: str) -> str:
+    """How to install `framework`, where it is not installed; else empty."""
+    if find_spec(framework) is not None:
+        return ""
+    return f"ringtrain.{framework} needs {framework}, which is not installed: pip install ringtrain[{framework}]"
