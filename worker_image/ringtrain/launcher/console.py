@@ -18,9 +18,12 @@ _RANK = re.compile(rb"^\[\d+\]", re.MULTILINE)
 
 
 class Console:
-    """Writes to file descriptor `fd` in the order of `show`. `bound`: bytes that may be waiting."""
+    """Writes to file descriptor `fd` in the order of `show`. `bound`: bytes that may be waiting.
 
-    def __init__(self, fd: int, bound: int = _BOUND) -> None:
+    `person`: somebody may look at the terminal that `fd` perhaps is; a pod's is read by `kubectl logs`.
+    """
+
+    def __init__(self, fd: int, bound: int = _BOUND, person: bool = False) -> None:
         self._fd = fd
         self._bound = bound
         self._waiting: deque[bytes] = deque()
@@ -28,7 +31,7 @@ class Console:
         self._left_out = 0
         self._gone = False
         self._closed = False
-        self._terminal = os.isatty(fd)
+        self._terminal = person and os.isatty(fd)
         self._progress = b""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ringtrain-console", daemon=True)
@@ -72,7 +75,7 @@ class Console:
 
     def _above_progress(self, text: bytes) -> bytes:
         """`text` in place of the line of progress, and below it that line, shortened: one that wraps stays."""
-        columns = os.get_terminal_size(self._fd).columns - len("^C")
+        columns = (os.get_terminal_size(self._fd).columns or 80) - len("^C")
         line = textwrap.shorten(self._progress.decode(), max(columns, 1), placeholder="…").encode()
         return _CLEAR_LINE + _RANK.sub(_CYAN + rb"\g<0>" + _PLAIN, text) + _CYAN + line + _PLAIN
 

@@ -56,7 +56,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         stack.callback(store.close)
         mpi = _prepare_mpi(config, command, stack)
         launcher = _Launcher(config, gang, snapshot, mpi)
-        console = Console(sys.stdout.fileno())
+        console = Console(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
         follow_reports(snapshot, console)
         stop = StopFlag()

@@ -1,5 +1,6 @@
 """What the launcher makes of reports while they arrive."""
 
+import contextlib
 import json
 import os
 import time
@@ -117,3 +118,19 @@ def test_training_that_begins_without_a_checkpoint(tmp_path: Path, console: Cons
     send(snapshot, 1, step=0, time=1000.0, startedFrom="")
     assert snapshot.status()["progress"] == {"step": 0, "startedFrom": "nothing: there was no checkpoint"}
     snapshot.store.close()
+
+
+@pytest.mark.parametrize(("person", "shown"), [(True, True), (False, False)])
+def test_colours_are_for_a_person(person: bool, shown: bool) -> None:
+    """A pod's terminal (`tty: true`) is read by `kubectl logs`, and gets lines alone."""
+    reader, terminal = os.openpty()
+    console = Console(terminal, person=person)
+    console.show(b"[0] Step 1/2\n")
+    console.close(10)
+    os.close(terminal)
+    written = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while data := os.read(reader, 1000):
+            written += data
+    os.close(reader)
+    assert (b"\x1b" in written, b"Step 1/2" in written) == (shown, True)
