@@ -248,7 +248,8 @@ def _own_config() -> WorkerConfig:
     """What the environment says. Raises ConfigurationError where it is another process's, whose world goes on."""
     process, _, rest = os.environ.get(_RANK_PROCESS, "").partition(" ")
     number, _, place = rest.partition(" ")
-    if process and process != str(os.getpid()) and place == _place(os.environ):
+    # Under mpirun alone nothing here tells one world from another.
+    if process and process != str(os.getpid()) and place.strip() and place == _place(os.environ):
         raise ConfigurationError(
             f"this process has rank {number}'s environment and is a child of it (process {process}); a rank is "
             "one process: call init() there alone, under if __name__ == '__main__' where a script starts "
