@@ -56,7 +56,7 @@ def record(overlap: bool) -> list[Event]:
             gang.run(STEPS, 1, what, Samples())
         finally:
             gang.close()
-        events = json.loads(trace.read_text().rstrip().rstrip(",") + "]")
+        events = json.loads(trace.read_text())
     return [event for event in events if event["pid"] == 0 and event["ph"] == "X"]
 
 
