@@ -13,7 +13,19 @@ from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.coordinator import CoordinatorClient, LeaveNoted, Message
 from ringtrain.agent.ranks import Ranks
-from ringtrain.control.model import Failure, Outcome, Reason, Refusal, Release, Start, Stop, Verdict, World
+from ringtrain.control.model import (
+    Failure,
+    Form,
+    Outcome,
+    Prepare,
+    Reason,
+    Refusal,
+    Release,
+    Start,
+    Stop,
+    Verdict,
+    World,
+)
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +113,8 @@ class Lifecycle:
                 self._on_refused(reason, misconfigured)
             case LeaveNoted():
                 self._end_by_signal()
+            case Prepare() | Form():
+                log.error("ignored an order of an elastic job: this agent's ranks are started once")
             case work:
                 work()
 

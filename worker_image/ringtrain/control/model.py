@@ -58,6 +58,10 @@ class RankState:
     `exit_code`: 0–255, 128 + n when signal n ended the rank. `exit_order`: position among the exits that this
     agent saw, from 1. `exited_ago_s`: age of the exit when the state was sent. `log_tail`: for failed ranks.
     `reason`, `message`: what is wrong with a rank that failed for another reason than its exit code.
+
+    In an elastic job `rank` is the slot. `life`: number of the process in it, from 1; 0: none was started.
+    `formation`: that the process is in, or was in last. `parked`: it has left its world and waits for another.
+    `committed`, `lost_steps`: its last committed step, and steps that were begun and given up.
     """
 
     rank: int
@@ -69,6 +73,11 @@ class RankState:
     log_tail: tuple[str, ...] = ()
     reason: Reason | None = None
     message: str = ""
+    life: int = 0
+    formation: int = 0
+    parked: bool = False
+    committed: int = 0
+    lost_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,14 +113,37 @@ class Registration:
 
 
 @dataclass(frozen=True)
+class Member:
+    """A process that is in a formation. `life`: number of the process in its slot, from 1."""
+
+    slot: int
+    life: int
+
+
+# A formation is less than this: attempt and formation make one number of 31 bits for the handshake between ranks.
+FORMATIONS = 1_000_000
+_ATTEMPTS = 2**31 // FORMATIONS
+
+
+@dataclass(frozen=True)
 class World:
-    """What every rank must know of all the others; addresses are `host:port` by rank."""
+    """What every rank must know of all the others; addresses are `host:port` by rank.
+
+    `formation`: 0 for a world that does not change; else `members` are its processes, by rank.
+    """
 
     attempt: int
     ring_addresses: tuple[str, ...]
     tf_addresses: tuple[str, ...]
     master_address: str
     master_port: int
+    formation: int = 0
+    members: tuple[Member, ...] = ()
+
+    @property
+    def generation(self) -> int:
+        """By this number ranks tell their world from any other of the job."""
+        return self.attempt % _ATTEMPTS * FORMATIONS + self.formation if self.formation else self.attempt
 
 
 @dataclass(frozen=True)
@@ -159,7 +191,31 @@ class Release:
     verdict: Verdict
 
 
-Order = Start | Stop | Release
+@dataclass(frozen=True)
+class Prepare:
+    """Order: formation `formation` is to be made.
+
+    `slots`: those that shall have a living process; processes in other slots are told to leave. `urgent`: a member
+    is lost, leave the former formation now, and a process that has not left it in time is killed; otherwise it
+    leaves at its next commit. `restart`: every process is stopped, and none is started before `Form`.
+    """
+
+    formation: int
+    slots: tuple[int, ...]
+    urgent: bool = False
+    restart: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """Order: the members of a formation are chosen. `slots`: as in `Prepare`; a process in one of them that is no
+    member waits for the next formation."""
+
+    world: World
+    slots: tuple[int, ...]
+
+
+Order = Start | Prepare | Form | Stop | Release
 
 
 @dataclass(frozen=True)

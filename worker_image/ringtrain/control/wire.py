@@ -8,7 +8,7 @@ from enum import Enum
 from types import NoneType
 from typing import Any, TypeVar
 
-from ringtrain.control.model import Order, Release, Start, Stop, Verdict, World
+from ringtrain.control.model import Form, Order, Prepare, Release, Start, Stop, Verdict, World
 from ringtrain.gen import coordinator_pb2 as pb
 
 T = TypeVar("T")
@@ -30,9 +30,17 @@ def from_message(kind: Callable[..., T], message: Any) -> T:
 
 def order_to_message(order: Order) -> Any:
     """`order` as a message."""
-    if isinstance(order, Start):
-        return pb.Order(start=message_fields(order.world))
-    return pb.Order(**{"stop" if isinstance(order, Stop) else "release": message_fields(order.verdict)})
+    match order:
+        case Start(world):
+            return pb.Order(start=message_fields(world))
+        case Prepare():
+            return pb.Order(prepare=message_fields(order))
+        case Form():
+            return pb.Order(form=message_fields(order))
+        case Stop(verdict):
+            return pb.Order(stop=message_fields(verdict))
+        case Release(verdict):
+            return pb.Order(release=message_fields(verdict))
 
 
 def order_from_message(message: Any) -> Order:
@@ -40,6 +48,10 @@ def order_from_message(message: Any) -> Order:
     kind = message.WhichOneof("order")
     if kind == "start":
         return Start(from_message(World, message.start))
+    if kind == "prepare":
+        return from_message(Prepare, message.prepare)
+    if kind == "form":
+        return from_message(Form, message.form)
     verdict = from_message(Verdict, getattr(message, kind))
     return Stop(verdict) if kind == "stop" else Release(verdict)
 

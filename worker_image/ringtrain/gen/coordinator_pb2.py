@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eringtrain/v1/coordinator.proto\x12\x0cringtrain.v1\"\xbb\x01\n\tRankState\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x16\n\texit_code\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06signal\x18\x04 \x01(\t\x12\x12\n\nexit_order\x18\x05 \x01(\r\x12\x14\n\x0c\x65xited_ago_s\x18\x06 \x01(\x01\x12\x10\n\x08log_tail\x18\x07 \x03(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\tB\x0c\n\n_exit_code\"\x8d\x02\n\x0fRegisterRequest\x12\x0f\n\x07job_uid\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0cworker_index\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x10\n\x08instance\x18\x05 \x01(\t\x12\x0b\n\x03pod\x18\x06 \x01(\t\x12\x0c\n\x04node\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12\x12\n\nagent_port\x18\t \x01(\r\x12\x12\n\nring_ports\x18\n \x03(\r\x12\x10\n\x08tf_ports\x18\x0b \x03(\r\x12\x13\n\x0bmaster_port\x18\x0c \x01(\r\x12&\n\x05ranks\x18\r \x03(\x0b\x32\x17.ringtrain.v1.RankState\"H\n\rRegisterReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rmisconfigured\x18\x03 \x01(\x08\"7\n\rOrdersRequest\x12\x14\n\x0cworker_index\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\t\"s\n\x05World\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x16\n\x0ering_addresses\x18\x02 \x03(\t\x12\x14\n\x0ctf_addresses\x18\x03 \x03(\t\x12\x16\n\x0emaster_address\x18\x04 \x01(\t\x12\x13\n\x0bmaster_port\x18\x05 \x01(\r\"\xa9\x01\n\x07\x46\x61ilure\x12\x11\n\x04rank\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0b\n\x03pod\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x16\n\texit_code\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x0e\n\x06signal\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x10\n\x08log_tail\x18\x08 \x03(\tB\x07\n\x05_rankB\x0c\n\n_exit_code\"n\n\x07Verdict\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x17\n\x0franks_succeeded\x18\x03 \x01(\r\x12&\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x15.ringtrain.v1.Failure\"\x87\x01\n\x05Order\x12$\n\x05start\x18\x01 \x01(\x0b\x32\x13.ringtrain.v1.WorldH\x00\x12%\n\x04stop\x18\x02 \x01(\x0b\x32\x15.ringtrain.v1.VerdictH\x00\x12(\n\x07release\x18\x03 \x01(\x0b\x32\x15.ringtrain.v1.VerdictH\x00\x42\x07\n\x05order\"\x7f\n\x0bSyncRequest\x12\x14\n\x0cworker_index\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\t\x12&\n\x05ranks\x18\x03 \x03(\x0b\x32\x17.ringtrain.v1.RankState\x12\x0f\n\x07\x64rained\x18\x04 \x01(\x08\x12\x0f\n\x07leaving\x18\x05 \x01(\t\"\x1a\n\tSyncReply\x12\r\n\x05known\x18\x01 \x01(\x08\"\x86\x01\n\x05\x43hunk\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.ringtrain.v1.Chunk.Kind\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\r\n\x05lines\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\x1b\n\x04Kind\x12\x07\n\x03LOG\x10\x00\x12\n\n\x06REPORT\x10\x01\"&\n\x07\x44ropped\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05lines\x18\x02 \x01(\x04\"\x83\x01\n\rAppendRequest\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x14\n\x0cworker_index\x18\x02 \x01(\r\x12#\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x13.ringtrain.v1.Chunk\x12&\n\x07\x64ropped\x18\x04 \x03(\x0b\x32\x15.ringtrain.v1.Dropped\"M\n\x07\x44urable\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.ringtrain.v1.Chunk.Kind\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04last\x18\x03 \x01(\x04\"5\n\x0b\x41ppendReply\x12&\n\x07\x64urable\x18\x01 \x03(\x0b\x32\x15.ringtrain.v1.Durable2\x91\x02\n\x0b\x43oordinator\x12\x46\n\x08Register\x12\x1d.ringtrain.v1.RegisterRequest\x1a\x1b.ringtrain.v1.RegisterReply\x12<\n\x06Orders\x12\x1b.ringtrain.v1.OrdersRequest\x1a\x13.ringtrain.v1.Order0\x01\x12:\n\x04Sync\x12\x19.ringtrain.v1.SyncRequest\x1a\x17.ringtrain.v1.SyncReply\x12@\n\x06\x41ppend\x12\x1b.ringtrain.v1.AppendRequest\x1a\x19.ringtrain.v1.AppendReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eringtrain/v1/coordinator.proto\x12\x0cringtrain.v1\"\x93\x02\n\tRankState\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x16\n\texit_code\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06signal\x18\x04 \x01(\t\x12\x12\n\nexit_order\x18\x05 \x01(\r\x12\x14\n\x0c\x65xited_ago_s\x18\x06 \x01(\x01\x12\x10\n\x08log_tail\x18\x07 \x03(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\t\x12\x0c\n\x04life\x18\n \x01(\r\x12\x11\n\tformation\x18\x0b \x01(\r\x12\x0e\n\x06parked\x18\x0c \x01(\x08\x12\x11\n\tcommitted\x18\r \x01(\x04\x12\x12\n\nlost_steps\x18\x0e \x01(\x04\x42\x0c\n\n_exit_code\"\x8d\x02\n\x0fRegisterRequest\x12\x0f\n\x07job_uid\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0cworker_index\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x10\n\x08instance\x18\x05 \x01(\t\x12\x0b\n\x03pod\x18\x06 \x01(\t\x12\x0c\n\x04node\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12\x12\n\nagent_port\x18\t \x01(\r\x12\x12\n\nring_ports\x18\n \x03(\r\x12\x10\n\x08tf_ports\x18\x0b \x03(\r\x12\x13\n\x0bmaster_port\x18\x0c \x01(\r\x12&\n\x05ranks\x18\r \x03(\x0b\x32\x17.ringtrain.v1.RankState\"H\n\rRegisterReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rmisconfigured\x18\x03 \x01(\x08\"7\n\rOrdersRequest\x12\x14\n\x0cworker_index\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\t\"$\n\x06Member\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04life\x18\x02 \x01(\r\"\xad\x01\n\x05World\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x16\n\x0ering_addresses\x18\x02 \x03(\t\x12\x14\n\x0ctf_addresses\x18\x03 \x03(\t\x12\x16\n\x0emaster_address\x18\x04 \x01(\t\x12\x13\n\x0bmaster_port\x18\x05 \x01(\r\x12\x11\n\tformation\x18\x06 \x01(\r\x12%\n\x07members\x18\x07 \x03(\x0b\x32\x14.ringtrain.v1.Member\"L\n\x07Prepare\x12\x11\n\tformation\x18\x01 \x01(\r\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x0e\n\x06urgent\x18\x03 \x01(\x08\x12\x0f\n\x07restart\x18\x04 \x01(\x08\"9\n\x04\x46orm\x12\"\n\x05world\x18\x01 \x01(\x0b\x32\x13.ringtrain.v1.World\x12\r\n\x05slots\x18\x02 \x03(\r\"\xa9\x01\n\x07\x46\x61ilure\x12\x11\n\x04rank\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0b\n\x03pod\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x16\n\texit_code\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x0e\n\x06signal\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0f\n\x07message\x18\x07 \x01(\t\x12\x10\n\x08log_tail\x18\x08 \x03(\tB\x07\n\x05_rankB\x0c\n\n_exit_code\"n\n\x07Verdict\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\x17\n\x0franks_succeeded\x18\x03 \x01(\r\x12&\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x15.ringtrain.v1.Failure\"\xd5\x01\n\x05Order\x12$\n\x05start\x18\x01 \x01(\x0b\x32\x13.ringtrain.v1.WorldH\x00\x12%\n\x04stop\x18\x02 \x01(\x0b\x32\x15.ringtrain.v1.VerdictH\x00\x12(\n\x07release\x18\x03 \x01(\x0b\x32\x15.ringtrain.v1.VerdictH\x00\x12(\n\x07prepare\x18\x04 \x01(\x0b\x32\x15.ringtrain.v1.PrepareH\x00\x12\"\n\x04\x66orm\x18\x05 \x01(\x0b\x32\x12.ringtrain.v1.FormH\x00\x42\x07\n\x05order\"\x7f\n\x0bSyncRequest\x12\x14\n\x0cworker_index\x18\x01 \x01(\r\x12\x10\n\x08instance\x18\x02 \x01(\t\x12&\n\x05ranks\x18\x03 \x03(\x0b\x32\x17.ringtrain.v1.RankState\x12\x0f\n\x07\x64rained\x18\x04 \x01(\x08\x12\x0f\n\x07leaving\x18\x05 \x01(\t\"\x1a\n\tSyncReply\x12\r\n\x05known\x18\x01 \x01(\x08\"\x86\x01\n\x05\x43hunk\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.ringtrain.v1.Chunk.Kind\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\r\n\x05lines\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\x1b\n\x04Kind\x12\x07\n\x03LOG\x10\x00\x12\n\n\x06REPORT\x10\x01\"&\n\x07\x44ropped\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05lines\x18\x02 \x01(\x04\"\x83\x01\n\rAppendRequest\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x14\n\x0cworker_index\x18\x02 \x01(\r\x12#\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x13.ringtrain.v1.Chunk\x12&\n\x07\x64ropped\x18\x04 \x03(\x0b\x32\x15.ringtrain.v1.Dropped\"M\n\x07\x44urable\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.ringtrain.v1.Chunk.Kind\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04last\x18\x03 \x01(\x04\"5\n\x0b\x41ppendReply\x12&\n\x07\x64urable\x18\x01 \x03(\x0b\x32\x15.ringtrain.v1.Durable2\x91\x02\n\x0b\x43oordinator\x12\x46\n\x08Register\x12\x1d.ringtrain.v1.RegisterRequest\x1a\x1b.ringtrain.v1.RegisterReply\x12<\n\x06Orders\x12\x1b.ringtrain.v1.OrdersRequest\x1a\x13.ringtrain.v1.Order0\x01\x12:\n\x04Sync\x12\x19.ringtrain.v1.SyncRequest\x1a\x17.ringtrain.v1.SyncReply\x12@\n\x06\x41ppend\x12\x1b.ringtrain.v1.AppendRequest\x1a\x19.ringtrain.v1.AppendReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -22,37 +22,43 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ringtrain.v1.coordinator_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RANKSTATE']._serialized_start=49
-  _globals['_RANKSTATE']._serialized_end=236
-  _globals['_REGISTERREQUEST']._serialized_start=239
-  _globals['_REGISTERREQUEST']._serialized_end=508
-  _globals['_REGISTERREPLY']._serialized_start=510
-  _globals['_REGISTERREPLY']._serialized_end=582
-  _globals['_ORDERSREQUEST']._serialized_start=584
-  _globals['_ORDERSREQUEST']._serialized_end=639
-  _globals['_WORLD']._serialized_start=641
-  _globals['_WORLD']._serialized_end=756
-  _globals['_FAILURE']._serialized_start=759
-  _globals['_FAILURE']._serialized_end=928
-  _globals['_VERDICT']._serialized_start=930
-  _globals['_VERDICT']._serialized_end=1040
-  _globals['_ORDER']._serialized_start=1043
-  _globals['_ORDER']._serialized_end=1178
-  _globals['_SYNCREQUEST']._serialized_start=1180
-  _globals['_SYNCREQUEST']._serialized_end=1307
-  _globals['_SYNCREPLY']._serialized_start=1309
-  _globals['_SYNCREPLY']._serialized_end=1335
-  _globals['_CHUNK']._serialized_start=1338
-  _globals['_CHUNK']._serialized_end=1472
-  _globals['_CHUNK_KIND']._serialized_start=1445
-  _globals['_CHUNK_KIND']._serialized_end=1472
-  _globals['_DROPPED']._serialized_start=1474
-  _globals['_DROPPED']._serialized_end=1512
-  _globals['_APPENDREQUEST']._serialized_start=1515
-  _globals['_APPENDREQUEST']._serialized_end=1646
-  _globals['_DURABLE']._serialized_start=1648
-  _globals['_DURABLE']._serialized_end=1725
-  _globals['_APPENDREPLY']._serialized_start=1727
-  _globals['_APPENDREPLY']._serialized_end=1780
-  _globals['_COORDINATOR']._serialized_start=1783
-  _globals['_COORDINATOR']._serialized_end=2056
+  _globals['_RANKSTATE']._serialized_end=324
+  _globals['_REGISTERREQUEST']._serialized_start=327
+  _globals['_REGISTERREQUEST']._serialized_end=596
+  _globals['_REGISTERREPLY']._serialized_start=598
+  _globals['_REGISTERREPLY']._serialized_end=670
+  _globals['_ORDERSREQUEST']._serialized_start=672
+  _globals['_ORDERSREQUEST']._serialized_end=727
+  _globals['_MEMBER']._serialized_start=729
+  _globals['_MEMBER']._serialized_end=765
+  _globals['_WORLD']._serialized_start=768
+  _globals['_WORLD']._serialized_end=941
+  _globals['_PREPARE']._serialized_start=943
+  _globals['_PREPARE']._serialized_end=1019
+  _globals['_FORM']._serialized_start=1021
+  _globals['_FORM']._serialized_end=1078
+  _globals['_FAILURE']._serialized_start=1081
+  _globals['_FAILURE']._serialized_end=1250
+  _globals['_VERDICT']._serialized_start=1252
+  _globals['_VERDICT']._serialized_end=1362
+  _globals['_ORDER']._serialized_start=1365
+  _globals['_ORDER']._serialized_end=1578
+  _globals['_SYNCREQUEST']._serialized_start=1580
+  _globals['_SYNCREQUEST']._serialized_end=1707
+  _globals['_SYNCREPLY']._serialized_start=1709
+  _globals['_SYNCREPLY']._serialized_end=1735
+  _globals['_CHUNK']._serialized_start=1738
+  _globals['_CHUNK']._serialized_end=1872
+  _globals['_CHUNK_KIND']._serialized_start=1845
+  _globals['_CHUNK_KIND']._serialized_end=1872
+  _globals['_DROPPED']._serialized_start=1874
+  _globals['_DROPPED']._serialized_end=1912
+  _globals['_APPENDREQUEST']._serialized_start=1915
+  _globals['_APPENDREQUEST']._serialized_end=2046
+  _globals['_DURABLE']._serialized_start=2048
+  _globals['_DURABLE']._serialized_end=2125
+  _globals['_APPENDREPLY']._serialized_start=2127
+  _globals['_APPENDREPLY']._serialized_end=2180
+  _globals['_COORDINATOR']._serialized_start=2183
+  _globals['_COORDINATOR']._serialized_end=2456
 # @@protoc_insertion_point(module_scope)

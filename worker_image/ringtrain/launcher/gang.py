@@ -34,7 +34,7 @@ class OrderStream:
 
 
 @dataclass
-class Member:
+class RegisteredAgent:
     """One registered agent. `streams`: how many order streams it has open; `heard`: when it last called."""
 
     registration: Registration
@@ -55,7 +55,7 @@ class Gang:
         self._clock = clock
         self._changed = threading.Condition()
         self._streams: set[OrderStream] = set()
-        self._members: dict[int, Member] = {}
+        self._agents: dict[int, RegisteredAgent] = {}
         self._order: Order | None = None
 
     def register(self, registration: Registration) -> Refusal | None:
@@ -66,25 +66,25 @@ class Gang:
                 self._changed.notify_all()
                 return refusal
             index = registration.worker_index
-            member = self._members.get(index)
-            if member is None or member.registration.instance != registration.instance:
-                member = self._members[index] = Member(registration, self._clock())
-            self._note(member, registration.ranks)
+            agent = self._agents.get(index)
+            if agent is None or agent.registration.instance != registration.instance:
+                agent = self._agents[index] = RegisteredAgent(registration, self._clock())
+            self._note(agent, registration.ranks)
             self._changed.notify_all()
             return None
 
     def sync(self, index: int, instance: str, state: AgentState) -> bool:
         """Take over an agent's state; False when it is not registered here."""
         with self._changed:
-            member = self._member(index, instance)
-            if member is None:
+            agent = self._agent(index, instance)
+            if agent is None:
                 return False
-            before = (_phases(member), member.drained, member.leaving)
-            self._note(member, state.ranks)
-            member.drained = state.drained
-            if state.leaving and not member.leaving:
-                member.leaving, member.leaving_since = state.leaving, self._clock()
-            if before != (_phases(member), member.drained, member.leaving):  # most syncs are mere heartbeats
+            before = (_phases(agent), agent.drained, agent.leaving)
+            self._note(agent, state.ranks)
+            agent.drained = state.drained
+            if state.leaving and not agent.leaving:
+                agent.leaving, agent.leaving_since = state.leaving, self._clock()
+            if before != (_phases(agent), agent.drained, agent.leaving):  # most syncs are mere heartbeats
                 self._changed.notify_all()
             return True
 
@@ -129,28 +129,28 @@ class Gang:
     def registrations(self) -> dict[int, Registration]:
         """Who is registered, by worker index."""
         with self._changed:
-            return {index: member.registration for index, member in sorted(self._members.items())}
+            return {index: agent.registration for index, agent in sorted(self._agents.items())}
 
     def any_rank_started(self) -> bool:
         """Whether an agent has started ranks: before a world was given, that is one from an earlier launcher."""
         with self._changed:
-            return any(member.states for member in self._members.values())
+            return any(agent.states for agent in self._agents.values())
 
     def fresh_workers(self) -> list[int]:
         """Registered workers that have not started any rank."""
         with self._changed:
-            return sorted(index for index, member in self._members.items() if not member.states)
+            return sorted(index for index, agent in self._agents.items() if not agent.states)
 
     def all_drained(self) -> bool:
         """Whether every agent that is not lost has handed over everything."""
         with self._changed:
             alive_since = self._clock() - self._config.lost_after_s
-            return all(member.drained for member in self._members.values() if member.heard >= alive_since)
+            return all(agent.drained for agent in self._agents.values() if agent.heard >= alive_since)
 
     def all_detached(self) -> bool:
         """Whether no agent is attached any more."""
         with self._changed:
-            return not any(member.streams for member in self._members.values())
+            return not any(agent.streams for agent in self._agents.values())
 
     def view(self) -> GangView:
         """The gang as it is now."""
@@ -160,55 +160,55 @@ class Gang:
             ranks, exits = [], []
             placed = {
                 rank: index
-                for index, member in self._members.items()
-                for rank in member.states
+                for index, agent in self._agents.items()
+                for rank in agent.states
                 if index != rank // self._config.slots
             }
             for rank in range(self._config.world_size):
-                member = self._members.get(placed.get(rank, rank // self._config.slots))
-                state = member.states.get(rank) if member else None
+                agent = self._agents.get(placed.get(rank, rank // self._config.slots))
+                state = agent.states.get(rank) if agent else None
                 ranks.append(state or RankState(rank, RankPhase.WAITING))
-                if member and rank in member.exits:
-                    exits.append(member.exits[rank])
+                if agent and rank in agent.exits:
+                    exits.append(agent.exits[rank])
             return GangView(self._config.slots, workers, ranks, exits, placed)
 
-    def _member(self, index: int, instance: str) -> Member | None:
-        member = self._members.get(index)
-        if member is None or member.registration.instance != instance:
+    def _agent(self, index: int, instance: str) -> RegisteredAgent | None:
+        agent = self._agents.get(index)
+        if agent is None or agent.registration.instance != instance:
             return None
-        member.heard = self._clock()
-        return member
+        agent.heard = self._clock()
+        return agent
 
     def _count_stream(self, index: int, instance: str, change: int) -> bool:
         with self._changed:
-            member = self._member(index, instance)
-            if member is None:
+            agent = self._agent(index, instance)
+            if agent is None:
                 return False
-            member.streams += change
+            agent.streams += change
             self._changed.notify_all()
             return True
 
-    def _note(self, member: Member, ranks: tuple[RankState, ...]) -> None:
+    def _note(self, agent: RegisteredAgent, ranks: tuple[RankState, ...]) -> None:
         now = self._clock()
-        member.heard = now
+        agent.heard = now
         for state in ranks:
-            member.states[state.rank] = state
-            if state.phase in ENDED and state.rank not in member.exits:
-                member.exits[state.rank] = Exit(state, now - state.exited_ago_s)
+            agent.states[state.rank] = state
+            if state.phase in ENDED and state.rank not in agent.exits:
+                agent.exits[state.rank] = Exit(state, now - state.exited_ago_s)
 
     def _worker_view(self, index: int, now: float) -> WorkerView:
-        member = self._members.get(index)
-        if member is None:
+        agent = self._agents.get(index)
+        if agent is None:
             return WorkerView(index, f"{self._config.job.name}-worker-{index}")
         # An open stream proves little when the other host is gone without a word: then the heartbeats end.
-        quiet = not member.streams or now - member.heard >= self._config.lost_after_s
+        quiet = not agent.streams or now - agent.heard >= self._config.lost_after_s
         return WorkerView(
             index=index,
-            pod=member.registration.pod,
-            node=member.registration.node,
-            silent_since=member.heard if quiet else None,
-            leaving=member.leaving,
-            leaving_since=member.leaving_since,
+            pod=agent.registration.pod,
+            node=agent.registration.node,
+            silent_since=agent.heard if quiet else None,
+            leaving=agent.leaving,
+            leaving_since=agent.leaving_since,
         )
 
     def _mismatch(self, registration: Registration) -> Refusal | None:
@@ -230,23 +230,23 @@ class Gang:
 
     def _duplicate(self, registration: Registration) -> Refusal | None:
         index = registration.worker_index
-        member = self._members.get(index)
-        if member is None or member.registration.instance == registration.instance:
+        agent = self._agents.get(index)
+        if agent is None or agent.registration.instance == registration.instance:
             return None
-        if self._order is None and not member.streams and not member.states:
+        if self._order is None and not agent.streams and not agent.states:
             return None  # its pod was restarted while the gang still assembles: the newer one takes the place
-        if not member.streams:
+        if not agent.streams:
             # The newer one would not be here if the older one were: do not wait for it any longer.
-            member.heard = min(member.heard, self._clock() - self._config.lost_after_s)
+            agent.heard = min(agent.heard, self._clock() - self._config.lost_after_s)
         return Refusal(
             f"worker {index} is already registered in attempt {registration.attempt} from pod "
-            f"{member.registration.pod} at {member.registration.address}; a worker that was restarted joins the "
+            f"{agent.registration.pod} at {agent.registration.address}; a worker that was restarted joins the "
             "next attempt"
         )
 
 
-def _phases(member: Member) -> dict[int, RankPhase]:
-    return {rank: state.phase for rank, state in member.states.items()}
+def _phases(agent: RegisteredAgent) -> dict[int, RankPhase]:
+    return {rank: state.phase for rank, state in agent.states.items()}
 
 
 def make_world(members: Sequence[Registration]) -> World:

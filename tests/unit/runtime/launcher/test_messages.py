@@ -1,5 +1,6 @@
 """What agent and launcher say to each other arrives as it was."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from ringtrain.control.model import (
     AgentState,
     Failure,
+    Form,
+    Member,
     Order,
     Outcome,
+    Prepare,
     RankPhase,
     RankState,
     Reason,
@@ -25,7 +29,9 @@ from ringtrain.gen import coordinator_pb2 as pb
 RANKS = (
     RankState(1, RankPhase.FAILED, 0, "SIGTERM", 2, 0.5, ("a", "b"), Reason.NO_MPI_INIT, "why"),
     RankState(2, RankPhase.WAITING),
+    RankState(3, RankPhase.RUNNING, life=2, formation=5, parked=True, committed=2**33, lost_steps=1),
 )
+FORMED = World(2, ("a:1", "b:1"), ("a:2", "b:2"), "a", 3, 4, (Member(3, 1), Member(0, 2)))
 FAILED = Verdict(Outcome.FAILED, 3, 1, Failure(Reason.AGENT_LOST, "why", 0, "pod", "node", 0, "SIGKILL", ("x",)))
 
 
@@ -46,7 +52,18 @@ def test_a_value_there_and_back(value: Any, message: Any) -> None:
     assert from_message(type(value), message.FromString(sent)) == value
 
 
-@pytest.mark.parametrize("order", [Start(World(1, ("a:1",), ("a:2",), "a", 3)), Stop(FAILED), Release(FAILED)])
+@pytest.mark.parametrize(
+    "order",
+    [
+        Start(World(1, ("a:1",), ("a:2",), "a", 3)),
+        Prepare(4, (0, 3), urgent=True),
+        Prepare(5, (), restart=True),
+        Form(FORMED, (0, 3, 5)),
+        Stop(FAILED),
+        Release(FAILED),
+    ],
+    ids=["start", "prepare-urgent", "prepare-restart", "form", "stop", "release"],
+)
 def test_an_order_there_and_back(order: Order) -> None:
     """Each kind of order is read as that kind."""
     assert order_from_message(pb.Order.FromString(order_to_message(order).SerializeToString())) == order
@@ -56,3 +73,10 @@ def test_a_word_that_does_not_exist() -> None:
     """A phase that nobody knows is an error, not a rank that waits."""
     with pytest.raises(ValueError, match="'Asleep' is not a valid RankPhase"):
         from_message(RankState, pb.RankState(phase="Asleep"))
+
+
+def test_generations_tell_worlds_apart() -> None:
+    """A formation has a number of its own among all attempts; a world without formations has its attempt's."""
+    assert FORMED.generation == 2_000_004
+    assert replace(FORMED, attempt=2**31 - 1).generation < 2**31
+    assert Start(World(7, ("a:1",), ("a:2",), "a", 3)).world.generation == 7
