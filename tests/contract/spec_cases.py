@@ -57,6 +57,15 @@ def rules(*given: Manifest) -> Manifest:
     return {"failureRules": list(given)}
 
 
+_ELASTIC = {
+    "minReplicas": 2,
+    "maxReplicas": 1024,
+    "onLoss": "Shrink",
+    "replaceTimeoutSeconds": 1,
+    "joinDelaySeconds": 0,
+    "formationLimit": 100_000,
+}
+
 ACCEPTED = [
     Case("smallest", manifest()),
     Case("mpi", manifest(backend="mpi", mpi={"implementation": "MPICH"})),
@@ -102,6 +111,9 @@ ACCEPTED = [
     Case("networking", manifest(networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30})),
     Case("encryption", manifest(networking={"encryption": "tensors"})),
     Case("longest-name", manifest(name="a" * 51)),
+    Case("elastic", manifest(elastic={"maxReplicas": 2})),
+    Case("elastic-with-everything", manifest(elastic=_ELASTIC)),
+    Case("elastic-mpi", manifest(backend="mpi", elastic={"maxReplicas": 4, "onLoss": "Restart"})),
 ]
 
 REJECTED = [
@@ -214,6 +226,61 @@ REJECTED = [
         manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "../x"}),
         "spec.checkpoint.restoreFrom",
         "pattern",
+    ),
+    Case("elastic-without-bound", manifest(elastic={}), "spec.elastic.maxReplicas", "missing"),
+    Case(
+        "elastic-below-min",
+        manifest(elastic={"minReplicas": 3, "maxReplicas": 4}),
+        "spec.worker.replicas",
+        "less than elastic.minReplicas",
+    ),
+    Case(
+        "elastic-above-max",
+        manifest(elastic={"maxReplicas": 1}),
+        "spec.worker.replicas",
+        "greater than elastic.maxReplicas",
+    ),
+    Case("elastic-min-zero", manifest(elastic={**_ELASTIC, "minReplicas": 0}), "spec.elastic.minReplicas", "1"),
+    Case("elastic-max-too-many", manifest(elastic={"maxReplicas": 1025}), "spec.elastic.maxReplicas", "1024"),
+    Case(
+        "elastic-on-loss-unknown",
+        manifest(elastic={**_ELASTIC, "onLoss": "Ignore"}),
+        "spec.elastic.onLoss",
+        "'Replace', 'Shrink' or 'Restart'",
+    ),
+    Case(
+        "elastic-replace-timeout-zero",
+        manifest(elastic={**_ELASTIC, "replaceTimeoutSeconds": 0}),
+        "spec.elastic.replaceTimeoutSeconds",
+        "1",
+    ),
+    Case(
+        "elastic-join-delay-negative",
+        manifest(elastic={**_ELASTIC, "joinDelaySeconds": -1}),
+        "spec.elastic.joinDelaySeconds",
+        "0",
+    ),
+    Case(
+        "elastic-formation-limit-too-high",
+        manifest(elastic={**_ELASTIC, "formationLimit": 100_001}),
+        "spec.elastic.formationLimit",
+        "100000",
+    ),
+    Case(
+        "elastic-mpi-that-lives",
+        manifest(backend="mpi", elastic={"maxReplicas": 4}),
+        "spec.elastic.onLoss",
+        "set elastic.onLoss: Restart",
+    ),
+    Case(
+        "elastic-launcher-as-worker",
+        manifest(
+            backend="mpi",
+            mpi={"runLauncherAsWorker": True},
+            elastic={"maxReplicas": 4, "onLoss": "Restart"},
+        ),
+        "spec.mpi.runLauncherAsWorker",
+        "has none of its own",
     ),
     Case("timeout-zero", manifest(networking={"timeoutSeconds": 0}), "spec.networking.timeoutSeconds", "1"),
     Case("name-too-long", manifest(name="a" * 52), "metadata.name", "51"),
@@ -378,7 +445,13 @@ def _claim(name: str) -> Manifest:
 _MPI = manifest(backend="mpi", mpi={"options": ["--oversubscribe"]})
 _ON_A_CLAIM = _changed(_RUNNING, checkpoint=_claim("c"))
 # What takes effect at the next attempt only: changed under a running job it would do so silently.
-_SECTIONS = {"checkpoint": _claim("c"), "logs": _claim("l"), "networking": {"timeoutSeconds": 7}}
+_SECTIONS = {
+    "checkpoint": _claim("c"),
+    "logs": _claim("l"),
+    "networking": {"timeoutSeconds": 7},
+    "elastic": {"maxReplicas": 4},
+}
+_UP_TO_THREE = manifest(elastic={"maxReplicas": 3})
 
 UPDATES = [
     Update("replicas", _RUNNING, _changed(_RUNNING, worker=worker(replicas=3))),
@@ -417,5 +490,7 @@ UPDATES = [
     Update("checkpoint-changed", _ON_A_CLAIM, _changed(_ON_A_CLAIM, checkpoint=_claim("e")), "spec.checkpoint"),
     Update("checkpoint-while-suspended", _SUSPENDED, _changed(_SUSPENDED, checkpoint=_claim("c"))),
     Update("same-checkpoint", _ON_A_CLAIM, _changed(_ON_A_CLAIM, worker=worker(replicas=3))),
+    Update("elastic-replicas", _UP_TO_THREE, _changed(_UP_TO_THREE, worker=worker(replicas=3))),
+    Update("elastic-bound", _UP_TO_THREE, _changed(_UP_TO_THREE, elastic={"maxReplicas": 4}), "spec.elastic"),
     Update("manager", _RUNNING, _changed(_RUNNING, managedBy="other/x"), "spec.managedBy"),
 ]

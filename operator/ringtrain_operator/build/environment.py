@@ -38,6 +38,7 @@ def launcher_environment(job: Job, attempt: int, status_token: str) -> list[dict
             contract.ENV_STATUS_TOKEN: status_token,
             contract.ENV_LOG_DIR: contract.LOG_DIR,
             ENV_NVIDIA_VISIBLE_DEVICES: "void",
+            **_bounds(job),
         }
     )
 
@@ -50,13 +51,15 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
         contract.ENV_JOB_UID: job.uid,
         contract.ENV_ATTEMPT: str(attempt),
         contract.ENV_BACKEND: job.spec.backend,
-        contract.ENV_NUM_WORKERS: str(job.num_agents),
+        contract.ENV_NUM_WORKERS: str(job.most_agents),
         contract.ENV_SLOTS_PER_WORKER: str(job.spec.slots),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
         contract.ENV_TIMEOUT: str(job.spec.networking.timeout_seconds),
         contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
         **_mpi(job),
     }
+    if job.spec.elastic is not None:
+        variables[contract.ENV_ELASTIC] = job.spec.elastic.on_loss
     if job.spec.networking.encryption != "none":
         variables[contract.ENV_ENCRYPT] = job.spec.networking.encryption
     if job.spec.checkpoint is not None:
@@ -64,6 +67,21 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
         if job.spec.checkpoint.restore_from:
             variables[contract.ENV_RESTORE_FROM] = job.spec.checkpoint.restore_from
     return variables
+
+
+def _bounds(job: Job) -> dict[str, str]:
+    """What the launcher of an elastic job may do; empty for another job."""
+    elastic = job.spec.elastic
+    if elastic is None:
+        return {}
+    return {
+        contract.ENV_ELASTIC_MIN_RANKS: str(elastic.min_replicas * job.spec.slots),
+        contract.ENV_ELASTIC_MAX_RANKS: str(elastic.max_replicas * job.spec.slots),
+        contract.ENV_ELASTIC_START_RANKS: str(job.world_size),
+        contract.ENV_ELASTIC_REPLACE_TIMEOUT: str(elastic.replace_timeout_seconds),
+        contract.ENV_ELASTIC_JOIN_DELAY: str(elastic.join_delay_seconds),
+        contract.ENV_ELASTIC_FORMATION_LIMIT: str(elastic.formation_limit),
+    }
 
 
 def _mpi(job: Job) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_snake
 
 from ..contract import CHECKPOINT_DIR
 from .base import Rule, Schema, SpecModel
+from .elastic import Elastic
 from .policy import RunPolicy
 from .template import LauncherTemplate, WorkerTemplate, device_count, template_devices
 
@@ -71,7 +72,11 @@ class Worker(SpecModel):
     """The pods that train."""
 
     replicas: int = Field(
-        default=1, ge=1, le=1024, description="Worker pods. A change restarts the gang with the new world."
+        default=1,
+        ge=1,
+        le=1024,
+        description="Worker pods. A change restarts the gang with the new world; in an elastic job workers join "
+        "and leave instead.",
     )
     devices: dict[str, Annotated[int, Field(ge=1, le=64)]] = Field(
         default={},
@@ -186,6 +191,11 @@ class JobSpec(SpecModel):
     launcher: Launcher = Field(
         default=Launcher(), description="The pod that gathers the gang and its logs. It never gets devices."
     )
+    elastic: Elastic | None = Field(
+        default=None,
+        description="Between which sizes the world may change within an attempt. "
+        "Unset: any loss restarts the gang.",
+    )
     mpi: Mpi | None = Field(default=None, description="How ranks are started under the mpi backend.")
     run_policy: RunPolicy = Field(
         default=RunPolicy(), description="When the job starts, restarts, ends and is cleaned up."
@@ -224,12 +234,38 @@ class JobSpec(SpecModel):
             path="slotsPerWorker",
             holds=lambda s: s.slots_per_worker is not None or len(s.worker.devices) < 2,
         ),
+        Rule(
+            cel="!has(self.elastic) || self.worker.replicas >= self.elastic.minReplicas",
+            message="worker.replicas must not be less than elastic.minReplicas",
+            path="worker.replicas",
+            holds=lambda s: s.elastic is None or s.worker.replicas >= s.elastic.min_replicas,
+        ),
+        Rule(
+            cel="!has(self.elastic) || self.worker.replicas <= self.elastic.maxReplicas",
+            message="worker.replicas must not be greater than elastic.maxReplicas",
+            path="worker.replicas",
+            holds=lambda s: s.elastic is None or s.worker.replicas <= s.elastic.max_replicas,
+        ),
+        Rule(
+            cel="!has(self.elastic) || self.backend != 'mpi' || self.elastic.onLoss == 'Restart'",
+            message="under backend mpi a world cannot change while its processes live; set "
+            "elastic.onLoss: Restart",
+            path="elastic.onLoss",
+            holds=lambda s: s.elastic is None or s.backend != "mpi" or s.elastic.on_loss == "Restart",
+        ),
+        Rule(
+            cel="!has(self.elastic) || !has(self.mpi) || !self.mpi.runLauncherAsWorker",
+            message="the launcher of an elastic job outlives its ranks and has none of its own; remove "
+            "mpi.runLauncherAsWorker or elastic",
+            path="mpi.runLauncherAsWorker",
+            holds=lambda s: s.elastic is None or s.mpi is None or not s.mpi.run_launcher_as_worker,
+        ),
         _frozen("backend"),
         _frozen("slotsPerWorker", optional=True),
         _frozen("worker.devices", optional=True, name="devices"),
         _frozen("worker.template", name="a pod template"),
         _frozen("launcher.template", name="a pod template"),
-        *(_frozen(section, optional=True) for section in ("checkpoint", "logs", "mpi", "networking")),
+        *(_frozen(section, optional=True) for section in ("checkpoint", "elastic", "logs", "mpi", "networking")),
         Rule(
             cel=_unchanged("managedBy", optional=True),
             message="managedBy cannot change; delete the job and create it anew",
@@ -269,6 +305,11 @@ class Job:
         """Pods that run ranks: the workers, and the launcher if it is to be one of them."""
         mpi = self.spec.mpi
         return self.num_workers + (1 if mpi is not None and mpi.run_launcher_as_worker else 0)
+
+    @property
+    def most_agents(self) -> int:
+        """Pods that may run ranks at a time: those of `num_agents`, or an elastic job's most workers."""
+        return self.spec.elastic.max_replicas if self.spec.elastic is not None else self.num_agents
 
     @property
     def world_size(self) -> int:

@@ -52,6 +52,29 @@ def test_the_command_is_wrapped() -> None:
     assert "args" not in main(pod)
 
 
+def test_bounds_of_an_elastic_job() -> None:
+    """Both sides know the most workers there may be and what follows a loss, the launcher the bounds in ranks."""
+    elastic = {"minReplicas": 2, "maxReplicas": 12, "onLoss": "Shrink", "joinDelaySeconds": 5}
+    given_job = parsed(workers=8, slotsPerWorker=2, elastic=elastic)
+    launcher, worker = env(build_launcher_pod(given_job, 1)), env(build_worker_pod(given_job, 1, 11))
+    for found in (launcher, worker):
+        assert (found[contract.ENV_ELASTIC], found[contract.ENV_NUM_WORKERS]) == ("Shrink", "12")
+    assert {name: value for name, value in launcher.items() if name.startswith(f"{contract.ENV_ELASTIC}_")} == {
+        contract.ENV_ELASTIC_MIN_RANKS: "4",
+        contract.ENV_ELASTIC_MAX_RANKS: "24",
+        contract.ENV_ELASTIC_START_RANKS: "16",
+        contract.ENV_ELASTIC_REPLACE_TIMEOUT: "120",
+        contract.ENV_ELASTIC_JOIN_DELAY: "5",
+        contract.ENV_ELASTIC_FORMATION_LIMIT: "100",
+    }
+
+
+def test_a_job_that_is_not_elastic_has_no_bounds() -> None:
+    """Its launcher and its agents read what they always have."""
+    for pod in (build_launcher_pod(parsed(), 1), build_worker_pod(parsed(), 1, 0)):
+        assert [name for name in env(pod) if name.startswith(contract.ENV_ELASTIC)] == []
+
+
 def test_the_template_passes_through() -> None:
     """Fields that nobody here has heard of are in the pod; the spec itself is not changed."""
     extra = {"futureField": {"a": [1, {"b": None}]}, "nodeSelector": {"x": "y"}, "priorityClassName": "high"}
