@@ -85,12 +85,14 @@ class AgentState:
     """What the launcher is told at every heartbeat.
 
     `drained`: all ranks have ended, and what they wrote is in the launcher's files. `leaving`: the signal that
-    asked the pod to stop.
+    asked the pod to stop. `order`: number of the newest `Prepare` or `Form` that the agent had got when it looked
+    at its ranks: what it says of them is younger than that order.
     """
 
     ranks: tuple[RankState, ...]
     drained: bool = False
     leaving: str = ""
+    order: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class Registration:
     tf_ports: tuple[int, ...]
     master_port: int
     ranks: tuple[RankState, ...] = ()
+    order: int = 0
 
 
 @dataclass(frozen=True)
@@ -198,21 +201,30 @@ class Prepare:
     `slots`: those that shall have a living process; processes in other slots are told to leave. `urgent`: a member
     is lost, leave the former formation now, and a process that has not left it in time is killed; otherwise it
     leaves at its next commit. `restart`: every process is stopped, and none is started before `Form`.
+
+    `number`: orders to prepare and to form are numbered, and a number never comes twice. A process in `slots` that
+    had ended when an order of a lower number was the newest is started anew: the launcher knows of its end.
     """
 
     formation: int
     slots: tuple[int, ...]
     urgent: bool = False
     restart: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class Form:
-    """Order: the members of a formation are chosen. `slots`: as in `Prepare`; a process in one of them that is no
-    member waits for the next formation."""
+    """Order: the members of a formation are chosen.
+
+    `slots`, `number`: as in `Prepare`; a process in one of `slots` that is no member waits for the next formation.
+    A member whose process has ended is not started anew by this order, unless its life is the one after that
+    (`Prepare.restart`).
+    """
 
     world: World
     slots: tuple[int, ...]
+    number: int = 0
 
 
 Order = Start | Prepare | Form | Stop | Release

@@ -38,8 +38,8 @@ FAILED = Verdict(Outcome.FAILED, 3, 1, Failure(Reason.AGENT_LOST, "why", 0, "pod
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (AgentState((), drained=True, leaving="SIGTERM"), pb.SyncRequest),
-        (Registration("uid", 1, 2, 3, "i", "p", "n", "a", 1, (1, 2), (3, 4), 5, RANKS), pb.RegisterRequest),
+        (AgentState((), drained=True, leaving="SIGTERM", order=2**40), pb.SyncRequest),
+        (Registration("uid", 1, 2, 3, "i", "p", "n", "a", 1, (1, 2), (3, 4), 5, RANKS, 6), pb.RegisterRequest),
         (FAILED, pb.Verdict),
         (Verdict(Outcome.FAILED, 3, 1, Failure(Reason.NOT_ASSEMBLED, "why")), pb.Verdict),
         (Verdict(Outcome.SUCCEEDED, 0), pb.Verdict),
@@ -56,9 +56,9 @@ def test_a_value_there_and_back(value: Any, message: Any) -> None:
     "order",
     [
         Start(World(1, ("a:1",), ("a:2",), "a", 3)),
-        Prepare(4, (0, 3), urgent=True),
+        Prepare(4, (0, 3), urgent=True, number=9),
         Prepare(5, (), restart=True),
-        Form(FORMED, (0, 3, 5)),
+        Form(FORMED, (0, 3, 5), 10),
         Stop(FAILED),
         Release(FAILED),
     ],
