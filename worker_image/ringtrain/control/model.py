@@ -60,7 +60,8 @@ class RankState:
     `reason`, `message`: what is wrong with a rank that failed for another reason than its exit code.
 
     In an elastic job `rank` is the slot. `life`: number of the process in it, from 1; 0: none was started.
-    `formation`: that the process is in, or was in last. `parked`: it has left its world and waits for another.
+    `formation`: that the process was told to be in last, from the moment on at which it was told. `joined`: it has
+    met the others there. `parked`: it has left its world, or had none yet, and waits for another.
     `committed`, `lost_steps`: its last committed step, and steps that were begun and given up.
     """
 
@@ -78,6 +79,7 @@ class RankState:
     parked: bool = False
     committed: int = 0
     lost_steps: int = 0
+    joined: bool = False
 
 
 @dataclass(frozen=True)

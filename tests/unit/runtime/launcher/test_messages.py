@@ -29,7 +29,7 @@ from ringtrain.gen import coordinator_pb2 as pb
 RANKS = (
     RankState(1, RankPhase.FAILED, 0, "SIGTERM", 2, 0.5, ("a", "b"), Reason.NO_MPI_INIT, "why"),
     RankState(2, RankPhase.WAITING),
-    RankState(3, RankPhase.RUNNING, life=2, formation=5, parked=True, committed=2**33, lost_steps=1),
+    RankState(3, RankPhase.RUNNING, life=2, formation=5, parked=True, committed=2**33, lost_steps=1, joined=True),
 )
 FORMED = World(2, ("a:1", "b:1"), ("a:2", "b:2"), "a", 3, 4, (Member(3, 1), Member(0, 2)))
 FAILED = Verdict(Outcome.FAILED, 3, 1, Failure(Reason.AGENT_LOST, "why", 0, "pod", "node", 0, "SIGKILL", ("x",)))
