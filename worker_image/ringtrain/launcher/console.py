@@ -14,6 +14,7 @@ from collections import deque
 _BOUND = 64 << 20
 _CLEAR_LINE = b"\r\x1b[K"
 _CYAN, _PLAIN = b"\x1b[36m", b"\x1b[0m"
+_USUAL_COLUMNS = 80
 _RANK = re.compile(rb"^\[\d+\]", re.MULTILINE)
 
 
@@ -75,7 +76,7 @@ class Console:
 
     def _above_progress(self, text: bytes) -> bytes:
         """`text` in place of the line of progress, and below it that line, shortened: one that wraps stays."""
-        columns = (os.get_terminal_size(self._fd).columns or 80) - len("^C")
+        columns = _columns(self._fd) - len("^C")
         line = textwrap.shorten(self._progress.decode(), max(columns, 1), placeholder="…").encode()
         return _CLEAR_LINE + _RANK.sub(_CYAN + rb"\g<0>" + _PLAIN, text) + _CYAN + line + _PLAIN
 
@@ -96,3 +97,11 @@ class Console:
                     view = view[os.write(self._fd, view) :]
             except OSError:  # nobody reads any more: the files have everything
                 self._gone = True
+
+
+def _columns(terminal: int) -> int:
+    """The width of `terminal`; of one that does not tell, or is gone by now, the usual one."""
+    try:
+        return os.get_terminal_size(terminal).columns or _USUAL_COLUMNS
+    except OSError:
+        return _USUAL_COLUMNS

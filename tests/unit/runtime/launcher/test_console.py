@@ -1,0 +1,21 @@
+"""The launcher's stdout goes on whatever becomes of the terminal."""
+
+import os
+import pty
+from pathlib import Path
+
+from ringtrain.launcher.console import Console
+
+
+def test_a_terminal_that_no_longer_tells_its_width(tmp_path: Path) -> None:
+    """What is shown is written all the same."""
+    ours, theirs = pty.openpty()
+    console = Console(theirs, person=True)
+    with (tmp_path / "shown").open("wb") as file:
+        os.dup2(file.fileno(), theirs)
+    console.show_progress(b"step 1\n")
+    console.show(b"a line\n")
+    console.close(timeout_s=60)
+    os.close(ours)
+    os.close(theirs)
+    assert b"a line\n" in (tmp_path / "shown").read_bytes()
