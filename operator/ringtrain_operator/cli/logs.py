@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import click
 
-from ..local.kept import print_local_log
+from ..local.kept import log_lines
 from .failures import errors_reported
 from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
 
@@ -44,7 +44,8 @@ def logs(
                 "--follow is for a cluster; dtj local --output shows what ranks write as it comes"
             )
         with errors_reported():
-            print_local_log(RUNS, name, rank, attempt, tail)
+            sys.stdout.buffer.writelines(log_lines(RUNS, name, rank, attempt, tail))
+            sys.stdout.buffer.flush()
         return
 
     async def work(session: Session) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,14 @@ def newest_run(runs: Path, name: str) -> Run:
     raise NoSuchRun(f"{runs.resolve()} has no run of {name}; jobs that `dtj local` has run there: {names}")
 
 
-def print_local_log(runs: Path, name: str, rank: int | None, attempt: int | None, tail: int | None) -> None:
-    """Write the log to stdout, byte for byte. Raises NoSuchRun."""
+def log_lines(runs: Path, name: str, rank: int | None, attempt: int | None, tail: int | None) -> Iterator[bytes]:
+    """The lines of the log of the newest run of `name`, byte for byte, or the last `tail` of them. Raises
+    NoSuchRun.
+    """
     path = newest_run(runs, name).log(rank, attempt)
     try:
         with path.open("rb") as file:
-            sys.stdout.buffer.writelines(file if tail is None else deque(file, tail))
-        sys.stdout.buffer.flush()
+            yield from file if tail is None else deque(file, tail)
     except OSError as exc:
         raise NoSuchRun(f"{path}: {exc.strerror}") from exc
 
