@@ -14,8 +14,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain.communicators.call import Call, FramesFor
 from ringtrain.communicators.exchange_steps import ExchangeSteps
 from ringtrain.communicators.fused_update import FusedUpdates
+from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import (
     Bounds,
     cut_tensors,
@@ -56,12 +58,8 @@ class ExchangeCommunicator:
         self.segment_bytes = segment_bytes
         self.ranks = ranks
         self.position = self._steps.position
-        self.call_among = self._steps.call_among  # for a communicator that takes part of its ranks along
         self._direct_bytes = min(_DIRECT_BYTES, segment_bytes)
-        updates = FusedUpdates(self._steps, self.all_gather_parts)
-        self.can_update, self.update, self.finish_updates = (
-            updates.can_update, updates.update, updates.finish_updates
-        )  # fmt: skip
+        self._updates = FusedUpdates(self._steps, self.all_gather_parts)
 
     @property
     def overlaps(self) -> bool:
@@ -176,6 +174,19 @@ class ExchangeCommunicator:
         """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
         self._steps.continue_at(sequence)
         self.barrier(what)
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self._updates.can_update(gradients, weights)
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+        self._updates.update(what, gradients, bounds, op, change)
+
+    def finish_updates(self) -> bool:
+        return self._updates.finish_updates()
+
+    def call_among(self, peers: tuple[int, ...], what: Signature, frames_for: FramesFor, total_bytes: int) -> Call:
+        """Begin a collective with world ranks `peers` alone: for a communicator that does the rest itself."""
+        return self._steps.call_among(peers, what, frames_for, total_bytes)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         return np.zeros(nbytes, np.uint8)

@@ -7,7 +7,7 @@ pod has. Rank l of every pod handles its own part of the tensor; segments follow
 See docs/decisions/0002-chain-of-pods.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -57,8 +57,6 @@ class HierarchicalCommunicator:
             scratch=ScratchBuffers(),
         )
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
-        self.all_gather_parts, self.all_to_all = network.all_gather_parts, network.all_to_all
-        self.broadcast, self.barrier = network.broadcast, network.barrier
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         if source.nbytes <= self._flat_bytes:
@@ -102,6 +100,18 @@ class HierarchicalCommunicator:
                     if pod != self._pods.pod:
                         call.read(self._pods.column[pod], Step.RESULT, index, buffer[section.chunk(local)])
                     self._group.run(what, Work(section.chunks, buffer, gathered=buffer))
+
+    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+        return self._network.all_gather_parts(what, part)
+
+    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+        return self._network.all_to_all(what, parts)
+
+    def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
+        self._network.broadcast(what, buffer, root)
+
+    def barrier(self, what: Signature) -> None:
+        self._network.barrier(what)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         self._network.barrier(Signature("allocate", layout=(nbytes,)))
