@@ -1,5 +1,7 @@
 """Named collectives on numpy arrays, and their gradients: for frameworks that hand over arrays and wait."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +14,7 @@ from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import scalar_error, splits_error
 from ringtrain.process_groups.process_sets import ProcessSet, members
 from ringtrain.reduction.arithmetic import adasum_error
+from ringtrain.reduction.ops import chosen_op, only_sums
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,20 @@ class Reduction:
     process_set: ProcessSet
     prescale: float = 1.0
     postscale: float = 1.0
+
+    @classmethod
+    def of(
+        cls, op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
+    ) -> Reduction:
+        """What the arguments of an allreduce ask for. Raises ConfigurationError."""
+        return cls(chosen_op(op, average).value, process_set, prescale, postscale)
+
+    @classmethod
+    def of_sums(
+        cls, series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet
+    ) -> Reduction:
+        """The same for `series`, which has Average and Sum alone."""
+        return cls(only_sums(chosen_op(op), series).value, process_set, prescale, postscale)
 
     def request(self, name: str, kind: CollectiveKind = CollectiveKind.ALLREDUCE) -> Request:
         return Request(kind, name, op=self.op, prescale=float(self.prescale), postscale=float(self.postscale))

@@ -12,7 +12,7 @@ from ringtrain.compression.casts import run_compressed
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
-from ringtrain.reduction.ops import Average, chosen_op, only_sums
+from ringtrain.reduction.ops import Average
 from ringtrain.tensorflow.calls import any_rows, differentiable_call, value_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.errors import NotSupportedError
@@ -41,7 +41,7 @@ def allreduce(
     the others' (default: a number, dealt when the call is made, or in a graph when it is built). `device_dense`,
     `device_sparse`: where the result is placed.
     """
-    how = Reduction(chosen_op(op, average).value, process_set, prescale_factor, postscale_factor)
+    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         return _slices(tensor, how, device_sparse, name_of_call(name, ignore_name_scope))
     return _reduced([tensor], how, device_dense, compression, name_of_call(name, ignore_name_scope))[0]
@@ -61,7 +61,7 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Any]:
     """Return each of `tensors` reduced, as one collective; IndexedSlices are gathered one by one."""
-    how = Reduction(chosen_op(op, average).value, process_set, prescale_factor, postscale_factor)
+    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
     name = name_of_call(name, ignore_name_scope)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     results: list[Any] = list(tensors)
@@ -89,9 +89,7 @@ def reducescatter(
     """Return this rank's rows of the reduced `tensor` (Average or Sum); the first ranks have one more row where
     rows do not divide. The gradient is every rank's, gathered; for Sum times the number of ranks, as Horovod does.
     """
-    how = Reduction(
-        only_sums(chosen_op(op), "reducescatter").value, process_set, prescale_factor, postscale_factor
-    )
+    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered([tensor], how, device_dense, compression, name_of_call(name, ignore_name_scope))[0]
 
 
@@ -105,9 +103,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """Return this rank's rows of each of `tensors`, reduced as one collective."""
-    how = Reduction(
-        only_sums(chosen_op(op), "reducescatter").value, process_set, prescale_factor, postscale_factor
-    )
+    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered(tensors, how, device_dense, compression, name_of_call(None))
 
 

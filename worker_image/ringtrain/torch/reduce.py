@@ -16,7 +16,7 @@ from ringtrain.negotiation.request import CollectiveKind
 from ringtrain.negotiation.splits import scalar_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.arithmetic import adasum_error
-from ringtrain.reduction.ops import Average, chosen_op, only_sums
+from ringtrain.reduction.ops import Average
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.handles import TorchHandle, differentiable, first, on_host, submit, synchronize
@@ -38,7 +38,7 @@ def allreduce_async(
     integers are rounded towards zero. `average`: deprecated form of `op`. The factors multiply before and after
     the reduction. Raises ConfigurationError for wrong arguments; `synchronize` raises where ranks disagree.
     """
-    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return first(_allreduce([tensor], how, name_for("allreduce", name, process_set)))
 
 
@@ -52,7 +52,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> TorchHandle:
     """Like `allreduce_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
-    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return first(_allreduce([tensor], how, name_for("allreduce", name, process_set), in_place=True))
 
 
@@ -83,7 +83,7 @@ def allreduce(
 ) -> torch.Tensor:
     """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. Arguments as of
     `allreduce_async`; `compression` makes the tensor smaller on its way."""
-    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduced([tensor], how, name_for("allreduce", name, process_set), compression)[0]
 
 
@@ -98,7 +98,7 @@ def grouped_allreduce_async(
 ) -> TorchHandle:
     """Begin to reduce all of `tensors` as one collective; `synchronize` returns a list. Arguments as of
     `allreduce_async`."""
-    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduce(tensors, how, name_for("grouped_allreduce", name, process_set))
 
 
@@ -112,7 +112,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> TorchHandle:
     """Like `grouped_allreduce_async`, in place."""
-    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduce(tensors, how, name_for("grouped_allreduce", name, process_set), in_place=True)
 
 
@@ -141,7 +141,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Return all of `tensors`, reduced as one collective; gradients flow through."""
-    how = _how(op, average, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduced(tensors, how, name_for("grouped_allreduce", name, process_set), compression)
 
 
@@ -155,7 +155,7 @@ def reducescatter_async(
 ) -> TorchHandle:
     """Begin to reduce `tensor`; `synchronize` returns this rank's rows, where the first ranks have one more if the
     rows do not divide. `op`: Average or Sum."""
-    how = _sums_only("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return first(_reducescatter([tensor], how, name_for("reducescatter", name, process_set)))
 
 
@@ -172,7 +172,7 @@ def reducescatter(
 
     The gradient is every rank's, gathered; for Sum it is multiplied by the number of ranks, as Horovod does.
     """
-    how = _sums_only("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered([tensor], how, name_for("reducescatter", name, process_set), compression)[0]
 
 
@@ -185,7 +185,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> TorchHandle:
     """Begin to reduce each of `tensors`, as one collective; `synchronize` returns a list of this rank's rows."""
-    how = _sums_only("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _reducescatter(tensors, how, name_for("grouped_reducescatter", name, process_set))
 
 
@@ -199,16 +199,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
-    how = _sums_only("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
+    how = Reduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered(tensors, how, name_for("grouped_reducescatter", name, process_set), compression)
-
-
-def _how(op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
-    return Reduction(chosen_op(op, average).value, process_set, prescale, postscale)
-
-
-def _sums_only(series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
-    return Reduction(only_sums(chosen_op(op), series).value, process_set, prescale, postscale)
 
 
 def _allreduce(tensors: Sequence[torch.Tensor], how: Reduction, name: str, in_place: bool = False) -> TorchHandle:
