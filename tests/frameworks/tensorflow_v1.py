@@ -118,7 +118,7 @@ def check_v1_optimizer_local_variables():
 
 def check_v1_optimizer_errors():
     plain = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-    with pytest.raises(ValueError, match="optimizer is a str"):
+    with pytest.raises(ValueError, match="optimizer is a str; expected"):
         hvd.DistributedOptimizer("sgd")
     with pytest.raises(ValueError, match="backward_passes_per_step is 0"):
         hvd.DistributedOptimizer(plain, backward_passes_per_step=0)

@@ -71,3 +71,12 @@ def shown(value: object) -> str:
 def quoted(value: object) -> str:
     """As `shown`, with texts in quotes."""
     return shown(repr(value)) if isinstance(value, str) else shown(value)
+
+
+def kind_of(value: object) -> str:
+    """What was passed in the place of something else, for messages: `an int`, `the class Adam`."""
+    kind = value if isinstance(value, type) else type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if kind is value:
+        return f"the class {name}"
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Schedule
 from ringtrain.process_groups.group import Flat
@@ -72,13 +72,6 @@ def check_rule(rule: Any) -> None:
         raise ConfigurationError(
             f"rule is {kind_of(rule)}; expected an instance of a rule of ringtrain.optim, such as AdamW(lr=1e-3)"
         )
-
-
-def kind_of(value: Any) -> str:
-    """What was passed in the place of something else, for messages."""
-    kind = value if isinstance(value, type) else type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"the class {name}" if kind is value else f"a {name}"
 
 
 def described(value: Any) -> str:

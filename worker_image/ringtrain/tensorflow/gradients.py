@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.common.util import split_list
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
 from ringtrain.negotiation.queues import name_for
@@ -180,6 +180,6 @@ def trainable(layers: Collection[Any] | None) -> list[Any]:
     found = []
     for layer in [] if layers is None else layers:
         if not hasattr(layer, "trainable_weights"):
-            raise ConfigurationError(f"local_layers holds a {type(layer).__name__}; expected Keras layers")
+            raise ConfigurationError(f"local_layers holds {kind_of(layer)}; expected Keras layers")
         found += list(layer.trainable_weights)
     return found

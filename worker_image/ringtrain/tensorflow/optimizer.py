@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Adasum, Average
 from ringtrain.tensorflow.compression import Compression, Compressor
@@ -51,8 +51,7 @@ def DistributedOptimizer(
         )
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise ConfigurationError(
-            f"DistributedOptimizer: optimizer is a {type(optimizer).__name__}; expected one of Keras or "
-            "tf.compat.v1.train"
+            f"DistributedOptimizer: optimizer is {kind_of(optimizer)}; expected one of Keras or tf.compat.v1.train"
         )
     if backward_passes_per_step < 1:
         raise ConfigurationError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.torch.gather import broadcast, broadcast_async_
 from ringtrain.torch.handles import synchronize
 from ringtrain.torch.objects import broadcast_object
@@ -23,9 +23,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise ConfigurationError(
-                f"broadcast_parameters: {name!r} is a {type(tensor).__name__}; expected a tensor"
-            )
+            raise ConfigurationError(f"broadcast_parameters: {name!r} is {kind_of(tensor)}; expected a tensor")
         handles.append(broadcast_async_(tensor, root_rank, f"parameters.{name}"))
     for handle in handles:
         synchronize(handle)
@@ -64,9 +62,7 @@ def _named(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[str, Any
     if isinstance(params, Mapping):
         return sorted(params.items())
     if isinstance(params, str | bytes) or not isinstance(params, Iterable):
-        raise ConfigurationError(
-            f"broadcast_parameters: params is a {type(params).__name__}; expected a list or dict"
-        )
+        raise ConfigurationError(f"broadcast_parameters: params is {kind_of(params)}; expected a list or dict")
     return [
         (entry[0], entry[1]) if isinstance(entry, tuple) else (str(index), entry)
         for index, entry in enumerate(params)

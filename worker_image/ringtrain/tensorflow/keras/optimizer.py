@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, trains_alone
 from ringtrain.reduction.ops import Adasum, Average
 from ringtrain.tensorflow.compression import Compression, Compressor
@@ -192,7 +192,7 @@ def DistributedOptimizer(
     """
     check_backend()
     if not is_optimizer(optimizer):
-        raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}; expected a Keras optimizer")
+        raise ConfigurationError(f"optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
     if backward_passes_per_step < 1:
         raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
     options = GradientOptions.of_arguments(locals()).checked()
