@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ringtrain.torch as hvd
-from ringtrain.checkpoint.format import read_state, write_state
+from ringtrain.checkpoint.format import read_state, split, write_state
 from ringtrain.optim import SGD, Adam, AdamW
 
 hvd.init()
@@ -221,6 +221,23 @@ def check_host_optimizer_state_is_saved_by_torch():
         resumed.load_state_dict(saved)
         assert resumed.updates == 1
         assert torch.equal(other.weight, net.weight)
+
+
+def check_checkpoints_take_tensors():
+    """Parameters, too, and to the bit; of a type that numpy does not have they say so."""
+    kept = {
+        "parameter": nn.Parameter(torch.tensor([1.5, -0.0])),
+        "half": torch.tensor([3.140625, float("inf")], dtype=torch.bfloat16),
+    }
+    with tempfile.TemporaryFile() as file:
+        write_state(file, 1, kept)
+        with pytest.raises(ValueError, match=r"rare is Tensor .* expected dicts"):
+            write_state(file, 1, {"rare": torch.ones(2, dtype=torch.float8_e4m3fn)})
+    arrays = split(kept)[1]
+    assert [array.tobytes() for array in arrays.values()] == [
+        np.array([1.5, -0.0], np.float32).tobytes(),
+        kept["half"].view(torch.int16).numpy().tobytes(),
+    ]
 
 
 def check_broadcast_parameters():

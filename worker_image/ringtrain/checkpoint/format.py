@@ -8,9 +8,9 @@ files.
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.lib import format as npy
@@ -27,8 +27,17 @@ _KINDS = "biufc"
 
 Arrays = dict[str, NDArray[Any]]
 
-# How the arrays of a framework become numpy's, by their type; the framework's adapter enters it.
-CONVERSIONS: dict[type, Callable[[Any], NDArray[Any]]] = {}
+
+@runtime_checkable
+class TorchTensor(Protocol):
+    """What torch's tensors have, whether torch is here or not: a way to the host, and to numpy from there."""
+
+    dtype: Any
+
+    def detach(self) -> Self: ...
+    def cpu(self) -> Self: ...
+    def float(self) -> Self: ...
+    def numpy(self) -> NDArray[Any]: ...
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -86,8 +95,8 @@ def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
-    if convert := CONVERSIONS.get(type(value)):
-        value = convert(value)
+    if isinstance(value, TorchTensor):
+        value = _on_host(value)
     if isinstance(value, np.ndarray) and (value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"):
         name = f"{len(arrays):05d}-{'.'.join(path)}".replace("/", ":")
         arrays[name] = value.astype(value.dtype.newbyteorder("="), copy=False)
@@ -104,6 +113,17 @@ def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
         f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected dicts "
         f"with string keys, lists, arrays of numbers or booleans, numbers, strings, booleans or None"
     )
+
+
+def _on_host(tensor: TorchTensor) -> NDArray[Any] | TorchTensor:
+    """The tensor as an array; the tensor itself where numpy has none for it: of another type, or sparse."""
+    host = tensor.detach().cpu()
+    try:
+        if str(host.dtype) == "torch.bfloat16":  # unknown to numpy(); float32 has all of its values
+            return host.float().numpy().astype(dtype_of("bfloat16"))
+        return host.numpy()
+    except TypeError:
+        return tensor
 
 
 def _read(file: BinaryIO) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,17 +11,14 @@ import numpy as np
 import torch
 
 from ringtrain import timeline
-from ringtrain.checkpoint.format import CONVERSIONS
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
-from ringtrain.optim.arguments import check_rule, kind_of
+from ringtrain.optim.arguments import check_rule
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.torch.bridge import to_arrays, to_tensor
 from ringtrain.torch.state import map_leaves
 from ringtrain.torch.streams import GradientStream, WeightStream
-
-CONVERSIONS[torch.Tensor] = lambda tensor: to_arrays([tensor])()[0]  # `Checkpoints` take a `state_dict()`
 
 _NO_TORCH_OPTIMIZER = (
     "ringtrain.torch.HostOptimizer is no torch optimizer: it has no param_groups, which torch's schedulers "
@@ -104,11 +100,9 @@ class HostOptimizer:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        # Torch's schedulers ask for it, and by themselves would say no more than "is not an Optimizer".
-        here = inspect.currentframe()
-        if here and here.f_back and here.f_back.f_globals["__name__"] == "torch.optim.lr_scheduler":
-            raise ConfigurationError(_NO_TORCH_OPTIMIZER)
-        return type(self)
+        # What isinstance() goes by. Whoever wants a torch optimizer gets to param_groups, which tells the way out;
+        # torch's schedulers, for one, would say no more than "is not an Optimizer".
+        return torch.optim.Optimizer
 
     @property
     def rate(self) -> float:
@@ -149,7 +143,7 @@ class HostOptimizer:
         """Let go of the model, which has the weights of the last step: remove the hooks, and give up a step that
         is under way.
         """
-        with contextlib.suppress(Exception):  # of a step that failed: whoever took it has the error
+        with contextlib.suppress(RuntimeError):  # ours or the device's, of a step that failed: its caller has it
             self.synchronize()
         self._state_hook.remove()
         self._gradients.close()
