@@ -32,7 +32,11 @@ FIXED = Settings(issue=fixed_credentials, token=lambda: "fixed")
 
 @dataclass
 class World:
-    """One job, its objects, its nodes' state, and a clock that only the test moves."""
+    """One job, its objects, its nodes' state, and a clock that only the test moves.
+
+    `made`: name, incarnation and uid of every worker's pod of an elastic job. `harmed`: name and incarnation of
+    pods that were lost by another's doing.
+    """
 
     job: Json
     now: datetime = START
@@ -48,6 +52,8 @@ class World:
     gangs: dict[int, float] = field(default_factory=dict)
     deleted: bool = False
     writes: int = 0
+    made: list[tuple[str, int, str]] = field(default_factory=list)
+    harmed: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.job["metadata"].update(uid="0a1b2c3d-e", namespace="default", generation=1)
@@ -168,6 +174,22 @@ class World:
             "runningSince": None if phase == "Waiting" else self._since(self.status.attempt),
         }
 
+    def world_is(self, formation: int, ranks: int, **more: Any) -> None:
+        """What an elastic job's launcher says of its world from now on."""
+        self.launcher_says("Running")
+        assert self.report is not None
+        wanted = self.status.ledger.attempt_workers
+        self.report["elastic"] = {
+            "formation": formation,
+            "phase": "Running",
+            "ranks": ranks,
+            "lostSteps": 0,
+            "recoveries": 0,
+            "lastRecoverySeconds": None,
+            "degraded": ranks < wanted,
+            **more,
+        }
+
     def _since(self, attempt: int) -> float:
         """When the attempt's gang was first said to be complete."""
         return self.gangs.setdefault(attempt, self.now.timestamp())
@@ -218,6 +240,13 @@ class World:
         obj["metadata"]["uid"] = f"uid-{self.writes}"
         obj["spec"]["nodeName"] = f"node-of-{name}"
         self.pods[name] = obj
+        if incarnation := obj["metadata"]["labels"].get(contract.LABEL_INCARNATION):
+            self.made.append((name, int(incarnation), obj["metadata"]["uid"]))
+
+    def harm(self, name: str) -> None:
+        """Note that something befell the pod that was not the operator's doing."""
+        incarnation = self.pods[name]["metadata"]["labels"].get(contract.LABEL_INCARNATION)
+        self.harmed.add((name, int(incarnation or 0)))
 
     def _delete(self, deletion: Any) -> None:
         if deletion.ref.kind == contract.KIND:
@@ -245,6 +274,15 @@ def running(**run_policy: object) -> World:
     found = world(**run_policy)
     found.start_gang()
     return found
+
+
+def elastic(workers: int = 3, **fields: Any) -> World:
+    """An elastic job of `workers` whose first formation runs; `fields` are of spec.elastic."""
+    w = World(job(workers=workers, elastic={"maxReplicas": 8, **fields}))
+    w.start_gang()
+    w.world_is(1, workers)
+    w.settle()
+    return w
 
 
 def condition(w: World, kind: ConditionType) -> tuple[str, str, str]:

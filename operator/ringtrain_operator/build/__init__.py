@@ -3,11 +3,13 @@
 from .credentials import Issuer, build_secret, issue_credentials
 from .names import job_labels, launcher_name, secret_name, worker_name, worker_selector
 from .network import build_network_policy, build_service, build_service_account
-from .pods import build_launcher_pod, build_worker_pod
+from .pods import RESTARTED_CODES, Incarnation, build_launcher_pod, build_worker_pod
 from .settings import LAUNCHER_RESOURCES, Settings
 
 __all__ = [
     "LAUNCHER_RESOURCES",
+    "RESTARTED_CODES",
+    "Incarnation",
     "Issuer",
     "Settings",
     "build_launcher_pod",

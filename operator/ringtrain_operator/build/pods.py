@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 from .. import contract
@@ -23,10 +24,29 @@ LIVENESS = {
 }
 
 
-def build_worker_pod(job: Job, attempt: int, index: int, secret: str = "") -> Pod:
+# Exit codes of a launcher that was killed (SIGKILL, also for memory or by its liveness probe; SIGSEGV, SIGABRT).
+RESTARTED_CODES = (137, 139, 134)
+# Among what a scheduler weighs, the node's past weighs most.
+_AVOIDED_WEIGHT = 100
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """Which pod of an elastic job's worker it is, from 1, and nodes that it had better not run on."""
+
+    number: int
+    avoided_nodes: tuple[str, ...] = ()
+
+
+def build_worker_pod(
+    job: Job, attempt: int, index: int, secret: str = "", incarnation: Incarnation | None = None
+) -> Pod:
     """The pod of worker `index` in `attempt`, ready to be created. `secret`: name of the Secret that it mounts."""
     pod = _pod(job, job.spec.worker.template, names.worker_name(job, index), contract.ROLE_WORKER, attempt)
     pod["metadata"]["labels"][contract.LABEL_WORKER_INDEX] = str(index)
+    if incarnation is not None:
+        pod["metadata"]["labels"][contract.LABEL_INCARNATION] = str(incarnation.number)
+        _avoid(pod["spec"], incarnation.avoided_nodes)
     spec = pod["spec"]
     main = spec["containers"][0]
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
@@ -60,11 +80,37 @@ def build_launcher_pod(job: Job, attempt: int, secret: str = "", settings: Setti
         ]
     )
     main.setdefault("livenessProbe", copy.deepcopy(LIVENESS))
+    if job.spec.elastic is not None:
+        _restart_when_killed(main)
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_LAUNCHER)
     volumes.add_logs(spec, job)
     volumes.add_checkpoint(spec, job)
     _finish(job, pod)
     return pod
+
+
+def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Prefer other nodes than `nodes`. Only prefer: where no other has room, these are better than none."""
+    if not nodes:
+        return
+    # The API allows one name in each expression.
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    affinity = spec["affinity"] = dict(spec.get("affinity") or {})
+    of_nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
+    wishes = list(of_nodes.get("preferredDuringSchedulingIgnoredDuringExecution") or ())
+    wish = {"weight": _AVOIDED_WEIGHT, "preference": {"matchFields": fields}}
+    of_nodes["preferredDuringSchedulingIgnoredDuringExecution"] = [*wishes, wish]
+
+
+def _restart_when_killed(main: dict[str, Any]) -> None:
+    """Have the kubelet start a launcher that was killed again: it learns the world from the agents.
+
+    An API server before Kubernetes 1.35 drops the rule; the pod has failed then.
+    """
+    if main.get("restartPolicy"):
+        return
+    killed = {"operator": "In", "values": list(RESTARTED_CODES)}
+    main.update(restartPolicy="Never", restartPolicyRules=[{"action": "Restart", "exitCodes": killed}])
 
 
 def _pod(job: Job, template: dict[str, Any], name: str, role: str, attempt: int) -> Pod:

@@ -63,6 +63,8 @@ async def _check_rank(session: Session, wanted: Wanted) -> int:
         return int(status.get("attempt") or 0)
     made_with = parse_status(status).ledger.attempt_workers or parsed.num_workers
     workers = made_with + parsed.num_agents - parsed.num_workers
+    if parsed.spec.elastic is not None:  # a worker that was scaled down has left lines, too
+        workers = parsed.most_agents
     size = workers * parsed.spec.slots
     if wanted.rank is not None and wanted.attempt in (None, status.get("attempt")) and wanted.rank >= size:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")

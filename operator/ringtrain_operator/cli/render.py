@@ -34,11 +34,12 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     """The objects of the job's first attempt. The Secret has no values: they are made anew for every job."""
     job = replace(job, uid=job.uid or PLACEHOLDER_UID)
     secret = build.build_secret(job, dict.fromkeys(contract.SECRET_KEYS, b""))
+    incarnation = build.Incarnation(1) if job.spec.elastic is not None else None
     return [
         secret,
         build.build_service(job),
         build.build_service_account(job),
         build.build_network_policy(job),
         build.build_launcher_pod(job, 1),
-        *(build.build_worker_pod(job, 1, index) for index in range(job.num_workers)),
+        *(build.build_worker_pod(job, 1, index, "", incarnation) for index in range(job.num_workers)),
     ]

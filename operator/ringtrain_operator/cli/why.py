@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
+from datetime import UTC, datetime
 
 import click
 from rich.console import Console
@@ -15,12 +16,15 @@ from ringtrain_operator.local.kept import newest_run
 from ringtrain_operator.local.telling import wrapped
 from ringtrain_operator.observe.pods import view_pod
 from ringtrain_operator.status.counts import counted
+from ringtrain_operator.status.incarnations import avoided_because, avoided_nodes
+from ringtrain_operator.status.model import Incarnations, format_time
 
 from .failures import errors_reported
 from .session import RUNS, ClusterOptions, Json, Session, job_argument, local_or_cluster_options, with_session
 
 EVENTS_SHOWN = 3
 AGENTS_ASKED = 3
+LOSSES_SHOWN = 3
 
 
 @click.command()
@@ -89,6 +93,7 @@ def explain(job: Json, pods: list[Json], events: list[Json], unreached: Sequence
     yield from (f"    {line}" for line in (*_pods(pods), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
+    yield from (f"  {line}" for line in _losses(status))
     yield from _failure(status, "".join(conditions))
     yield from (f"  {line}" for line in _warnings(events))
 
@@ -104,6 +109,7 @@ def _unlooked(job: Json) -> Iterator[str]:
 
 def _conditions(status: Json) -> Iterator[str]:
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
+    bad["Degraded"] = "True"
     for condition in status.get("conditions") or []:
         matters = condition.get("reason") not in ("Finished", "Suspended") or condition["type"] == "Suspended"
         limps = condition["type"] == "Running" and condition.get("reason") == "SideContainerFailed"
@@ -140,6 +146,24 @@ def _failure(status: Json, told: str) -> Iterator[str]:
     yield f"  last failure (attempt {failure['attempt']}): {text}"
     yield from (f"    | {line}" for line in failure.get("logTail") or ())
     yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"
+
+
+def _losses(status: Json) -> Iterator[str]:
+    """What an elastic job has lost without a restart, and which nodes it avoids for that."""
+    world = status.get("elastic") or {}
+    if world.get("lostWorkers"):
+        seconds = world.get("lastRecoverySeconds")
+        took = f", the last within {seconds:g} s" if seconds is not None else ""
+        yield (
+            f"{counted(world['lostWorkers'], 'worker')} lost so far, {counted(world.get('lostSteps', 0), 'step')} "
+            f"done again; went on {counted(world.get('recoveries', 0), 'time')}{took}"
+        )
+    losses = Incarnations.model_validate((status.get("ledger") or {}).get("incarnations") or {}).losses
+    for loss in losses[-LOSSES_SHOWN:]:
+        node = f" on node {loss.node}" if loss.node else ""
+        yield f"{format_time(loss.time)} {loss.pod} (incarnation {loss.incarnation}){node} {loss.cause}"
+    for node in avoided_nodes(losses, datetime.now(UTC)):
+        yield f"{avoided_because(losses, node)}; new pods avoid it"
 
 
 def _warnings(events: list[Json]) -> Iterator[str]:

@@ -38,6 +38,16 @@ class Metrics:
         self.failures = Counter(
             "ringtrain_job_failures", "Failed attempts by reason", ["reason"], registry=registry
         )
+        self.workers_lost = Counter(
+            "ringtrain_job_workers_lost", "Worker pods of elastic jobs that were lost", registry=registry
+        )
+        self.recoveries = Counter(
+            "ringtrain_job_recoveries",
+            "Losses after which an elastic job went on in its attempt",
+            registry=registry,
+        )
+        self.steps_lost = Counter("ringtrain_job_steps_lost", "Steps that these losses cost", registry=registry)
+        self.formations = Counter("ringtrain_job_formations", "Worlds of elastic jobs", registry=registry)
         build = Gauge("ringtrain_operator_build_info", "1", ["version", "python"], registry=registry)
         build.labels(version("ringtrain-operator"), python_version()).set(1)
         ProcessCollector(registry=registry)
@@ -61,6 +71,14 @@ class Metrics:
             more = int(after.get(field) or 0) - int(before.get(field) or 0)
             if more > 0:
                 self.restarts.labels(counted).inc(more)
+        was, now = before.get("elastic") or {}, after.get("elastic") or {}
+        for counter, field in (
+            (self.workers_lost, "lostWorkers"),
+            (self.recoveries, "recoveries"),
+            (self.steps_lost, "lostSteps"),
+            (self.formations, "formation"),
+        ):
+            counter.inc(max(0, int(now.get(field) or 0) - int(was.get(field) or 0)))
         failure = after.get("failure")
         if failure and failure != before.get("failure"):
             self.failures.labels(str(failure.get("reason"))).inc()

@@ -1,4 +1,7 @@
-"""What launchers say about progress: their /status, asked rarely, in bounded number, with a deadline."""
+"""What launchers say about progress: their /status, asked rarely, in bounded number, with a deadline.
+
+An elastic job's launcher is told beside it how many workers are wanted.
+"""
 
 import asyncio
 import logging
@@ -6,6 +9,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import aiohttp
 
@@ -60,6 +64,24 @@ class Endpoint:
     url: str
     token: str = ""
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What shows the token."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    @property
+    def workers_url(self) -> str:
+        """Where an elastic job's launcher is told how many workers are wanted."""
+        return f"{self.url.removesuffix('/status')}/workers"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a launcher was told last. One whose process came back (`start`) has to be told again."""
+
+    workers: int
+    start: datetime | None
+
 
 class LauncherPoller:
     """Polls the launchers it was told about and calls `changed(key)` when one says something new.
@@ -73,20 +95,34 @@ class LauncherPoller:
         self._slots = asyncio.Semaphore(self._times.at_once)
         self._tasks: dict[Key, tuple[Endpoint, asyncio.Task[None]]] = {}
         self._answers: dict[Key, Answer] = {}
+        self._wanted: dict[Key, int] = {}
+        self._told: dict[Key, Told] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def watch(self, key: Key, endpoint: Endpoint) -> None:
-        """Poll the launcher at `endpoint` from now on; a new one (a new pod) replaces the old one."""
+    def watch(self, key: Key, endpoint: Endpoint, workers: int | None = None) -> None:
+        """Poll the launcher at `endpoint` from now on; a new one (a new pod) replaces the old one.
+
+        `workers`: what to tell it; None: it is not elastic.
+        """
         known = self._tasks.get(key)
+        if workers is None:
+            self._wanted.pop(key, None)
+        else:
+            self._wanted[key] = workers
         if known is not None and known[0] == endpoint and not known[1].done():
             return
-        self.forget(key)
+        self._stop(key)
         self._tasks[key] = (endpoint, asyncio.create_task(self._poll(key, endpoint), name=f"poll {key}"))
 
     def forget(self, key: Key) -> None:
         """Stop polling; what was said is dropped."""
+        self._wanted.pop(key, None)
+        self._stop(key)
+
+    def _stop(self, key: Key) -> None:
         known = self._tasks.pop(key, None)
         self._answers.pop(key, None)
+        self._told.pop(key, None)
         if known is not None:
             known[1].cancel()
 
@@ -109,6 +145,7 @@ class LauncherPoller:
             await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
             async with self._slots:
                 answer = await self._ask(endpoint)
+                await self._tell(key, endpoint, answer.report)
             before = self._answers.get(key)
             self._answers[key] = answer
             if before is None or before.content != answer.content:
@@ -119,16 +156,36 @@ class LauncherPoller:
             longest_s = max(self._times.interval_s, bound_s)
             wait_s = longest_s if running else min(longest_s, wait_s * 2)
 
-    async def _ask(self, endpoint: Endpoint) -> Answer:
-        url, headers = endpoint.url, {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+    async def _tell(self, key: Key, endpoint: Endpoint, report: LauncherReport | None) -> None:
+        """Say how many workers are wanted, unless this launcher knows. What fails is tried again after a poll."""
+        wanted = self._wanted.get(key)
+        if wanted is None or report is None or self._told.get(key) == Told(wanted, report.start_time):
+            return
+        url, said = endpoint.workers_url, {"workers": wanted}
+        try:
+            asked = self._client().put(url, json=said, headers=endpoint.headers, allow_redirects=False)
+            async with asked as response:
+                if response.status < 300:
+                    self._told[key] = Told(wanted, report.start_time)
+                    return
+                why = f"answered {response.status}: {(await response.text())[:200]}"
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+            why = f"did not answer: {str(exc) or type(exc).__name__}"
+        log.warning("%s was not told that %d workers are wanted; it %s", url, wanted, why, extra={"job": str(key)})
+
+    def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._times.deadline_s),
                 connector=aiohttp.TCPConnector(limit=self._times.at_once, force_close=True),
                 trust_env=False,
             )
+        return self._session
+
+    async def _ask(self, endpoint: Endpoint) -> Answer:
+        url, headers = endpoint.url, endpoint.headers
         try:
-            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+            async with self._client().get(url, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     return Answer(error=f"{url} answered {response.status}")
                 return Answer(report=read_report(await response.json(content_type=None)))

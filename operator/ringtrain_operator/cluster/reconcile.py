@@ -120,7 +120,7 @@ class Reconciler:
     def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan) -> None:
         endpoint = launcher_endpoint(reading)
         if endpoint is not None and not _finished(job):
-            self._poller.watch(key, endpoint)
+            self._poller.watch(key, endpoint, wanted_workers(job))
         else:
             self._poller.forget(key)
         if plan.requeue_after_s is not None:
@@ -143,6 +143,12 @@ class Reconciler:
         self._poller.forget(key)
         self._queue.forget(key)
         self._metrics.job_gone(key)
+
+
+def wanted_workers(job: Json) -> int | None:
+    """How many workers an elastic job's launcher is told; None for another job."""
+    ledger = (job.get("status") or {}).get("ledger") or {}
+    return int(ledger.get("attemptWorkers") or 0) or None if job["spec"].get("elastic") else None
 
 
 def launcher_endpoint(reading: Reading) -> Endpoint | None:

@@ -16,10 +16,11 @@ COLUMNS = (
     ("Restarts", "integer", ".status.restarts", "Restarts counted against backoffLimit."),
     ("Progress", "string", ".status.progressSummary", "Steps done of steps wanted."),
     ("Reason", "string", ".status.reason", "Why it is in this state."),
+    ("Formation", "integer", ".status.elastic.formation", "Number of the present world of an elastic job."),
     ("Disruptions", "integer", ".status.disruptions", "Restarts that were not the job's fault."),
     ("Age", "date", ".metadata.creationTimestamp", "Since when it exists."),
 )
-WIDE_COLUMNS = frozenset({"Reason", "Disruptions"})
+WIDE_COLUMNS = frozenset({"Reason", "Formation", "Disruptions"})
 
 
 def build_crd() -> dict[str, Any]:
@@ -70,6 +71,7 @@ def _status() -> dict[str, Any]:
     older = {
         name: {**field, "description": moved.format(name=name)}
         for name, field in object_schema(Ledger)["properties"].items()
+        if name != "incarnations"  # no older operator had it
     }
     return {**schema, "properties": {**schema["properties"], **older}}
 

@@ -8,7 +8,9 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from ..contract import KIND, LABEL_ROLE, ROLE_LAUNCHER
@@ -34,6 +36,7 @@ class LocalCluster:
     runner: ProcessRunner
     objects: dict[ObjectRef, dict[str, Any]] = field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] = lambda _: None
+    _told: tuple[int, datetime | None] | None = None
 
     @property
     def status(self) -> dict[str, Any]:
@@ -80,6 +83,20 @@ class LocalCluster:
             if ref.kind == "Secret"
         }
 
+    def _tell_workers(self, url: str, headers: dict[str, str], report: LauncherReport) -> None:
+        """Tell an elastic job's launcher how many workers are wanted, unless this process of it knows.
+
+        What fails is tried again with the next look.
+        """
+        wanted = (parse_status(self.status).ledger.attempt_workers, report.start_time)
+        if not self.job["spec"].get("elastic") or self._told == wanted:
+            return
+        body = json.dumps({"workers": wanted[0]}).encode()
+        typed = {**headers, "Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{url}/workers", data=body, headers=typed, method="PUT")
+        with suppress(OSError, http.client.HTTPException), urllib.request.urlopen(asked, timeout=STATUS_TIMEOUT_S):
+            self._told = wanted
+
     def _status_token(self) -> str:
         launchers = (p for p in self.runner.pods() if p["metadata"]["labels"].get(LABEL_ROLE) == ROLE_LAUNCHER)
         return next(map(status_token, launchers), "")
@@ -93,7 +110,9 @@ class LocalCluster:
             headers = {"Authorization": f"Bearer {self._status_token()}"}
             asked = urllib.request.Request(url, headers=headers)
             with urllib.request.urlopen(asked, timeout=STATUS_TIMEOUT_S) as answer:
-                return read_report(json.load(answer)), ""
+                report = read_report(json.load(answer))
+            self._tell_workers(url.removesuffix("/status"), headers, report)
+            return report, ""
         except urllib.error.URLError as exc:
             # Not listening yet is a stage of every start.
             return None, "" if isinstance(exc.reason, ConnectionRefusedError) else f"{url}: {exc.reason}"

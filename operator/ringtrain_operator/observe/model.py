@@ -41,9 +41,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod of this job. `failed_beside`: the container besides the main one that ended it, if one did.
+    """One pod of this job. `incarnation`: which pod of its name it is; 0 in a job that is not elastic.
 
-    `side_failure`: what became of a container beside the main one, while that one runs on.
+    `failed_beside`: the container besides the main one that ended it, if one did. `side_failure`: what became of a
+    container beside the main one, while that one runs on.
     """
 
     name: str
@@ -51,10 +52,12 @@ class PodView:
     role: Role
     attempt: int
     index: int = 0
+    incarnation: int = 0
     phase: Phase = "Pending"
     ready: bool = False
     node: str = ""
     node_ready: bool | None = None
+    address: str = ""
     deletion_time: datetime | None = None
     reason: str = ""
     message: str = ""
@@ -93,6 +96,8 @@ class LauncherReport:
     workers: tuple[dict[str, Any], ...] = ()
     ranks: tuple[dict[str, Any], ...] = ()
     logs: dict[str, Any] = field(default_factory=dict)
+    elastic: dict[str, Any] | None = None
+    start_time: datetime | None = None
 
 
 @dataclass(frozen=True)

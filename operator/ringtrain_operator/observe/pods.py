@@ -46,10 +46,12 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         role="launcher" if labels.get(contract.LABEL_ROLE) == contract.ROLE_LAUNCHER else "worker",
         attempt=_integer(labels.get(contract.LABEL_ATTEMPT)),
         index=_integer(labels.get(contract.LABEL_WORKER_INDEX)),
+        incarnation=_integer(labels.get(contract.LABEL_INCARNATION)),
         phase=status.get("phase") or "Pending",
         ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
         node=node,
         node_ready=(nodes or {}).get(node),
+        address=str(status.get("podIP") or ""),
         deletion_time=parse_time(meta.get("deletionTimestamp")),
         reason=str(status.get("reason") or ""),
         message=str(status.get("message") or ""),
@@ -132,6 +134,8 @@ def _report(raw: Mapping[str, Any]) -> LauncherReport:
         workers=tuple(dict(worker) for worker in raw.get("workers") or ()),
         ranks=tuple(dict(rank) for rank in raw.get("ranks") or ()),
         logs=dict(raw.get("logs") or {}),
+        elastic=elastic if isinstance(elastic := raw.get("elastic"), dict) else None,
+        start_time=_epoch(raw.get("startTime")),
     )
 
 

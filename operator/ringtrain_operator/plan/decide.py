@@ -20,6 +20,7 @@ from .active_deadline import active_deadline
 from .decision import Decision, Policy, PolicyResult, condition_of
 from .disruption import disruption
 from .events import events_between
+from .incarnations import note_workers, wakes_at
 from .ledger import enter, name_credentials
 from .objects import changes
 from .outcome import attempt_failure, success
@@ -86,10 +87,11 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     s = Situation(job, observed, previous, now)
     decision, timers = _decide(s)
     decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))
+    decided = replace(decided, status=note_workers(decided, decision))
     new = compose(decided, condition_of(decision), s)
     settled = replace(s, status=new)
     todo = changes(settled, settings)
-    timers = [*timers, *([todo.requeue_at] if todo.requeue_at else [])]
+    timers = [*timers, *([todo.requeue_at] if todo.requeue_at else []), *wakes_at(settled)]
     answer = Plan(
         create=todo.create,
         delete=todo.delete,

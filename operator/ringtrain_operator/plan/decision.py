@@ -36,6 +36,13 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Resize:
+    """Go on with another number of workers, which join or leave within the attempt."""
+
+    workers: int
+
+
+@dataclass(frozen=True)
 class Finish:
     """The job has ended, for good."""
 
@@ -45,7 +52,7 @@ class Finish:
     failure: Failure | None = None
 
 
-Decision = Begin | Halt | Restart | Finish
+Decision = Begin | Halt | Restart | Resize | Finish
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ _REASONS = frozenset(
         "UnexpectedAdmissionError",
     }
 )
+# Reasons of DisruptionTarget for which the node is the cause.
+_DISRUPTIONS_BY_NODE = frozenset({"TerminationByKubelet", "DeletionByTaintManager", "DeletionByPodGC"})
 
 
 def disruption(s: Situation) -> PolicyResult:
@@ -30,15 +32,27 @@ def disruption(s: Situation) -> PolicyResult:
 
 
 def disruption_cause(s: Situation) -> str | None:
-    """Who took which pod of the present attempt away; None when all are where they should be."""
-    for pod in s.pods:
+    """Who took which pod of the present attempt away; None when all are where they should be.
+
+    Of an elastic job's pods only the launcher's: a worker is made anew within the attempt, see incarnations.py.
+    """
+    elastic = s.job.spec.elastic is not None
+    for pod in s.pods if not elastic else [pod for pod in s.pods if pod.role == "launcher"]:
         cause = pod_disruption(pod)
         if cause:
             node = f" on node {pod.node}" if pod.node else ""
             return f"{pod.name}{node} {cause}"
-    if s.gang_began and s.missing_names:
-        return f"{', '.join(s.missing_names[:3])} no longer exists"
+    missing = s.missing_names if not elastic else tuple(n for n in s.missing_names if n == s.wanted_names[0])
+    if s.gang_began and missing:
+        return f"{', '.join(missing[:3])} no longer exists"
     return None
+
+
+def node_is_suspect(pod: PodView) -> bool:
+    """Whether the pod was taken away because of its node, and not because somebody wanted its place or its end."""
+    if pod.disruption:
+        return pod.disruption in _DISRUPTIONS_BY_NODE
+    return pod.reason in _REASONS or pod.reason.startswith("OutOf") or pod.node_ready is False
 
 
 def pod_disruption(pod: PodView) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..status.counts import counted
+from ..status.incarnations import avoided_because, avoided_nodes, incarnations_of, new_losses
 from ..status.model import Condition, JobStatus
 from .result import Event
 
@@ -18,6 +21,8 @@ _STAGES = frozenset(
         "Finished",
     }
 )
+# Reasons of Degraded=True that follow from an event that is told, or from a change of the spec.
+_TOLD_OTHERWISE = frozenset({"WorkerLost", "WorkersJoining"})
 
 
 def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
@@ -31,6 +36,7 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     )
     return (
         *_started(before, after),
+        *_world_changed(before, after),
         *_goes_on(before, after),
         *(event for event in changes if event is not None),
     )
@@ -41,6 +47,29 @@ def _started(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
         return ()
     text = f"attempt {after.attempt} with {counted(after.ledger.attempt_workers, 'worker')}"
     return (Event("Normal", "AttemptStarted", text),)
+
+
+def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[Event]:
+    """What became of an elastic job's workers within an attempt."""
+    if after.ledger.incarnations is None:
+        return
+    was, now = before.ledger.attempt_workers, after.ledger.attempt_workers
+    if before.attempt == after.attempt and was != now:
+        yield Event("Normal", "Scaled", f"worker.replicas changed from {was} to {now}; workers join and leave")
+    for loss in new_losses(before, after):
+        node = f" on node {loss.node}" if loss.node else ""
+        text = f"{loss.pod} (incarnation {loss.incarnation}){node} {loss.cause}; it is made anew"
+        yield Event("Warning", "WorkerLost", text)
+    losses = after.ledger.incarnations.losses
+    if losses and new_losses(before, after):
+        known = avoided_nodes(incarnations_of(before).losses, losses[-1].time)
+        for node in avoided_nodes(losses, losses[-1].time):
+            if node not in known:
+                yield Event("Warning", "NodeAvoided", f"{avoided_because(losses, node)}; new pods avoid it")
+    world = after.elastic
+    if world is not None and world.formation > max(1, before.elastic.formation if before.elastic else 0):
+        text = f"attempt {after.attempt}: formation {world.formation} has {counted(world.ranks, 'rank')}"
+        yield Event("Normal", "FormationChanged", text)
 
 
 def _goes_on(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
@@ -72,6 +101,10 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
             return Event("Normal", "Running", after.message) if after.reason == "GangRunning" else warning
         case "Running", "False" if after.reason not in _STAGES:
             return warning
+        case "Degraded", "True" if after.reason not in _TOLD_OTHERWISE:
+            return Event("Warning", "Degraded", after.message)
+        case "Degraded", "False" if before is not None and after.reason == "Complete":
+            return Event("Normal", "WorldComplete", after.message)
         case "Suspended" | "Succeeded", "True":
             return Event("Normal", after.type, after.message)
         case "Suspended", "False":

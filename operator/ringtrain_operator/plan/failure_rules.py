@@ -15,8 +15,11 @@ _HOPELESS_REASONS = frozenset(
 )
 
 
-def judge(s: Situation, failure: Failure) -> Restart | Finish:
-    """Restart, counted or not, or the job's end. The first rule that matches decides; then the hopeless fail."""
+def judge(s: Situation, failure: Failure, *, disrupted: bool = False) -> Restart | Finish:
+    """Restart, counted or not, or the job's end. The first rule that matches decides; then the hopeless fail.
+
+    `disrupted`: without a rule the failure is not the job's, and does not count.
+    """
     policy = s.job.spec.run_policy
     what = describe(failure)
     rule = next((r for r in policy.failure_rules if r.matches(failure.exit_code, failure.reason)), None)
@@ -26,6 +29,8 @@ def judge(s: Situation, failure: Failure) -> Restart | Finish:
         return Restart("IgnoredFailure", f"{what}; a failure rule says Ignore", failure=failure)
     if rule is None and _hopeless(failure):
         return Finish("Failed", failure.reason, f"{what}; a restart would not help", failure)
+    if rule is None and disrupted:
+        return Restart("Disrupted", what, failure=failure)
     if s.status.restarts >= policy.backoff_limit:
         message = f"{what}; restarted {s.status.restarts} of at most {policy.backoff_limit} times (backoffLimit)"
         return Finish("Failed", "BackoffLimitExceeded", message, failure)

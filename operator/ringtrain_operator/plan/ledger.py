@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import Begin, Decision, Finish, Halt, Restart
+from .decision import Begin, Decision, Finish, Halt, Resize, Restart
 
 FIRST_DELAY_S = 1
 LONGEST_DELAY_S = 300
@@ -23,6 +23,8 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
             return _halt(s)
         case Restart():
             return _restart(s, decision)
+        case Resize():
+            return s.status.noted(attempt_workers=decision.workers)
         case Finish():
             failure = decision.failure or s.status.failure
             ended = s.status.model_copy(update={"completion_time": s.now, "failure": failure})
@@ -47,7 +49,7 @@ def _begin(s: Situation, decision: Begin) -> JobStatus:
     begun = s.status.model_copy(
         update={"attempt": decision.attempt, "start_time": s.status.start_time or s.now},
     )
-    return begun.noted(
+    return _without_pods(begun).noted(
         attempt_workers=s.job.num_workers,
         active_since=min(s.job.created, s.now) if fresh else s.now,
         restart_not_before=None,
@@ -71,11 +73,22 @@ def _restart(s: Situation, decision: Restart) -> JobStatus:
             "failure": decision.failure or s.status.failure,
         }
     )
-    return restarted.noted(
+    return _without_pods(restarted).noted(
         attempt_workers=s.job.num_workers,
         restart_not_before=s.now + timedelta(seconds=delay) if delay else None,
         restart_delay_seconds=delay,
     )
+
+
+def _without_pods(status: JobStatus) -> JobStatus:
+    """The status at the start of an attempt: of its pods none is there, and an elastic job has no world yet."""
+    notes, elastic = status.ledger.incarnations, status.elastic
+    if notes is None:
+        return status
+    sums = {"lost_steps": elastic.lost_steps, "recoveries": elastic.recoveries} if elastic is not None else {}
+    apart = elastic.model_copy(update={"formation": 0, "ranks": 0}) if elastic is not None else None
+    fresh = status.model_copy(update={"elastic": apart})
+    return fresh.noted(incarnations=notes.model_copy(update={"present": (), "joined": (), **sums}))
 
 
 def _delay_s(s: Situation) -> int:

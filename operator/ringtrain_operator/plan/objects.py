@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,8 +12,10 @@ from ..build import Settings
 from ..contract import KIND
 from ..observe.model import ObjectRef, PodView
 from ..spec.job import Job
+from ..status.incarnations import avoided_nodes, incarnations_of, number_of
 from ..status.situation import Situation
 from .cleanup import deletion, expiry, force_time, unwanted_pods
+from .incarnations import due_workers, unwanted_workers
 from .result import Deletion
 
 # A suspended job's launcher ends as soon as it has taken note of the workers' end; one that hangs is deleted.
@@ -42,7 +44,8 @@ def changes(s: Situation, settings: Settings) -> Changes:
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
         return Changes(requeue_at=start)
-    return Changes(create=(*_companions(s, settings), *_missing_pods(s, settings)))
+    made = (*_companions(s, settings), *_missing_pods(s, settings))
+    return replace(_delete(s, unwanted_workers(s), None), create=made)
 
 
 def _suspended(s: Situation) -> Changes:
@@ -95,6 +98,14 @@ def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...
     indices = (i for i in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, i) in missing)
     secret = s.secret.name
     workers = (build.build_worker_pod(s.job, s.attempt, index, secret) for index in indices)
+    if s.job.spec.elastic is not None:
+        avoided = avoided_nodes(incarnations_of(s.status).losses, s.now)
+        workers = (
+            build.build_worker_pod(
+                s.job, s.attempt, index, secret, build.Incarnation(number_of(s.status, index), avoided)
+            )
+            for index in due_workers(s)
+        )
     if build.launcher_name(s.job) not in missing:
         return tuple(workers)
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from ..build import RESTARTED_CODES
 from ..contract import EXIT_GANG_STOPPED
 from ..observe.model import PodView
 from ..observe.pods import failure_in, termination_of
+from ..status.incarnations import incarnations_of
 from ..status.model import Failure
 from ..status.progress import is_whole
 from ..status.situation import Situation
 from .decision import NO_DECISION, Finish, PolicyResult, Restart
+from .disruption import pod_disruption
 from .failure_rules import judge
 
 # How long a failed worker waits for the launcher to say which rank failed first.
 LAUNCHER_REPORT_S = 30
 # How long a launcher's "agent lost" waits for the API to say what became of that agent's pod.
 POD_FATE_S = 15
+# How long a kubelet may take to start a killed launcher again: the first pause is 10 s.
+LAUNCHER_BACK_S = 60
 
 
 def success(s: Situation) -> PolicyResult:
@@ -26,11 +31,11 @@ def success(s: Situation) -> PolicyResult:
     if launcher is None or launcher.exit_code != 0:
         return NO_DECISION
     termination = termination_of(launcher, s.attempt)
-    world = s.world_size
-    every = f"all {world} ranks" if world > 1 else "rank 0"
+    sizes, every = _declared_world(s, _whole(termination.get("worldSize")))
     attested = (
         termination.get("outcome") == "Succeeded"
-        and termination.get("worldSize") == termination.get("ranksSucceeded") == world
+        and termination.get("worldSize") == termination.get("ranksSucceeded")
+        and termination.get("worldSize") in sizes
     )
     if attested:
         return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"{every} exited 0"))
@@ -43,11 +48,28 @@ def success(s: Situation) -> PolicyResult:
     return PolicyResult(judge(s, _failure(launcher, s, "WorldIncomplete", message)))
 
 
+def _declared_world(s: Situation, told: int | None) -> tuple[range, str]:
+    """How many ranks must have succeeded, and the same in words. `told`: ranks of the launcher's last world, which
+    may have any size within the bounds of an elastic job."""
+    elastic, slots = s.job.spec.elastic, s.job.spec.slots
+    if elastic is None:
+        return range(s.world_size, s.world_size + 1), f"all {s.world_size} ranks" if s.world_size > 1 else "rank 0"
+    sizes = range(elastic.min_replicas * slots, elastic.max_replicas * slots + 1)
+    if told in sizes:
+        return sizes, f"all {told} ranks of the last world" if told != 1 else "the one rank of the last world"
+    return sizes, f"a world of {sizes.start} to {sizes.stop - 1} ranks"
+
+
 def attempt_failure(s: Situation) -> PolicyResult:
     """A launcher that failed ends the attempt; so does a worker that failed and of which no launcher speaks."""
     if s.launcher is not None and s.launcher.finished:
-        return _launcher_failed(s, s.launcher)
-    failed = [pod for pod in s.workers if pod.finished and pod.phase != "Succeeded" and pod.exit_code != 0]
+        back_by = _comes_back_by(s, s.launcher)
+        return PolicyResult(requeue_at=back_by) if back_by else _launcher_failed(s, s.launcher)
+    if s.job.spec.elastic is not None and s.gang_began:
+        return NO_DECISION  # a worker that is lost is made anew, see incarnations.py
+    failed = [
+        pod for pod in s.workers if ended_badly(pod) and (s.job.spec.elastic is None or not pod_disruption(pod))
+    ]
     if not failed:
         return NO_DECISION
     launcher_may_tell = s.launcher is not None and (s.report is None or s.report.phase != "Waiting")
@@ -58,8 +80,28 @@ def attempt_failure(s: Situation) -> PolicyResult:
     return PolicyResult(_judge(s, failure_of(first, s)))
 
 
+def ended_badly(pod: PodView) -> bool:
+    """Whether the pod has ended, and not well."""
+    return pod.finished and pod.phase != "Succeeded" and pod.exit_code != 0
+
+
+def _comes_back_by(s: Situation, launcher: PodView) -> datetime | None:
+    """Until when an elastic job's launcher that was killed may be started again in its pod; None: it is not.
+
+    It learns the world from the agents then. A pod whose other containers run keeps its phase also where the
+    kubelet knows no rules of restarting.
+    """
+    killed = launcher.exit_code in RESTARTED_CODES and not termination_of(launcher, s.attempt)
+    if s.job.spec.elastic is None or not killed or launcher.phase != "Running":
+        return None
+    due = (launcher.exit_time or s.now) + timedelta(seconds=LAUNCHER_BACK_S)
+    return due if s.now < due else None
+
+
 def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
     failure = failure_of(launcher, s)
+    if failure.reason == "AgentLost" and s.job.spec.elastic is not None:
+        return PolicyResult(judge(s, failure, disrupted=not _failed_by_itself(s, failure.pod)))
     if failure.reason == "AgentLost":
         lost = next((pod for pod in s.workers if pod.name == failure.pod), None)
         if lost is not None and lost.finished and lost.exit_code not in (None, 0, EXIT_GANG_STOPPED):
@@ -68,6 +110,12 @@ def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
         if lost is not None and not lost.finished and lost.node_ready is not False and s.now < due:
             return PolicyResult(requeue_at=due)
     return PolicyResult(_judge(s, failure))
+
+
+def _failed_by_itself(s: Situation, pod: str | None) -> bool:
+    """Whether the pod without which an elastic job could not go on ended by itself, and was not taken away."""
+    losses = [loss for loss in incarnations_of(s.status).losses if loss.pod == pod and loss.attempt == s.attempt]
+    return bool(losses) and losses[-1].failed
 
 
 def _judge(s: Situation, failure: Failure) -> Restart | Finish:

@@ -6,6 +6,8 @@ from datetime import datetime
 
 from ..errors import SpecInvalid
 from .counts import counts
+from .elastic import degraded, elastic_fields
+from .incarnations import new_losses
 from .model import Condition, ConditionChange, ConditionType, JobStatus, with_conditions
 from .progress import progress_fields
 from .situation import Situation
@@ -28,6 +30,8 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": state})
     why = _foremost(status) or status.condition("Running")
     fields = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
+    if not s.status.finished:
+        fields.update(elastic_fields(s, len(new_losses(seen.status, s.status))))
     return status.model_copy(update={**fields, **progress_fields(seen, status.is_true("Succeeded"))})
 
 
@@ -46,15 +50,25 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
     """What the other conditions become when the decided one, or what was seen, is as it is."""
     if status.finished:
         # A job that ended in the second in which it was suspended has ended.
-        return _over(status, "Finished", "the job has ended", "Restarting", "Suspended")
+        return _over(status, "Finished", "the job has ended", "Restarting", "Suspended", "Degraded")
     if status.is_true("Suspended"):
-        return _over(status, "Suspended", "the job is suspended (runPolicy.suspend)", "Restarting")
+        return _over(status, "Suspended", "the job is suspended (runPolicy.suspend)", "Restarting", "Degraded")
     if decided is not None and decided.type == "Restarting":
-        return (ConditionChange("Running", "False", decided.reason, decided.message),)
+        restarting = ConditionChange("Running", "False", decided.reason, decided.message)
+        return (restarting, *_no_world(status, decided.reason))
     running = running_or_why_not(s)
-    if running.status == "True" and status.is_true("Restarting"):
-        return (running, ConditionChange("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))
-    return (running,)
+    if running.status != "True":
+        return (running, *_no_world(status, running.reason))
+    fewer = degraded(s)
+    changes = (running,) if fewer is None else (running, fewer)
+    if status.is_true("Restarting"):
+        return (*changes, ConditionChange("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))
+    return changes
+
+
+def _no_world(status: JobStatus, reason: str) -> tuple[ConditionChange, ...]:
+    """A world that is not there is not too small."""
+    return (ConditionChange("Degraded", "False", reason),) if status.is_true("Degraded") else ()
 
 
 def _over(status: JobStatus, reason: str, message: str, *passed: ConditionType) -> tuple[ConditionChange, ...]:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from ..spec.base import StatusModel
 
 State = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Rejected"]
-ConditionType = Literal["Accepted", "Running", "Suspended", "Restarting", "Succeeded", "Failed"]
+ConditionType = Literal["Accepted", "Running", "Degraded", "Suspended", "Restarting", "Succeeded", "Failed"]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
@@ -86,6 +86,49 @@ class Failure(StatusModel):
     time: Time | None = Field(default=None, description="When the operator learned of it.")
 
 
+class ElasticStatus(StatusModel):
+    """The world of an elastic job. Sums are over all attempts."""
+
+    formation: int = Field(default=0, description="Number of the present world within its attempt, from 1.")
+    ranks: int = Field(default=0, description="Ranks in it.")
+    workers: int = Field(default=0, description="Worker pods that run.")
+    lost_workers: int = Field(default=0, description="Worker pods that were lost.")
+    lost_steps: int = Field(default=0, description="Steps that were under way and had to be done again.")
+    recoveries: int = Field(default=0, description="Losses after which training went on without a restart.")
+    last_recovery_seconds: float | None = Field(
+        default=None, description="How long the last of them took, from the loss to the next formation."
+    )
+
+
+class Loss(StatusModel):
+    """A worker's pod that was lost."""
+
+    worker: int = Field(description="Index of the worker.")
+    pod: str = Field(description="Name of the pod.")
+    incarnation: int = Field(description="Which pod of that name it was.")
+    attempt: int = Field(description="Attempt in which it was lost.")
+    node: str | None = Field(default=None, description="Its node.")
+    cause: str = Field(description="What became of it, for people.")
+    failed: bool = Field(default=False, description="Whether it ended by itself, and was not taken away.")
+    suspect: bool = Field(default=False, description="Whether its node may be the cause.")
+    time: Time = Field(description="When the operator learned of it.")
+
+
+class Incarnations(StatusModel):
+    """Pods of the same worker, one after the other. A number is written here before its pod is made."""
+
+    numbers: tuple[int, ...] = Field(default=(), description="Number of the last pod of each worker; 0: none yet.")
+    present: tuple[bool, ...] = Field(
+        default=(), description="Whether that pod was seen alive; one that is seen no more is lost then."
+    )
+    joined: tuple[bool, ...] = Field(
+        default=(), description="Whether its agent has registered; only then its silence means something."
+    )
+    losses: tuple[Loss, ...] = Field(default=(), description="The last losses.")
+    lost_steps: int = Field(default=0, description="Steps lost in earlier attempts.")
+    recoveries: int = Field(default=0, description="Recoveries in earlier attempts.")
+
+
 class Ledger(StatusModel):
     """The operator's own notes on a job's past, from which it decides; of no interest to users."""
 
@@ -95,6 +138,7 @@ class Ledger(StatusModel):
     restart_delay_seconds: int = Field(default=0, description="Delay before the last restart.")
     active_since: Time | None = Field(default=None, description="Since when activeDeadlineSeconds counts.")
     active_seconds: int = Field(default=0, description="Seconds that counted before the last suspension.")
+    incarnations: Incarnations | None = Field(default=None, description="Pods of an elastic job's workers.")
 
 
 class JobStatus(StatusModel):
@@ -113,6 +157,7 @@ class JobStatus(StatusModel):
     selector: str = Field(default="", description="Labels of the worker pods (scale subresource).")
     workers: str = Field(default="", description="Workers ready of workers wanted; - when the job has ended.")
     replica_statuses: ReplicaStatuses = Field(default=ReplicaStatuses(), description="Pods by role and phase.")
+    elastic: ElasticStatus | None = Field(default=None, description="The world of an elastic job.")
     progress: Progress | None = Field(default=None, description="How far training is.")
     progress_summary: str = Field(default="", description="The same in a few characters.")
     failure: Failure | None = Field(default=None, description="The last failure; it outlives its pod.")
@@ -147,7 +192,15 @@ class JobStatus(StatusModel):
         return self.is_true("Succeeded") or self.is_true("Failed")
 
 
-ORDER: tuple[ConditionType, ...] = ("Accepted", "Running", "Suspended", "Restarting", "Succeeded", "Failed")
+ORDER: tuple[ConditionType, ...] = (
+    "Accepted",
+    "Running",
+    "Degraded",
+    "Suspended",
+    "Restarting",
+    "Succeeded",
+    "Failed",
+)
 
 
 @dataclass(frozen=True)

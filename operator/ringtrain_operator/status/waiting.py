@@ -8,6 +8,7 @@ from ..contract import KIND
 from ..observe.model import Foreign, Refusal
 from .counts import counted
 from .model import ConditionChange, format_time
+from .progress import is_whole
 from .situation import Situation
 
 # Named in a message; the rest are counted. A message with a thousand names helps nobody.
@@ -21,7 +22,8 @@ def running_or_why_not(s: Situation) -> ConditionChange:
             "WaitingForOldPods",
             f"pods of an earlier attempt are still ending: {_counted([pod.name for pod in s.stale_pods])}",
         )
-    absent = _absent(s)
+    # An elastic job goes on without a worker: what is missing is said in the Degraded condition.
+    absent = [] if s.job.spec.elastic is not None and s.gang_began else _absent(s)
     gang = _gang(s)
     if not absent and gang.status == "True":
         return gang
@@ -79,13 +81,22 @@ def _runs(s: Situation) -> ConditionChange:
     """The gang runs, perhaps without what a side container did for it."""
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
     unknown = f"; its progress is not known: {unreadable}" if unreadable else ""
-    text = f"attempt {s.attempt} runs with {counted(s.world_size, 'rank')}{unknown}"
+    text = f"attempt {s.attempt} runs with {_world(s)}{unknown}"
     failed = [pod for pod in s.pods if pod.side_failure]
     if not failed:
         return ConditionChange("Running", "True", "GangRunning", text)
     others = f", and those of {counted(len(failed) - 1, 'more pod')}" if len(failed) > 1 else ""
     text += f"; in {failed[0].name} {failed[0].side_failure}{others}"
     return ConditionChange("Running", "True", "SideContainerFailed", text)
+
+
+def _world(s: Situation) -> str:
+    """How large the world is, and which one it is."""
+    said = (s.report.elastic if s.report is not None else None) or {}
+    formation, ranks = said.get("formation"), said.get("ranks")
+    if s.job.spec.elastic is None or not is_whole(formation) or not is_whole(ranks):
+        return counted(s.world_size, "rank")
+    return f"{ranks} of {counted(s.world_size, 'rank')}, formation {formation}"
 
 
 def _refused(refusals: Sequence[Refusal]) -> ConditionChange:

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from support.jobs import job
 from support.planworld import World
 
+from ringtrain_operator import contract
+from ringtrain_operator.status.incarnations import incarnations_of, number_of
+
 BACKOFF_LIMIT = 2
 
 # What kubelets, nodes, users and time do to a job; an action that does not fit the moment does nothing.
@@ -31,6 +34,9 @@ ACTIONS = (
     "plan",
     "plan-and-die",
 )
+
+# What a launcher says of an elastic job besides.
+ELASTIC_ACTIONS = (*ACTIONS, "world", "silent-worker", "launcher-comes-back")
 
 steps = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9)), max_size=40)
 
@@ -54,18 +60,33 @@ def act(w: World, action: str, number: int) -> None:
         case "launcher-succeeds" if launcher in w.pods and not _ended(w.pods[launcher]) and number == 0:
             w.launcher_ends(0)
         case "worker-fails" if name and name != launcher and not _ended(w.pods[name]):
+            w.harm(name)
             w.pod_ends(name, 1 + number)
         case "evict" if name and not _ended(w.pods[name]):
+            w.harm(name)
             w.evict(name)
         case "delete-pod" if name:
+            w.harm(name)
             w.user_deletes(name)
         case "lose-pod" if name:
+            w.harm(name)
             del w.pods[name]
         case "suspend" | "resume":
             w.change(runPolicy={"suspend": action == "suspend", "backoffLimit": BACKOFF_LIMIT})
         case "scale":
             w.job["spec"]["worker"]["replicas"] = 1 + number % 3
             w.change()
+        case "world" if w.report is not None and w.report["phase"] == "Running":
+            w.world_is(1 + number, max(1, w.status.ledger.attempt_workers - number % 2), lostSteps=number)
+        case "silent-worker" if w.report is not None and w.report["phase"] == "Running":
+            index = number % len(w.report["workers"])
+            if w.name(f"worker-{index}") in w.pods:
+                w.harm(w.name(f"worker-{index}"))
+                w.report["workers"][index]["lost"] = True
+        case "launcher-comes-back" if launcher in w.pods and not _ended(w.pods[launcher]):
+            w.pod_ends(launcher, 137)
+            w.pods[launcher]["status"]["phase"] = "Running"
+            w.report = None
         case "second" | "hour":
             w.run(**{f"{action}s": 1})
         case "plan":
@@ -78,9 +99,9 @@ def _ended(pod: dict[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-def lives(history: list[tuple[str, int]]) -> Iterator[World]:
-    """The world of a running gang after each step of `history`."""
-    w = World(job(runPolicy={"backoffLimit": BACKOFF_LIMIT}))
+def lives(history: list[tuple[str, int]], **spec: Any) -> Iterator[World]:
+    """The world of a running gang after each step of `history`; `spec` makes it elastic."""
+    w = World(job(runPolicy={"backoffLimit": BACKOFF_LIMIT}, **spec))
     w.start_gang()
     yield w
     for action, number in history:
@@ -88,41 +109,48 @@ def lives(history: list[tuple[str, int]]) -> Iterator[World]:
         yield w
 
 
-def after(history: list[tuple[str, int]]) -> World:
+def after(history: list[tuple[str, int]], **spec: Any) -> World:
     """The world after the whole of `history`."""
-    *_, last = lives(history)
+    *_, last = lives(history, **spec)
     return last
 
+
+elastic_steps = st.lists(st.tuples(st.sampled_from(ELASTIC_ACTIONS), st.integers(0, 9)), max_size=40)
+ELASTIC = {"elastic": {"maxReplicas": 3}}
+kinds = st.one_of(
+    st.tuples(st.just({}), steps),
+    st.tuples(st.just(ELASTIC), elastic_steps),
+)
 
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @quick
-@given(steps)
-def test_never_two_attempts_at_once(history: list[tuple[str, int]]) -> None:
+@given(kinds)
+def test_never_two_attempts_at_once(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
     """Pods of two attempts never exist together, whatever is lost and wherever the operator dies."""
-    for w in lives(history):
+    for w in lives(case[1], **case[0]):
         attempts = {pod["metadata"]["labels"]["ringtrain.dev/attempt"] for pod in w.pods.values()}
         assert len(attempts) <= 1
 
 
 @quick
-@given(steps)
-def test_never_more_restarts_than_allowed(history: list[tuple[str, int]]) -> None:
+@given(kinds)
+def test_never_more_restarts_than_allowed(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
     """Counted restarts never exceed backoffLimit, and attempts never go back."""
     attempt = 0
-    for w in lives(history):
+    for w in lives(case[1], **case[0]):
         assert w.status.restarts <= BACKOFF_LIMIT
         assert w.status.attempt >= attempt
         attempt = w.status.attempt
 
 
 @quick
-@given(steps)
-def test_terminal_is_sticky(history: list[tuple[str, int]]) -> None:
+@given(kinds)
+def test_terminal_is_sticky(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
     """A job that has ended never runs, restarts, or creates anything again."""
     state = None
-    for w in lives(history):
+    for w in lives(case[1], **case[0]):
         if state in ("Succeeded", "Failed"):
             assert w.status.state == state
             assert not w.plan().create
@@ -130,19 +158,21 @@ def test_terminal_is_sticky(history: list[tuple[str, int]]) -> None:
 
 
 @quick
-@given(steps)
-def test_the_plan_converges(history: list[tuple[str, int]]) -> None:
+@given(kinds)
+def test_the_plan_converges(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
     """Applied, and with nothing happening, the plan has soon nothing more to do."""
-    after(history).settle(rounds=6)
+    after(case[1], **case[0]).settle(rounds=6)
 
 
 @quick
-@given(steps)
-def test_conditions_agree(history: list[tuple[str, int]]) -> None:
+@given(kinds)
+def test_conditions_agree(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
     """At most one of Running, Suspended, Succeeded, Failed is True, and state names it."""
-    for w in lives(history):
+    for w in lives(case[1], **case[0]):
         true = [
-            c.type for c in w.status.conditions if c.status == "True" and c.type not in ("Accepted", "Restarting")
+            c.type
+            for c in w.status.conditions
+            if c.status == "True" and c.type not in ("Accepted", "Restarting", "Degraded")
         ]
         assert len(true) <= 1
         if true:
@@ -150,10 +180,10 @@ def test_conditions_agree(history: list[tuple[str, int]]) -> None:
 
 
 @quick
-@given(steps)
-def test_a_dead_operator_changes_nothing_but_time(history: list[tuple[str, int]]) -> None:
+@given(kinds)
+def test_a_dead_operator_changes_nothing_but_time(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
     """However often it dies between two writes, a job left to itself then gets all its pods, or has ended."""
-    w = after(history)
+    w = after(case[1], **case[0])
     w.change(runPolicy={"backoffLimit": BACKOFF_LIMIT})
     for _ in range(4):
         w.pods_go()
@@ -163,3 +193,49 @@ def test_a_dead_operator_changes_nothing_but_time(history: list[tuple[str, int]]
             w.name("launcher"),
             *(w.name(f"worker-{i}") for i in range(w.status.ledger.attempt_workers)),
         }
+
+
+@quick
+@given(elastic_steps)
+def test_a_workers_pods_are_numbered(history: list[tuple[str, int]]) -> None:
+    """Of one worker there are never two pods of one incarnation; incarnations and formations only grow."""
+    formation, w = (0, 0), None
+    for w in lives(history, **ELASTIC):
+        now = (w.status.attempt, w.status.elastic.formation if w.status.elastic else 0)
+        assert now >= formation
+        formation = now
+    assert w is not None
+    newest: dict[str, int] = {}
+    for name, number, _uid in w.made:
+        assert number > newest.get(name, 0)
+        newest[name] = number
+
+
+@quick
+@given(elastic_steps)
+def test_what_is_told_of_losses_is_true(history: list[tuple[str, int]]) -> None:
+    """A pod that the operator itself took away, or never made, is not told as lost."""
+    for w in lives(history, **ELASTIC):
+        lost = {(loss.pod, loss.incarnation) for loss in incarnations_of(w.status).losses}
+        assert lost <= w.harmed
+
+
+@quick
+@given(elastic_steps)
+def test_an_elastic_job_left_to_itself_is_complete(history: list[tuple[str, int]]) -> None:
+    """However often the operator died between two writes: every worker's last pod is there, and no other."""
+    w = after(history, **ELASTIC)
+    w.change(runPolicy={"backoffLimit": BACKOFF_LIMIT})
+    for _ in range(4):
+        w.pods_go()
+        w.run(hours=1)
+    if w.status.state in ("Succeeded", "Failed"):
+        return
+    assert w.status.ledger.attempt_workers == w.job["spec"]["worker"]["replicas"]
+    numbers = {
+        name: int(pod["metadata"]["labels"][contract.LABEL_INCARNATION])
+        for name, pod in w.pods.items()
+        if name != w.name("launcher")
+    }
+    wanted = range(w.status.ledger.attempt_workers)
+    assert numbers == {w.name(f"worker-{i}"): number_of(w.status, i) for i in wanted}

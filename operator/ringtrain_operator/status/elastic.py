@@ -1,0 +1,94 @@
+"""The world of an elastic job: what the launcher says of it, and whether it is as large as it should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..build import worker_name
+from ..observe.pods import is_finite
+from .counts import counted
+from .incarnations import incarnations_of, is_present, made_after
+from .model import ConditionChange, ElasticStatus, format_time
+from .progress import is_whole
+from .situation import Situation
+
+
+def elastic_fields(s: Situation, lost: int) -> dict[str, Any]:
+    """The field `elastic`; nothing for another job. `lost`: worker pods that were lost in this look.
+
+    Nothing in it goes back within an attempt: a launcher whose process came back has to learn the world again.
+    """
+    if s.job.spec.elastic is None:
+        return {}
+    before, notes = s.status.elastic or ElasticStatus(), incarnations_of(s.status)
+    said = (s.report.elastic if s.report is not None else None) or {}
+    formation = _whole(said, "formation")
+    new = ElasticStatus(
+        formation=max(before.formation, formation),
+        ranks=_whole(said, "ranks") if formation and formation >= before.formation else before.ranks,
+        workers=sum(pod.phase == "Running" and pod.ready and not pod.finished for pod in s.workers),
+        lost_workers=before.lost_workers + lost,
+        lost_steps=max(before.lost_steps, notes.lost_steps + _whole(said, "lostSteps")),
+        recoveries=max(before.recoveries, notes.recoveries + _whole(said, "recoveries")),
+        last_recovery_seconds=_seconds(said.get("lastRecoverySeconds"), before.last_recovery_seconds),
+    )
+    return {"elastic": new}
+
+
+def degraded(s: Situation) -> ConditionChange | None:
+    """The Degraded condition of an elastic job that runs; None: nobody knows better than what it says already."""
+    said = s.report.elastic if s.report is not None and s.report.phase == "Running" else None
+    if s.job.spec.elastic is None or said is None:
+        return None
+    wanted = s.status.ledger.attempt_workers * s.job.spec.slots
+    ranks = _whole(said, "ranks")
+    if ranks >= wanted and said.get("degraded") is not True:
+        return ConditionChange("Degraded", "False", "Complete", f"{counted(ranks, 'rank')} train")
+    reason, why = _why_fewer(s)
+    return ConditionChange("Degraded", "True", reason, f"{ranks} of {counted(wanted, 'rank')} train: {why}")
+
+
+def _why_fewer(s: Situation) -> tuple[str, str]:
+    """What keeps the world from being complete, in one word and in a sentence."""
+    for refusal in s.observed.refusals:
+        return "CreationRefused", f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
+    pods = {pod.index: pod for pod in s.workers}
+    absent = [
+        worker
+        for worker in range(s.status.ledger.attempt_workers)
+        if worker not in pods or pods[worker].phase != "Running" or not is_present(s.status, worker)
+    ]
+    if not absent:
+        return "WorkersJoining", "all workers run, and some have not joined yet"
+    first = absent[0]
+    others = f"; {counted(len(absent) - 1, 'more worker')} missing" if len(absent) > 1 else ""
+    pod = pods.get(first)
+    if pod is not None and pod.waiting and is_present(s.status, first):
+        return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}{others}"
+    name, loss = worker_name(s.job, first), _last_loss(s, first)
+    if loss is None:
+        return "WorkersJoining", f"{name} does not run yet{others}"
+    due = made_after(s.status, first)
+    if not is_present(s.status, first) and due is not None and s.now < due:
+        return "BackOff", f"{name} {loss}; a new one is made at {format_time(due)}{others}"
+    return "WorkerLost", f"{name} {loss}; a new one is on its way{others}"
+
+
+def _last_loss(s: Situation, worker: int) -> str | None:
+    """What became of the worker's last pod, if that was lost in this attempt."""
+    losses = incarnations_of(s.status).losses
+    found = [loss for loss in losses if loss.worker == worker and loss.attempt == s.attempt]
+    if not found:
+        return None
+    node = f"on node {found[-1].node} " if found[-1].node else ""
+    return f"{node}{found[-1].cause}"
+
+
+def _whole(said: dict[str, Any], field: str) -> int:
+    value = said.get(field)
+    return value if isinstance(value, int) and is_whole(value) else 0
+
+
+def _seconds(value: object, before: float | None) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
+    return round(float(value), 3) if known else before  # type: ignore[arg-type]

@@ -1,0 +1,408 @@
+"""Workers of an elastic job that are lost, added and taken away within one attempt."""
+
+from __future__ import annotations
+
+import pytest
+from support.planworld import World, condition, elastic, running
+
+from ringtrain_operator import contract
+from ringtrain_operator.observe.model import ObjectRef, Refusal
+from ringtrain_operator.status.incarnations import LOSSES_OF_A_BAD_NODE, incarnations_of
+
+VICTIM = "digits-worker-1"
+
+
+def incarnation(w: World, name: str = VICTIM) -> int:
+    """Which pod of its name it is."""
+    return int(w.pods[name]["metadata"]["labels"][contract.LABEL_INCARNATION])
+
+
+def uids(w: World) -> dict[str, str]:
+    """The pods by name."""
+    return {name: pod["metadata"]["uid"] for name, pod in w.pods.items()}
+
+
+def told(w: World, reason: str) -> list[str]:
+    """Messages of the events with this reason."""
+    return [event.message for event in w.events if event.reason == reason]
+
+
+def replaced(w: World, before: dict[str, str]) -> set[str]:
+    """Names of pods that are others than `before`."""
+    return {name for name, uid in uids(w).items() if before.get(name) != uid}
+
+
+def test_first_pods_are_first_incarnations() -> None:
+    """Every worker begins with 1; the launcher has none."""
+    w = elastic()
+    assert [incarnation(w, f"digits-worker-{i}") for i in range(3)] == [1, 1, 1]
+    assert contract.LABEL_INCARNATION not in w.pods["digits-launcher"]["metadata"]["labels"]
+    assert w.status.state == "Running"
+
+
+@pytest.mark.parametrize("how", ["deleted", "evicted", "gone", "failed"])
+def test_a_lost_worker_is_made_anew_within_the_attempt(how: str) -> None:
+    """However it was lost: same attempt, the next incarnation, and no other pod is touched."""
+    w = elastic()
+    before = uids(w)
+    match how:
+        case "deleted":
+            w.user_deletes(VICTIM)
+        case "evicted":
+            w.evict(VICTIM)
+        case "gone":
+            del w.pods[VICTIM]
+        case "failed":
+            w.pod_ends(VICTIM, 137, reason="OOMKilled")
+    w.run(seconds=6)
+    w.pods_go()
+    w.settle()
+    assert replaced(w, before) == {VICTIM}
+    assert incarnation(w) == 2
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (1, 0, 0)
+    assert w.status.state == "Running"
+    (text,) = told(w, "WorkerLost")
+    assert VICTIM in text
+    assert w.status.elastic is not None
+    assert w.status.elastic.lost_workers == 1
+
+
+def test_a_pod_that_is_ending_is_waited_for() -> None:
+    """A worker's next pod is made when the one before is gone: never two at a time."""
+    w = elastic()
+    before = uids(w)
+    w.user_deletes(VICTIM)
+    w.run(seconds=5)
+    assert replaced(w, before) == set()
+    w.pods_go()
+    w.settle()
+    assert replaced(w, before) == {VICTIM}
+
+
+def test_a_worker_that_failed_waits_for_the_launchers_word() -> None:
+    """Agents end when the attempt does, the launcher after them: then the attempt has failed, not its workers."""
+    w = elastic()
+    w.pod_ends(VICTIM, 1)
+    w.settle()
+    assert VICTIM in w.pods
+    assert told(w, "WorkerLost") == []
+    w.launcher_ends(1)
+    w.settle()
+    assert (w.status.attempt, w.status.restarts) == (2, 1)
+    assert told(w, "WorkerLost") == []
+
+
+def test_workers_that_the_launcher_stopped_wait_longer() -> None:
+    """Exit code 75 says that the attempt ends."""
+    w = elastic()
+    w.pod_ends(VICTIM, contract.EXIT_GANG_STOPPED)
+    w.run(seconds=20)
+    assert told(w, "WorkerLost") == []
+    w.run(seconds=11)
+    assert len(told(w, "WorkerLost")) == 1
+
+
+def test_a_worker_that_ended_well_is_left_alone() -> None:
+    """Its ranks are through; the others go on to their end."""
+    w = elastic()
+    before = uids(w)
+    w.pod_ends(VICTIM, 0)
+    w.run(hours=1)
+    assert uids(w) == before
+    assert w.status.state == "Running"
+
+
+def test_a_silent_worker_is_deleted() -> None:
+    """A pod that runs and whose agent the launcher has given up is made anew."""
+    w = elastic()
+    assert w.report is not None
+    w.report["workers"][1]["lost"] = True
+    w.settle()
+    assert "deletionTimestamp" in w.pods[VICTIM]["metadata"]
+    w.pods_go()
+    w.run(hours=1)
+    assert incarnation(w) == 2, "what is said of the old pod's agent is not said of the new one's"
+
+
+def test_a_lost_launcher_restarts_the_gang_uncounted() -> None:
+    """The world cannot change without it."""
+    w = elastic()
+    w.user_deletes("digits-launcher")
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
+
+
+def test_a_killed_launcher_may_come_back_in_its_pod() -> None:
+    """For a minute its container is expected to run again; then the attempt is over."""
+    w = elastic()
+    w.pod_ends("digits-launcher", 137)
+    w.pods["digits-launcher"]["status"]["phase"] = "Running"
+    w.report = None
+    w.run(seconds=50)
+    assert w.status.attempt == 1
+    w.pod_runs("digits-launcher")
+    w.world_is(2, 3)
+    w.run(hours=1)
+    assert (w.status.attempt, w.status.state) == (1, "Running")
+    w.pod_ends("digits-launcher", 137)
+    w.pods["digits-launcher"]["status"]["phase"] = "Running"
+    w.report = None
+    w.run(seconds=61)
+    assert w.status.attempt == 2
+
+
+def test_incarnations_go_on_over_attempts() -> None:
+    """The next attempt's pods have the next numbers: a number and an index are one pod in all of a job's life."""
+    w = elastic()
+    w.launcher_ends(1)
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    assert w.status.attempt == 2
+    assert [incarnation(w, f"digits-worker-{i}") for i in range(3)] == [2, 2, 2]
+    assert told(w, "WorkerLost") == []
+
+
+def test_scaled_up_within_the_attempt() -> None:
+    """New pods at the end, nothing else changes."""
+    w = elastic()
+    before = uids(w)
+    w.job["spec"]["worker"]["replicas"] = 5
+    w.change()
+    w.settle()
+    assert replaced(w, before) == {"digits-worker-3", "digits-worker-4"}
+    assert (w.status.attempt, w.status.ledger.attempt_workers) == (1, 5)
+    assert told(w, "Scaled") == ["worker.replicas changed from 3 to 5; workers join and leave"]
+
+
+def test_scaled_down_within_the_attempt() -> None:
+    """The highest indexes are asked to end, which is no loss; scaled up again, they are new incarnations."""
+    w = elastic()
+    w.job["spec"]["worker"]["replicas"] = 1
+    w.change()
+    w.settle()
+    ending = {name for name, pod in w.pods.items() if "deletionTimestamp" in pod["metadata"]}
+    assert ending == {"digits-worker-1", "digits-worker-2"}
+    w.job["spec"]["worker"]["replicas"] = 2
+    w.change()
+    w.settle()
+    w.pods_go()
+    w.settle()
+    assert set(w.pods) == {"digits-launcher", "digits-worker-0", "digits-worker-1"}
+    assert incarnation(w) == 2
+    assert told(w, "WorkerLost") == []
+    assert w.status.attempt == 1
+
+
+def test_scaled_down_is_written_before_pods_are_touched() -> None:
+    """An operator that died before the deletions is followed by one that knows whose they were."""
+    w = elastic()
+    w.job["spec"]["worker"]["replicas"] = 2
+    w.change()
+    w.apply(w.plan(), writes=1)
+    assert w.status.ledger.attempt_workers == 2
+    assert "digits-worker-2" in w.pods
+    w.settle()
+    w.pods_go()
+    w.settle()
+    assert "digits-worker-2" not in w.pods
+    assert told(w, "WorkerLost") == []
+
+
+def test_an_operator_that_died_before_it_made_a_pod_infers_no_loss() -> None:
+    """A pod that was never seen may never have been made: the next number, and no word of a loss."""
+    w = elastic()
+    w.job["spec"]["worker"]["replicas"] = 4
+    w.change()
+    w.apply(w.plan(), writes=1)
+    assert "digits-worker-3" not in w.pods
+    w.settle()
+    assert incarnation(w, "digits-worker-3") == 2
+    assert told(w, "WorkerLost") == []
+
+
+def test_a_refused_pod_keeps_its_number() -> None:
+    """As long as the API refuses it, nothing changes in the status, and Degraded says why."""
+    w = elastic()
+    del w.pods[VICTIM]
+    w.apply(w.plan(), writes=1)
+    w.world_is(2, 2)
+    w.refusals = (Refusal(ObjectRef("Pod", VICTIM), 403, "Forbidden", "exceeded quota: pods"),)
+    w.apply(w.plan(), writes=1)
+    first = w.plan()
+    assert first.status is None
+    assert [obj["metadata"]["labels"][contract.LABEL_INCARNATION] for obj in first.create] == ["2"]
+    assert condition(w, "Degraded")[:2] == ("True", "CreationRefused")
+
+
+def test_losses_of_one_worker_are_followed_by_longer_and_longer_pauses() -> None:
+    """A worker that ends at once is not made anew without a pause: at once, after 1 s, 2 s, 4 s."""
+    w = elastic()
+    for pause_s in (0, 1, 2, 4):
+        w.pod_ends(VICTIM, 1)
+        w.run(seconds=5)
+        w.pods_go()
+        w.settle()
+        assert (VICTIM in w.pods) == (pause_s == 0)
+        w.run(seconds=pause_s)
+        assert VICTIM in w.pods
+        w.pod_runs(VICTIM)
+        w.settle()
+    assert w.status.attempt == 1
+
+
+def test_a_worker_that_fails_before_the_gang_began_fails_the_attempt() -> None:
+    """A bad configuration is told at once, and not after start timeouts."""
+    w = elastic()
+    w.launcher_ends(1)
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    for name in w.pods:
+        w.pod_runs(name)
+    w.launcher_says("Waiting")
+    w.pod_ends(VICTIM, contract.EXIT_BAD_CONFIGURATION)
+    w.settle()
+    assert w.status.state == "Failed"
+
+
+def test_a_pod_taken_away_before_the_gang_began_is_made_anew() -> None:
+    """Nothing is lost with it, and nothing restarts."""
+    w = elastic()
+    w.launcher_ends(1)
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    before = uids(w)
+    w.evict(VICTIM)
+    w.settle()
+    w.settle()
+    assert w.status.attempt == 2
+    assert replaced(w, before) == {VICTIM}
+
+
+def test_too_few_workers_for_too_long_do_not_count() -> None:
+    """The launcher gives the attempt up, which is not the job's fault, unless the worker ended by itself."""
+    w = elastic()
+    w.user_deletes(VICTIM)
+    w.settle()
+    w.launcher_ends(75, reason="AgentLost", pod=VICTIM)
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
+    w.pods_go()
+    w.run(seconds=5)
+    w.start_gang()
+    w.pod_ends(VICTIM, 137, reason="OOMKilled")
+    w.run(seconds=6)
+    w.launcher_ends(75, reason="AgentLost", pod=VICTIM)
+    w.settle()
+    assert (w.status.attempt, w.status.restarts) == (3, 1)
+
+
+@pytest.mark.parametrize(("ranks", "state"), [(2, "Succeeded"), (8, "Succeeded"), (1, "Failed"), (9, "Failed")])
+def test_success_is_attested_for_the_last_world(ranks: int, state: str) -> None:
+    """Of any size within the bounds."""
+    w = elastic(minReplicas=2)
+    message = f'{{"version":1,"attempt":1,"outcome":"Succeeded","worldSize":{ranks},"ranksSucceeded":{ranks}}}'
+    w.pod_ends("digits-launcher", 0, message)
+    w.change(runPolicy={"backoffLimit": 0})
+    w.settle()
+    assert w.status.state == state
+
+
+def test_degraded_while_the_world_is_too_small() -> None:
+    """With the worker that is missing and what became of it; over when all are in."""
+    w = elastic()
+    assert condition(w, "Degraded")[:2] == ("False", "Complete")
+    w.evict(VICTIM)
+    w.world_is(2, 2, lostSteps=1, recoveries=1, lastRecoverySeconds=1.5)
+    w.settle()
+    w.settle()
+    status, reason, message = condition(w, "Degraded")
+    assert (status, reason) == ("True", "WorkerLost")
+    assert "2 of 3 ranks" in message
+    assert "low on resource" in message
+    w.pod_runs(VICTIM)
+    w.settle()
+    assert condition(w, "Degraded")[:2] == ("True", "WorkersJoining")
+    w.world_is(3, 3, lostSteps=1, recoveries=1, lastRecoverySeconds=1.5)
+    w.settle()
+    assert condition(w, "Degraded")[:2] == ("False", "Complete")
+    found = w.status.elastic
+    assert found is not None
+    assert (found.formation, found.ranks, found.workers) == (3, 3, 3)
+    assert (found.lost_steps, found.recoveries, found.last_recovery_seconds) == (1, 1, 1.5)
+    assert told(w, "FormationChanged") == [
+        "attempt 1: formation 2 has 2 ranks",
+        "attempt 1: formation 3 has 3 ranks",
+    ]
+
+
+def test_sums_go_on_over_attempts() -> None:
+    """Formations begin anew with an attempt; what was lost before is not forgotten."""
+    w = elastic()
+    w.world_is(4, 3, lostSteps=2, recoveries=3)
+    w.settle()
+    w.launcher_ends(1)
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    w.start_gang()
+    w.world_is(1, 3, lostSteps=1, recoveries=1)
+    w.settle()
+    found = w.status.elastic
+    assert found is not None
+    assert (found.formation, found.lost_steps, found.recoveries) == (1, 3, 4)
+
+
+def test_a_node_that_loses_workers_again_and_again_is_avoided() -> None:
+    """New pods prefer others for an hour; a node that was drained is not to blame."""
+    w = elastic()
+    for _ in range(LOSSES_OF_A_BAD_NODE):
+        w.user_deletes("digits-worker-0")
+        w.evict(VICTIM)
+        w.settle()
+        w.pods_go()
+        w.run(seconds=300)
+        for name in (VICTIM, "digits-worker-0"):
+            assert name in w.pods
+            w.pod_runs(name)
+        w.settle()
+    affinity = w.pods[VICTIM]["spec"]["affinity"]["nodeAffinity"]
+    (wish,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert wish["preference"]["matchFields"] == [
+        {"key": "metadata.name", "operator": "NotIn", "values": [f"node-of-{VICTIM}"]}
+    ]
+    (text,) = told(w, "NodeAvoided")
+    assert f"node-of-{VICTIM} has lost 3 workers" in text
+    w.run(hours=2)
+    w.user_deletes(VICTIM)
+    w.pods_go()
+    w.settle()
+    w.run(seconds=300)
+    assert "affinity" not in w.pods[VICTIM]["spec"]
+
+
+def test_suspended_and_resumed() -> None:
+    """A new attempt; pods that the operator took away were not lost."""
+    w = elastic()
+    w.change(runPolicy={"suspend": True})
+    w.settle()
+    w.pods_go()
+    w.run(seconds=60)
+    w.pods_go()
+    w.change(runPolicy={"suspend": False})
+    w.settle()
+    assert w.status.attempt == 2
+    assert incarnation(w) == 2
+    assert told(w, "WorkerLost") == []
+
+
+def test_a_job_that_is_not_elastic_has_no_notes() -> None:
+    """Neither in its status nor on its pods."""
+    w = running()
+    assert w.status.ledger.incarnations is None
+    assert w.status.elastic is None
+    assert w.status.condition("Degraded") is None
+    assert incarnations_of(w.status).numbers == ()
+    assert contract.LABEL_INCARNATION not in w.pods["digits-worker-0"]["metadata"]["labels"]
