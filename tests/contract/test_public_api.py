@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import ringtrain as rt
-from ringtrain import checkpoint, data, errors, optim
+from ringtrain import checkpoint, data, elastic, errors, optim
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = [rt, optim, data, checkpoint]
+PUBLIC = [rt, optim, data, checkpoint, elastic]
 ids = [module.__name__ for module in PUBLIC]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from ringtrain import requirements as requirements  # first: it says what the others would fail of
 
 # isort: split
-from ringtrain import checkpoint, data, errors, optim, timeline
+from ringtrain import checkpoint, data, elastic, errors, optim, timeline
 from ringtrain.api.collectives import (
     allgather,
     allgather_async,
@@ -100,6 +100,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "data",
+    "elastic",
     "errors",
     "global_process_set",
     "grouped_allgather",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import itertools
 import logging
 import os
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ringtrain import contract, timeline
@@ -19,12 +22,16 @@ from ringtrain.communicators.base import Communicator
 from ringtrain.communicators.choose import choose_communicator
 from ringtrain.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
 from ringtrain.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
-from ringtrain.errors import ConfigurationError, NotInitializedError
+from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.process_groups.executor import Executor
+from ringtrain.process_groups.formations import CARRIED, Bound, Carried, Former, former_of, own_agent
 from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.transport.address import is_loopback
 from ringtrain.transport.base import NoPeers, Transport
+from ringtrain.wire.failure import WorldFailure
+from ringtrain.world.agent_socket import AgentSocket
 from ringtrain.world.config import WorkerConfig
+from ringtrain.world.failure_state import FailureState
 from ringtrain.world.membership import Membership
 from ringtrain.world.ring_config import RingConfig
 from ringtrain.world.variables import LONGEST_TIMEOUT_S
@@ -53,21 +60,30 @@ class RankContext:
     """A rank in its world: its configuration, its process groups, and what runs collectives in them."""
 
     def __init__(
-        self, config: WorkerConfig, transport: Transport | None, segment_bytes: int = SEGMENT_BYTES
+        self,
+        config: WorkerConfig,
+        transport: Transport | None,
+        segment_bytes: int = SEGMENT_BYTES,
+        agent: AgentSocket | None = None,
     ) -> None:
+        """`agent`: who says in an elastic job that a member was lost."""
         self.config = config
+        self.former = Former(0, (None,) * config.size)
+        self.state_is_synced = False  # in an elastic job, since this world was formed
         self._segment_bytes = segment_bytes
         ring = RingConfig(
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
             config.stall_timeout_s, config.local_size,
         )  # fmt: skip
         warn_of_strangers(ring)
-        self._member = Membership.join(ring, transport or _transport(ring, config))
+        began = None if agent is None else partial(_break_when_lost, agent, config.formation)
+        self._member = Membership.join(ring, transport or _transport(ring, config), began)
         self._executor = Executor()  # of all groups of the public collectives: they keep one order
         self._runners: list[tuple[int, Runner]] = [(WORLD, self._executor)]  # with the set they belong to
         self._lock = threading.Lock()
         self._set_numbers = itertools.count(WORLD)
         self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
+        self._set_objects: dict[int, weakref.ref[Any]] = {}  # what users hold, by set
         self._groups: dict[int, ProcessGroup] = {}  # of the public collectives, by set
         self._communicators: dict[int, Communicator] = {}  # all, by number
         self._further: Counter[int] = Counter()  # communicators of a set beside those of queue and collectives
@@ -97,6 +113,43 @@ class RankContext:
         """The ranks of every set but that of all ranks."""
         return [list(ranks) for number, ranks in self._sets.items() if number != WORLD]
 
+    def bind_set(self, process_set: Bound, number: int) -> None:
+        """Have `process_set` be the set of that number, in the next world of an elastic job as well."""
+        self._set_objects[number] = weakref.ref(process_set)
+        process_set.bind(self, number)
+
+    def unbound_set(self, ranks: Sequence[int]) -> int | None:
+        """The set of these ranks that the former world has left to this one and nobody here holds yet."""
+        for number, members in self._sets.items():
+            if number != WORLD and number not in self._set_objects and list(members) == list(ranks):
+                return number if self.config.formation else None
+        return None
+
+    def join_formation(self, carried: Carried) -> None:
+        """Learn who comes from where, and make the process sets of the former world again. Collective.
+
+        A set keeps its rank numbers; one with a rank that this world does not have is given up.
+        """
+        told = self.group().allgather_object(carried.told())
+        self.former = former_of(told)
+        kept: list[list[int]] = next((told[rank]["sets"] for rank in self.former.survivors), [])
+        objects = {tuple(ranks): held for ranks, held in carried.sets}
+        for ranks in kept:
+            if max(ranks) >= self.config.size:
+                log.warning("process set %s is given up: this world has %d ranks", ranks, self.config.size)
+                continue
+            number = self.add_set(tuple(ranks))
+            held = objects.get(tuple(ranks))
+            if held is not None and (process_set := held()) is not None:
+                self.bind_set(process_set, number)
+
+    def leave_formation(self, carried: Carried) -> None:
+        """Note what the next world takes over from this one."""
+        carried.formation = self.config.formation
+        carried.sets = [
+            (list(ranks), self._set_objects.get(number)) for number, ranks in self._sets.items() if number != WORLD
+        ]
+
     def ranks_of_set(self, process_set: int) -> list[int] | None:
         """World ranks of a set; None if there is no such set."""
         ranks = self._sets.get(process_set)
@@ -111,6 +164,7 @@ class RankContext:
     def remove_set(self, process_set: int) -> None:
         """Close what a set has; nothing may be under way in it."""
         ranks = self._sets.pop(process_set)
+        self._set_objects.pop(process_set, None)
         if self.config.rank not in ranks:
             return
         self._groups.pop(process_set)
@@ -163,6 +217,12 @@ class RankContext:
         """How many ranks the host or pod of each rank has."""
         return self._member.local_sizes
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether this world has ended because a member was lost."""
+        failure = self._member.failure_state.failure
+        return failure is not None and failure.kind == "lost"
+
     @contextlib.contextmanager
     def entered(self) -> Iterator[RankContext]:
         """Make this the current world of the calling thread: so that one process can hold several ranks."""
@@ -214,10 +274,13 @@ def init(
 ) -> None:
     """Join the world that the environment describes; return when every rank has joined.
 
-    The environment is the agent's, torchrun's, `TF_CONFIG`, or an MPI launcher's; without any of them this
-    process is a world of one. `timeout`: seconds within which a peer must answer, in the place of
-    `RINGTRAIN_TIMEOUT`. `config`: the configuration, in the place of what the environment says. `segment_bytes`:
-    the length of the segments that collectives are cut into, the same on all ranks, without effect on results.
+    In an elastic job the agent tells a rank its world when there is one: this call waits for it, and ends the
+    process (SystemExit) where the rank is not wanted any more. Elsewhere the environment is the agent's,
+    torchrun's, `TF_CONFIG`, or an MPI launcher's; without any of them this process is a world of one.
+
+    `timeout`: seconds within which a peer must answer, in the place of `RINGTRAIN_TIMEOUT`. `config`: the
+    configuration, in the place of what the environment says. `segment_bytes`: the length of the segments that
+    collectives are cut into, the same on all ranks, without effect on results.
 
     A second call does nothing. Raises ConfigurationError for a variable or argument that is wrong, PeerLost when
     a rank does not come in time.
@@ -226,26 +289,65 @@ def init(
     with _lock:
         if _context is not None:
             return
-        found = config or _own_config()
-        if timeout is not None:
-            if not 0 < timeout <= LONGEST_TIMEOUT_S:
-                raise ConfigurationError(
-                    f"timeout is {timeout}; expected seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}"
-                )
-            found = replace(found, timeout_s=float(timeout))
-        _start_timeline(found)
-        try:
-            _context = RankContext(found, None, segment_bytes)
-        except BaseException:
-            timeline.stop()
-            raise
+        agent = None if config else own_agent()
+        _context = _met(agent, lambda: _timed(config or _own_config(agent), timeout), segment_bytes)
+        found = _context.config
         atexit.register(shutdown)
         if config is None and found.size > 1:
             os.environ[_RANK_PROCESS] = f"{os.getpid()} {found.rank} {_place(os.environ)}"
 
 
-def _own_config() -> WorkerConfig:
-    """What the environment says. Raises ConfigurationError where it is another process's, whose world goes on."""
+def _timed(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
+    if timeout is None:
+        return config
+    if not 0 < timeout <= LONGEST_TIMEOUT_S:
+        raise ConfigurationError(
+            f"timeout is {timeout}; expected seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}"
+        )
+    return replace(config, timeout_s=float(timeout))
+
+
+def _met(agent: AgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int) -> RankContext:
+    """Join the world that `find` tells; in an elastic job the next one, where a member is lost before all met."""
+    while True:
+        found = find()
+        _start_timeline(found)
+        try:
+            return _joined(found, segment_bytes, agent)
+        except PeerLost as error:
+            timeline.stop()
+            if agent is None:
+                raise
+            log.warning("formation %d has not met: %s", found.formation, error)
+        except BaseException:
+            timeline.stop()
+            raise
+
+
+def _joined(config: WorkerConfig, segment_bytes: int, agent: AgentSocket | None) -> RankContext:
+    if agent is None:
+        return RankContext(config, None, segment_bytes)
+    CARRIED.formation = config.formation  # from here on this rank is in it, also if it does not meet the others
+    context = RankContext(config, None, segment_bytes, agent)
+    try:
+        agent.joined(config.formation)
+        context.join_formation(CARRIED)
+    except BaseException:
+        context.close()
+        raise
+    return context
+
+
+def _break_when_lost(agent: AgentSocket, formation: int, failure_state: FailureState) -> None:
+    """Have whatever waits for a member that was lost fail as soon as the agent says that one was."""
+    agent.while_in(formation, lambda message: failure_state.reach(WorldFailure("lost", message)))
+
+
+def _own_config(agent: AgentSocket | None) -> WorkerConfig:
+    """What the environment says, in an elastic job after the agent has told this rank its next world.
+
+    Raises ConfigurationError where the environment is another process's, whose world goes on.
+    """
     process, _, rest = os.environ.get(_RANK_PROCESS, "").partition(" ")
     number, _, place = rest.partition(" ")
     # Under mpirun alone nothing here tells one world from another.
@@ -255,6 +357,8 @@ def _own_config() -> WorkerConfig:
             "one process: call init() there alone, under if __name__ == '__main__' where a script starts "
             "processes, or give the child a world of its own"
         )
+    if agent is not None:
+        os.environ.update(agent.next_world(CARRIED.readiness()))
     return WorkerConfig.from_env(os.environ)
 
 
@@ -275,6 +379,8 @@ def shutdown() -> None:
     if context is not None:
         atexit.unregister(shutdown)
         os.environ.pop(_RANK_PROCESS, None)
+        if context.config.formation:
+            context.leave_formation(CARRIED)
         context.close()
         timeline.stop()
 
@@ -292,11 +398,29 @@ def _start_timeline(config: WorkerConfig) -> None:
     if config.timeline is None:
         return
     try:
-        # A process alone has no address of its own.
-        run = f"{config.addresses[0]} {config.generation}" if config.size > 1 else f"process {os.getpid()}"
+        # A process alone has no address of its own. All worlds of an elastic job write to one file.
+        run = (
+            f"attempt {config.attempt} of {_job(config)}"
+            if config.formation
+            else f"{config.addresses[0]} {config.generation}"
+            if config.size > 1
+            else f"process {os.getpid()}"
+        )
         timeline.start(config.timeline, config.rank, run)
     except OSError as error:
         raise ConfigurationError(f"RINGTRAIN_TIMELINE is {config.timeline}: {error.strerror}") from error
+
+
+def _job(config: WorkerConfig) -> str:
+    """The same text for all ranks of a job, and another for another job; tells nothing of the token."""
+    return hashlib.sha256(b"timeline" + (config.token() or config.job_uid.encode())).hexdigest()[:16]
+
+
+def joins_survivors() -> bool:
+    """Whether this world goes on with the state of an earlier one that has not reached this rank: what is made now
+    is made on this rank alone, and gets its state from `elastic.State.sync`."""
+    context = current_or_none()
+    return context is not None and bool(context.former.survivors) and not context.state_is_synced
 
 
 def is_initialized() -> bool:

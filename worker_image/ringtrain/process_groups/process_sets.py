@@ -10,7 +10,7 @@ import numpy as np
 
 from ringtrain.communicators.numbers import WORLD
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.context import RankContext, current, current_or_none
+from ringtrain.process_groups.context import RankContext, current, current_or_none, joins_survivors
 from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.wire.signature import Signature
 
@@ -38,6 +38,10 @@ class ProcessSet:
     def ranks(self) -> list[int] | None:
         """World ranks of the members, ascending."""
         return list(self._ranks)
+
+    def bind(self, context: RankContext, number: int) -> None:
+        """Be the set of that number in `context`, which calls this."""
+        self._added = weakref.ref(context), number
 
     def size(self) -> int | None:
         """Number of members."""
@@ -96,10 +100,18 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     ranks, size = added.ranks or [], context.config.size
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
         raise ConfigurationError(f"process set {ranks}: expected ranks from 0 to {size - 1}, at least one")
+    if (left := context.unbound_set(ranks)) is not None:
+        context.bind_set(added, left)  # the world before this one had it: a newcomer adds what the others have
+        return added
+    if joins_survivors():
+        raise ConfigurationError(
+            f"process set {ranks}: the ranks that this one joins have no such set; add sets in the function that "
+            "elastic.run enters, on all ranks"
+        )
     if added.process_set_id is not None or ranks in context.added_sets():
         raise ConfigurationError(f"process set {ranks}: a set of these ranks exists already; use that one")
     context.group().call(lambda communicator: communicator.barrier(Signature(f"add_process_set({ranks})")))
-    added._added = weakref.ref(context), context.add_set(tuple(ranks))
+    context.bind_set(added, context.add_set(tuple(ranks)))
     return added
 
 

@@ -38,7 +38,8 @@ class WorkerConfig:
     `source`: where the world was found: `ringtrain`, `tf_config`, `mpi`, `torchrun` or `single`.
     `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
     `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.
-    `token_text`: the token where there is no `token_file`.
+    `token_text`: the token where there is no `token_file`. `formation`: the number of the world within the attempt
+    in an elastic job, else 0.
     """
 
     rank: int = 0
@@ -52,6 +53,7 @@ class WorkerConfig:
     source: str = "single"
     generation: int = 1
     attempt: int = 1
+    formation: int = 0
     timeout_s: float = 60.0
     stall_timeout_s: float = 600.0
     transport: str = "auto"
@@ -91,6 +93,7 @@ class WorkerConfig:
             source=world.source,
             generation=integer(env, contract.ENV_GENERATION, attempt, lowest=0, highest=HIGHEST),
             attempt=attempt,
+            formation=integer(env, contract.ENV_FORMATION, 0, lowest=0, highest=HIGHEST),
             timeout_s=timeout_s,
             stall_timeout_s=seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
             transport=one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),

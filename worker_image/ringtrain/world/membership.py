@@ -2,7 +2,7 @@
 
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from ringtrain.errors import NotInitializedError, RingtrainError
@@ -34,12 +34,16 @@ class Membership:
         self._closed = threading.Lock()
 
     @staticmethod
-    def join(ring: RingConfig, transport: Transport) -> "Membership":
-        """Meet all peers within the timeout.
+    def join(
+        ring: RingConfig, transport: Transport, began: Callable[[FailureState], None] | None = None
+    ) -> "Membership":
+        """Meet all peers within the timeout. `began` gets what can end that early.
 
         Raises ConfigurationError or PeerLost, on every rank that can be told.
         """
         member = Membership(ring, transport)
+        if began is not None:
+            began(member.failure_state)
         member._meet_all()
         return member
 

@@ -1,0 +1,260 @@
+"""Worlds that change while their processes live, with a small agent in the test's process."""
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from support.elastic_agent import started_slots
+from support.ranks import tell
+
+import ringtrain as rt
+from ringtrain import elastic
+
+TRANSPORTS = pytest.mark.parametrize("transport", ["grpc", "shm"])
+
+
+def _train(steps: int, told: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Add up a gradient of ones: the weights are ranks × steps only if each step counts once."""
+    rt.init()
+    state = elastic.State(weights=np.zeros(1000), step=0, sizes=[])
+
+    @elastic.run
+    def train(state: Any) -> None:
+        state.sizes.append(rt.size())
+        while state.step < steps:
+            state.step += 1
+            if state.step in told:
+                tell(state.step)
+                _ask()
+            state.weights += rt.allreduce(np.ones(1000), rt.Average)
+            state.commit()
+
+    train(state)
+    return {
+        "pid": os.getpid(),
+        "weights": sorted(set(state.weights.tolist())),
+        "sizes": state.sizes,
+        "committed": state.committed,
+    }
+
+
+def _ask() -> None:
+    """Wait for the test to kill this process or to say that training goes on."""
+    from support.ranks import _pipe
+
+    assert _pipe is not None
+    if _pipe.poll(60):
+        _pipe.recv()
+
+
+def _go_on(slots: Any, *which: int) -> None:
+    for slot in which:
+        slots.living[slot].ranks.pipes[0].send("go on")
+
+
+@TRANSPORTS
+def test_a_killed_rank_is_replaced_and_no_step_counts_twice(transport: str) -> None:
+    """Survivors keep their processes; weights are those of a run that nothing happened to."""
+    with started_slots(_train, 3, 6, (4,), env={"RINGTRAIN_TRANSPORT": transport}) as slots:
+        slots.form()
+        for slot in range(3):
+            assert slots.message(slot) == 4
+        pids = {slot: slots.living[slot].pid for slot in (0, 2)}
+        slots.kill(1)
+        slots.start(1)
+        _go_on(slots, 0, 2)
+        assert slots.await_ready(0) == {"type": "ready", "formation": 1, "committed": 3, "lost_steps": 1}
+        slots.form()
+        assert [slots.message(slot) for slot in range(3)] == [4, 4, 4]  # the step that was lost, again
+        _go_on(slots, 0, 1, 2)
+        results = slots.results()
+    for slot, result in results.items():
+        assert result["weights"] == [6.0]
+        assert result["sizes"] == [3, 3]
+        assert result["committed"] == 6
+        assert result["pid"] == pids.get(slot, result["pid"])
+
+
+@TRANSPORTS
+def test_a_world_shrinks_and_grows(transport: str) -> None:
+    """Newcomers and leavers cost no step: the interrupt comes at a commit, on all ranks at the same one."""
+    with started_slots(_train, 2, 9, (2, 4, 6), env={"RINGTRAIN_TRANSPORT": transport}) as slots:
+        slots.form()
+        assert [slots.message(0), slots.message(1)] == [2, 2]
+        slots.start(2)
+        slots.tell_change(slots=[1])  # one has heard of it: all of them leave
+        _go_on(slots, 0, 1)
+        assert slots.await_ready(0)["lost_steps"] == 0
+        slots.form()
+        assert [slots.message(slot) for slot in range(3)] == [4, 4, 4]
+        slots.tell_change()
+        _go_on(slots, 0, 1, 2)
+        outcome = slots.leave(1)
+        assert (outcome.error, outcome.exit_code) == ("SystemExit: 0", 0)
+        slots.form()
+        assert [slots.message(slot) for slot in (0, 2)] == [6, 6]
+        _go_on(slots, 0, 2)
+        results = slots.results()
+    for result in results.values():
+        assert result["weights"] == [9.0]
+        assert result["sizes"] == [2, 3, 2]
+
+
+def _lives_through(formations: int) -> list[Any]:
+    rt.init()
+    pair = rt.add_process_set([0, 1])
+    state = elastic.State(counts=[])
+
+    @elastic.run
+    def train(state: Any) -> None:
+        rt.allreduce_async(np.ones(10_000)).synchronize()
+        rt.allreduce(np.ones(10), process_set=pair)
+        state.counts = [*state.counts, _held()]
+        tell(len(state.counts))
+        while len(state.counts) < formations:
+            state.commit()
+
+    train(state)
+    return state.counts
+
+
+def _held() -> dict[str, int]:
+    """What this process holds: a leak shows as a number that grows."""
+    process = psutil.Process()
+    return {
+        "fds": process.num_fds(),
+        "threads": len([t for t in threading.enumerate() if t.name.startswith("ringtrain")]),
+        "shared": len([m for m in process.memory_maps() if "ringtrain" in m.path or "/dev/shm" in m.path]),
+    }
+
+
+@pytest.mark.parametrize("transport", ["grpc", "auto"])
+def test_nothing_leaks_over_two_hundred_formations(transport: str) -> None:
+    """File descriptors, threads and shared memory are the same in the 200th formation as in the tenth."""
+    rounds = 200
+    with started_slots(_lives_through, 2, rounds, env={"RINGTRAIN_TRANSPORT": transport}) as slots:
+        for round_ in range(rounds):
+            slots.form()
+            for slot in range(2):
+                assert slots.message(slot) == round_ + 1
+            if round_ < rounds - 1:
+                slots.tell_change()
+        for slot, counts in slots.results().items():
+            early, late = counts[10], counts[-1]
+            assert late["threads"] <= early["threads"], (slot, early, late)
+            assert late["shared"] <= early["shared"], (slot, early, late)
+            assert late["fds"] <= early["fds"] + 3, (slot, early, late)
+
+
+def _joins_and_waits() -> str:
+    rt.init()
+    state = elastic.State(step=0)
+
+    @elastic.run
+    def train(state: Any) -> list[int]:
+        tell(rt.size())
+        while state.step < 3:
+            rt.barrier()
+            state.step += 1
+            state.commit()
+        return [rt.size(), state.step]
+
+    return str(train(state))
+
+
+def test_a_newcomer_that_dies_while_joining_costs_one_more_formation() -> None:
+    """The others wait in the handshake for it; the agent's word ends that at once, not after the timeout."""
+    with started_slots(_joins_and_waits, 2, env={"RINGTRAIN_TIMEOUT": "600"}) as slots:
+        slots.start(2)
+        for slot in range(3):
+            slots.await_ready(slot)
+        os.kill(slots.living[2].pid, signal.SIGSTOP)  # it never meets the others
+        slots.form()
+        slots.kill(2)
+        slots.form()
+        assert [slots.message(0), slots.message(1)] == [2, 2]
+        assert slots.results() == {0: "[2, 3]", 1: "[2, 3]"}
+
+
+def test_a_stopped_rank_that_wakes_up_is_refused() -> None:
+    """After its fence a member of an old formation that goes on reaches nobody: the others end with their sums."""
+    with started_slots(_train, 3, 4, (2,), env={"RINGTRAIN_TRANSPORT": "grpc"}) as slots:
+        slots.form()
+        for slot in range(3):
+            assert slots.message(slot) == 2
+        stopped = slots.living[2]
+        os.kill(stopped.pid, signal.SIGSTOP)
+        slots.tell_change(urgent=True, slots=[0, 1])
+        _go_on(slots, 0, 1, 2)
+        slots.form([0, 1])
+        assert [slots.message(slot) for slot in (0, 1)] == [2, 2]
+        del slots.living[2]
+        os.kill(stopped.pid, signal.SIGCONT)
+        _go_on(slots, 0, 1)
+        results = slots.results()
+        stopped.stop.close()
+    assert [result["weights"] for result in results.values()] == [[4.0], [4.0]]
+
+
+def _add_sets() -> list[Any]:
+    rt.init()
+    pair, three = rt.ProcessSet([0, 1]), rt.ProcessSet([0, 1, 2])
+    rt.add_process_set(pair)
+    if os.environ["RINGTRAIN_FORMATION"] == "1":
+        rt.add_process_set(three)
+    state = elastic.State(seen=[])
+
+    @elastic.run
+    def train(state: Any) -> None:
+        total = rt.allreduce(np.ones(1), rt.Sum, process_set=pair).tolist() if pair.included() else []
+        tell([total, pair.process_set_id, three.process_set_id])
+        while not state.seen or state.seen[-1] < 3:
+            state.seen.append(len(state.seen))
+            rt.barrier()
+            _ask()
+            state.commit()
+
+    train(state)
+    return [pair.size(), three.size()]
+
+
+def test_process_sets_are_made_again() -> None:
+    """A set keeps its rank numbers over formations, on newcomers as well; one that does not fit is not in use."""
+    with started_slots(_add_sets, 3) as slots:
+        slots.form()
+        assert slots.message(0) == [[2.0], 1, 2]
+        assert slots.message(2) == [[], 1, 2]
+        slots.kill(1)
+        _go_on(slots, 0, 2)
+        slots.form()
+        assert slots.message(0) == [[2.0], 1, None]
+        assert slots.message(2) == [[2.0], 1, None]
+        slots.start(1)
+        slots.tell_change()
+        _go_on(slots, 0, 2)
+        slots.form()
+        assert slots.message(1)[:2] == [[], 1]
+        for slot in (0, 2):
+            assert slots.message(slot) == [[2.0], 1, None]
+
+
+def _mixed_states() -> None:
+    rt.init()
+    values = {"step": 0} if rt.rank() == 0 else {"epoch": 0}
+    elastic.run(lambda state: None)(elastic.State(**values))
+
+
+def test_different_states_are_a_mismatch() -> None:
+    """A newcomer with another state is told so, as are the others, with both."""
+    with started_slots(_mixed_states, 2) as slots:
+        slots.form()
+        for slot in range(2):
+            error = slots.ended(slot).error
+            assert error is not None
+            assert error.startswith(
+                "MismatchError: the elastic state is made of {'step': 'value'} on rank 0 and of"
+            )

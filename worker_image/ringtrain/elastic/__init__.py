@@ -1,0 +1,33 @@
+"""Training that goes on in living processes while workers are lost, replaced, added and taken away.
+
+state = elastic.State(optimizer=optimizer, shard=elastic.shard(dataset, elastic.FixedGlobal(256)))
+
+@elastic.run
+def train(state):                    # entered again after each change of the world, with the last committed state
+    for epoch in state.shard.epochs(10):
+        for batch in state.shard:    # exactly the samples that no committed step has used
+            ...
+            state.commit()
+"""
+
+from ringtrain.elastic.data import ElasticShard, FixedGlobal, PerRank, shard
+from ringtrain.elastic.handlers import StateHandler
+from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
+from ringtrain.elastic.running import run
+from ringtrain.elastic.state import ObjectState, State
+
+__all__ = [
+    "ElasticShard",
+    "FixedGlobal",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "PerRank",
+    "State",
+    "StateHandler",
+    "run",
+    "shard",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,62 @@
+"""The last committed step that all survivors have, and who gives it to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from ringtrain.errors import MismatchError
+from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.formations import Former
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a rank says of its state. `updates`: of each host optimizer at the commit. `kinds`: what the state is
+    made of."""
+
+    committed: int
+    updates: Mapping[str, int]
+    kinds: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class CommonStep:
+    """`committed`: the step that all go on from. `donor`: the rank that has it. `transfers`: whether any rank has
+    not. `updates`: of each host optimizer at that step."""
+
+    committed: int
+    donor: int
+    transfers: bool
+    updates: Mapping[str, int]
+
+
+def agree(world: RankContext, said: Said) -> CommonStep:
+    """Tell all ranks what this one has, and return what all conclude. Collective.
+
+    Raises MismatchError where states are made of different values.
+    """
+    heard = [Said(**one) for one in world.group().allgather_object(asdict(said))]
+    _check_kinds(heard)
+    return conclude(heard, world.former)
+
+
+def conclude(heard: Sequence[Said], former: Former) -> CommonStep:
+    """The least step that any survivor has committed: each survivor has it, or is one ahead and can undo that.
+
+    Without survivors it is that of rank 0.
+    """
+    counting = former.survivors or [0]
+    committed = min(heard[rank].committed for rank in counting)
+    donor = next(rank for rank in counting if heard[rank].committed == committed)
+    behind = any(rank not in counting or heard[rank].committed != committed for rank in range(len(heard)))
+    return CommonStep(committed, donor, behind, heard[donor].updates)
+
+
+def _check_kinds(heard: Sequence[Said]) -> None:
+    for rank, one in enumerate(heard):
+        if one.kinds != heard[0].kinds:
+            raise MismatchError(
+                f"the elastic state is made of {dict(heard[0].kinds)} on rank 0 and of {dict(one.kinds)} on rank "
+                f"{rank}; every rank must make the same State"
+            )

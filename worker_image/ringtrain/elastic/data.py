@@ -1,0 +1,208 @@
+"""Which samples each rank trains on while the world changes: each once an epoch, counted in committed steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ringtrain.data.shard import Batch, Shard
+from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.process_groups.context import current, current_or_none
+
+
+@dataclass(frozen=True)
+class FixedGlobal:
+    """All ranks together take `samples` a step, whatever their number: training stays the same.
+
+    Each rank takes its even part. Where parts differ by a sample, `Batch.weight` makes the averaged gradient that
+    of the whole batch, so a loop must use the weight.
+    """
+
+    samples: int
+
+    def global_batch(self, size: int) -> int:
+        """Samples a step of a world of `size`."""
+        return self.samples
+
+
+@dataclass(frozen=True)
+class PerRank:
+    """Each rank takes `samples` a step, so that a larger world takes larger steps.
+
+    `scale_rate`: called when a world was formed with the factor between its global batch and the first world's, to
+    scale the learning rate; on every rank, newcomers included.
+    """
+
+    samples: int
+    scale_rate: Callable[[float], Any] | None = None
+
+    def global_batch(self, size: int) -> int:
+        """Samples a step of a world of `size`."""
+        return self.samples * size
+
+
+class ElasticShard:
+    """This rank's part of a data set in the present world. Iterating yields the batches of the rest of the epoch.
+
+    A batch counts as used when the loop has got it; a commit of the state makes that last. After a change of the
+    world iteration goes on behind the last committed step, so what was begun or read ahead beyond it is given
+    back, and all ranks together get each sample once an epoch.
+    """
+
+    def __init__(self, order: Shard, batch: FixedGlobal | PerRank) -> None:
+        """`order`: the data set and its order; its rank, size and batch size are not looked at."""
+        self._order = order
+        self.batch = batch
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._consumed = 0
+        self._first_global = 0  # the global batch of the first world
+        self._step = 0  # the global batch of the last world that it was iterated in
+        self._entered = 0  # counts worlds and loaded positions: an iterator of another one has ended
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, from 0."""
+        return self._epoch
+
+    @property
+    def consumed(self) -> int:
+        """Samples of the epoch that all ranks together have used."""
+        return self._consumed
+
+    def steps_since(self, state: Mapping[str, Any]) -> int:
+        """Steps of one epoch from a position to the present one."""
+        if self._epoch != state["epoch"]:
+            return 1
+        return -(-(self._consumed - int(state["consumed"])) // max(1, self._step))
+
+    @property
+    def steps_left(self) -> int:
+        """Steps of the present world to the end of the epoch."""
+        return len(range(*self._starts(self._global_batch())))
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs from the present one up to `count`; the next one begins when the loop asks for it."""
+        while self._epoch < count:
+            yield self._epoch
+            self.next_epoch()
+
+    def next_epoch(self) -> None:
+        """Go on to the next epoch, whatever is left of this one. A commit makes it last."""
+        with self._lock:
+            self._epoch, self._consumed = self._epoch + 1, 0
+            self._entered += 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield this rank's batches of the rest of the epoch; each counts as used when the loop has got it."""
+        for batch in self.batches():
+            self.used(batch)
+            yield batch
+
+    def batches(self) -> Iterator[Batch]:
+        """As iterating, for a loop that reads ahead: a batch counts as used once `used` was called with it."""
+        world = current().config
+        begun, epoch = self._entered, self._epoch
+        step = self._step = self._global_batch()
+        order = self._order.order(epoch)
+        for start in range(*self._starts(step)):
+            if begun != self._entered:
+                return  # the world or the position has changed
+            yield self._cut(order[start : start + step], start, (world.rank, world.size))
+
+    def used(self, batch: Batch) -> None:
+        """Count `batch` and those before it as used by all ranks. Raises ConfigurationError for one that was."""
+        with self._lock:
+            if batch.consumed <= self._consumed:
+                raise ConfigurationError(
+                    f"used: the batch ends at sample {batch.consumed} of the epoch, and {self._consumed} are used "
+                    "already; give it each batch of batches() once, in order"
+                )
+            self._consumed = batch.consumed
+
+    def describe(self) -> str:
+        """One line for a person."""
+        return (
+            f"epoch {self._epoch}, {self._consumed} of {self._order.samples} samples used, global batch "
+            f"{self._global_batch()} on {current().config.size} ranks"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, for a checkpoint as well: any world goes on from it with exactly the samples left."""
+        return {
+            "epoch": self._epoch,
+            "consumed": self._consumed,
+            "first_global": self._first_global,
+            "samples": self._order.samples,
+            "seed": self._order.seed,
+            "shuffle": self._order.shuffle,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position. Raises ConfigurationError for one in another data set or order."""
+        for name in ("samples", "seed", "shuffle"):
+            if state[name] != getattr(self._order, name):
+                raise ConfigurationError(
+                    f"the shard's {name} is {getattr(self._order, name)} here and {state[name]} in the state that "
+                    "it goes on from; every rank needs the same data set, seed and shuffle"
+                )
+        with self._lock:
+            self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
+            self._first_global = int(state["first_global"])
+            self._entered += 1
+        if current_or_none() is None:
+            return  # between two worlds: it is loaded again in the next one
+        self._first_global = self._first_global or self._global_batch()
+        if isinstance(self.batch, PerRank) and self.batch.scale_rate is not None:
+            self.batch.scale_rate(self._global_batch() / self._first_global)
+
+    def _global_batch(self) -> int:
+        return self.batch.global_batch(current().config.size)
+
+    def _starts(self, step: int) -> tuple[int, int, int]:
+        """The range of the positions at which the steps left begin."""
+        samples = self._order.samples
+        return self._consumed, samples - (step - 1 if self._order.last == "dropped" else 0), step
+
+    def _cut(self, pool: Any, start: int, place: tuple[int, int]) -> Batch:
+        """This rank's part of the samples `pool` of a step."""
+        rank, size = place
+        consumed = start + pool.size
+        mine = np.array_split(pool, size)[rank]
+        if mine.size == 0:  # one sample that counts for nothing: a mean over none is NaN
+            return Batch(pool[:1], np.zeros(1, np.bool_), 0.0, consumed)
+        return Batch(mine, np.ones(mine.size, np.bool_), mine.size * size / pool.size, consumed)
+
+
+def shard(
+    samples: int | Sized,
+    batch: FixedGlobal | PerRank,
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+    last: Literal["weighted", "dropped"] = "weighted",
+) -> ElasticShard:
+    """Give each rank of whatever world a distinct part of a data set: every sample once an epoch. For `State`.
+
+    `samples`: how many there are, or the data set itself. `batch`: how the step's size follows from the world's.
+    `last`: what becomes of an epoch's rest that does not fill a step: "weighted" or "dropped", as of
+    `ringtrain.data.shard`.
+
+    Raises ConfigurationError for arguments that make no sense, DataError for a data set without a sample.
+    """
+    count = samples if isinstance(samples, int) else len(samples)
+    if not isinstance(batch, FixedGlobal | PerRank) or batch.samples < 1:
+        raise ConfigurationError(
+            f"shard: batch is {batch!r}; expected FixedGlobal(samples) or PerRank(samples), at least 1"
+        )
+    if seed < 0:
+        raise ConfigurationError(f"seed is {seed}; expected 0 or more")
+    if last not in ("weighted", "dropped"):
+        raise ConfigurationError(f'last is "{last}"; expected weighted or dropped')
+    if count < (batch.samples if last == "dropped" else 1):
+        raise DataError(f"{count} samples give no step of {batch.samples}; use more data or a smaller batch")
+    return ElasticShard(Shard(count, 1, 0, 1, seed, shuffle, last), batch)

@@ -1,0 +1,166 @@
+"""How values of different kinds are kept, restored and sent: a handler a value."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from ringtrain.elastic.transfer import broadcast
+from ringtrain.process_groups.context import RankContext, current_or_none
+from ringtrain.wire.values import Foreign
+
+
+class StateHandler:
+    """Keeps one value of a `State`. Derive from it for types that no handler knows, and put the class into the
+    registry of handlers.
+
+    A handler with Horovod's `sync(self)`, without a rank, is taken as well.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Copy the value as it is now: a step is committed."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Make the value what it was at the last `save`."""
+        raise NotImplementedError
+
+    def sync(self, root: int = 0) -> None:
+        """Make the value that of rank `root`. Collective."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """The world has another size now; called in the place of `sync` where nobody needs the value."""
+
+    def set_value(self, value: Any) -> None:
+        """Keep `value` from now on."""
+        self.value = value
+        self.save()
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What tells its state as a dictionary and takes it back."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class StatefulHandler(StateHandler):
+    """For objects with `state_dict()` and `load_state_dict()`: samplers, schedules, a shard's position."""
+
+    foreign: Foreign | None = None  # what the framework of a handler derived from this one adds to plain data
+
+    def __init__(self, value: Stateful) -> None:
+        super().__init__(value)
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self, root: int = 0) -> None:
+        received = broadcast(self.value.state_dict(), root, type(self.value).__name__, self.foreign)
+        self.value.load_state_dict(copy.deepcopy(received))
+
+    def refresh(self) -> None:
+        self.value.load_state_dict(self.value.state_dict())
+
+
+class ShardHandler(StatefulHandler):
+    """For a shard of the data: its position."""
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps begun since the last commit."""
+        return int(self.value.steps_since(self._saved))
+
+
+@runtime_checkable
+class Reforming(Protocol):
+    """A host optimizer, whose state is spread over the ranks, and which rebuilds what a lost rank had."""
+
+    @property
+    def updates(self) -> int: ...
+
+    def wait_for(self) -> None: ...
+
+    def rollback(self, to: int) -> Any: ...
+
+    def prepare(self, group: Any, former: Sequence[int | None]) -> None: ...
+
+    def adopt(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+class ReformingHandler(StateHandler):
+    """For host optimizers. Nothing is copied: the optimizer can undo its last update."""
+
+    def __init__(self, value: Reforming) -> None:
+        super().__init__(value)
+        self._made_in = current_or_none()
+        self.save()
+
+    @property
+    def committed_updates(self) -> int:
+        """Updates at the last commit."""
+        return self._updates
+
+    @property
+    def updates_ahead(self) -> int:
+        """Updates since the last commit."""
+        return int(self.value.updates) - self._updates
+
+    def wait(self) -> None:
+        """Return when the weights are those of the last step. Raises what made it fail."""
+        self.value.wait_for()
+
+    def save(self) -> None:
+        self._updates = int(self.value.updates)
+
+    def restore(self) -> None:
+        self.value.rollback(self._updates)
+
+    def settle(self, was_adopted: bool) -> None:
+        """What became of a cut that was prepared in a world that broke: others have adopted it, or nobody."""
+        if was_adopted:
+            self.value.adopt()
+        else:
+            self.value.discard()
+
+    def prepare(self, world: RankContext, updates: int) -> bool:
+        """Build this world's cut of the state of `updates` beside the former one. Collective.
+
+        False: the optimizer was made in this world, by all its ranks together.
+        """
+        is_new = self._made_in is world and not world.former.survivors
+        self._made_in = None
+        if is_new:
+            return False
+        if world.former.ranks[world.config.rank] is not None:
+            self.value.rollback(updates)
+        self.value.prepare(world.group(), world.former.ranks)
+        return True
+
+
+def sync_handler(handler: Any, root: int) -> None:
+    """Make the handler's value that of rank `root`, whichever `sync` it has. Collective."""
+    if inspect.signature(handler.sync).parameters:
+        handler.sync(root)
+        return
+    if root == 0:  # all that Horovod's know
+        handler.sync()
+        return
+    handler.save()
+    kept = {name: value for name, value in vars(handler).items() if name != "value"}
+    vars(handler).update(broadcast(kept, root, type(handler).__name__))
+    handler.restore()

@@ -1,0 +1,79 @@
+"""`elastic.run`: a function that is entered again in each world, with the last committed state."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
+from ringtrain.elastic.state import State
+from ringtrain.errors import PeerLost, RingtrainError
+from ringtrain.process_groups import context
+from ringtrain.process_groups.formations import CARRIED, own_agent
+
+log = logging.getLogger("ringtrain")
+T = TypeVar("T")
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Return `func(state, ...)` as a function that goes on when the world changes.
+
+        @elastic.run
+        def train(state): ...
+
+    The function is entered when all ranks of a world have met and have the values of the last committed step.
+    When a member is lost, or workers are to join or leave, this rank leaves its world, waits for the next one,
+    calls the state's reset callbacks, and enters again. It returns what `func` returns. Where no agent tells this
+    process its worlds, a loss is raised: the world can't change.
+
+    No collective may run between `init()` and the call of the function on a rank that joins others: they are
+    waiting for it there.
+    """
+    return run_fn(func, context.init)
+
+
+def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
+    """As `run`, with another `init`: the one of a framework's adapter."""
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
+        is_reset = False
+        while True:
+            try:
+                init()
+                if is_reset:
+                    state.on_reset()
+                state.sync()
+                return func(state, *args, **kwargs)
+            except HostsUpdatedInterrupt:
+                lost: BaseException | None = None
+            except Exception as error:
+                if own_agent() is None or not _is_loss(error):
+                    raise
+                lost = error
+            _leave(state, lost)
+            is_reset = True
+
+    return wrapper
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether `error` tells of a lost member, or follows from that, whatever a framework has made of it."""
+    world = context.current_or_none()
+    if isinstance(error, PeerLost) or type(error) is RingtrainError:
+        return True
+    return world is not None and world.is_lost
+
+
+def _leave(state: State, lost: BaseException | None) -> None:
+    """Give the world back, and have the last committed values."""
+    if lost is not None:
+        log.warning("formation %d: %s; going on from commit %d", CARRIED.formation, lost, state.committed)
+        CARRIED.lost_steps = state.steps_under_way()
+    else:
+        log.info("formation %d ends after commit %d: the world is to change", CARRIED.formation, state.committed)
+    context.shutdown()
+    if lost is not None:
+        state.restore()

@@ -1,0 +1,247 @@
+"""What survives a change of the world: values that are committed with a step, restored, and given to newcomers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringtrain.elastic.agreement import CommonStep, Said, agree
+from ringtrain.elastic.data import ElasticShard
+from ringtrain.elastic.handlers import (
+    Reforming,
+    ReformingHandler,
+    ShardHandler,
+    Stateful,
+    StatefulHandler,
+    sync_handler,
+)
+from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
+from ringtrain.elastic.transfer import broadcast, check_sendable
+from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.process_groups.context import current
+from ringtrain.process_groups.formations import CARRIED, Place, own_agent
+from ringtrain.reduction.ops import Max
+from ringtrain.wire.signature import Signature, Tensor
+from ringtrain.wire.values import Foreign
+
+Registry = Sequence[tuple[type, Callable[[Any], Any]]]
+HANDLERS: list[tuple[type, Callable[[Any], Any]]] = [
+    (Reforming, ReformingHandler),
+    (ElasticShard, ShardHandler),
+    (Stateful, StatefulHandler),
+]
+_COMMIT = Signature("commit", (Tensor(None, "int64", (3,)),))
+
+
+class State:
+    """Values that ranks have alike at each committed step; attributes of this object.
+
+        state = elastic.State(optimizer=optimizer, shard=shard, epoch=0)
+
+    Numbers, texts, containers and arrays are copied. Objects with `state_dict()` and `load_state_dict()` are asked
+    for their state. A host optimizer's state stays where it is, spread over the ranks; it needs a commit after
+    every update. Raises ConfigurationError for other values.
+
+    Collective: `commit`, `check_host_updates` and `sync`. A step is committed or never was: after a loss all
+    survivors have the values of the last step that all of them had committed.
+    """
+
+    _foreign: Foreign | None = None  # what a framework's State adds to plain data
+
+    def __init__(self, *, handlers: Registry = HANDLERS, **values: Any) -> None:
+        """`handlers`: pairs of a type and what keeps a value of that type; the first that fits is taken."""
+        self._handlers: dict[str, Any] = {}
+        self._saved: dict[str, Any] = {}
+        self._committed = 0
+        self._host_messages = 0
+        self._under_way = False  # whether a step may have begun
+        self._reset_callbacks: list[Callable[[], Any]] = []
+        for name, value in values.items():
+            if hasattr(type(self), name) or name.startswith("_"):
+                raise ConfigurationError(f"State: {name!r} is the state's own; give the value another name")
+            handler = _handler_of(value, handlers)
+            if handler is None:
+                check_sendable(value, repr(name), self._foreign)
+                self._saved[name] = copy.deepcopy(value)
+            else:
+                self._handlers[name] = handler
+            super().__setattr__(name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        handler = vars(self).get("_handlers", {}).get(name)
+        if handler is not None and handler.value is not value:
+            handler.set_value(value)
+        super().__setattr__(name, value)
+
+    @property
+    def committed(self) -> int:
+        """How many commits have gone into these values, on whichever ranks."""
+        return self._committed
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Call these after each change of the world, in order, before `sync`: to scale a learning rate with
+        `size()`, for example."""
+        self._reset_callbacks.extend(callbacks)
+
+    def commit(self) -> None:
+        """Make the step count: what is lost from now on is restored to here. Collective.
+
+        Raises HostsUpdatedInterrupt, on all ranks, where the world is to change; MismatchError where ranks have
+        committed different numbers of steps.
+        """
+        for name, handler in self._reforming():
+            handler.wait()
+            if handler.updates_ahead > 1:
+                raise ConfigurationError(
+                    f"State.commit: {name!r} has made {handler.updates_ahead} updates since the last commit; "
+                    "commit after every update: a host optimizer can undo one, and copies nothing for it"
+                )
+        self._committed += 1
+        self.save()
+        # A rank that gets through this exchange knows that all others have saved the step.
+        self._under_way = False
+        changes = self._exchange()
+        self._under_way = True
+        if (agent := own_agent()) is not None:
+            CARRIED.committed = self._committed
+            agent.committed(self._committed)
+        if changes:
+            self._host_messages = 0
+            raise HostsUpdatedInterrupt
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt, on all ranks, where the world is to change; what the values are now is
+        committed then. Collective."""
+        if self._exchange():
+            self._host_messages = 0
+            self._committed += 1
+            self.save()
+            raise HostsUpdatedInterrupt
+
+    def save(self) -> None:
+        """Copy all values."""
+        for handler in self._handlers.values():
+            handler.save()
+        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
+
+    def restore(self) -> None:
+        """Make all values what they were at the last commit."""
+        for handler in self._handlers.values():
+            handler.restore()
+        self._set_values(self._saved)
+
+    def sync(self) -> None:
+        """Give all ranks the values of the last committed step. Collective, once in each world, on every rank.
+
+        Survivors agree on the last step that each of them has committed. The lowest rank that is at it gives its
+        values to newcomers and to ranks that are a step ahead; host optimizers rebuild what lost ranks had.
+        Raises MismatchError where ranks have made their states of different values.
+        """
+        world = current()
+        self._under_way = False
+        if CARRIED.prepared is not None:
+            was_adopted = CARRIED.prepared.formation == world.former.formation
+            for _, handler in self._reforming():
+                handler.settle(was_adopted)
+            CARRIED.adopted, CARRIED.prepared = (CARRIED.prepared if was_adopted else CARRIED.adopted), None
+        agreed = agree(world, self._said())
+        prepared = [
+            handler for name, handler in self._reforming() if handler.prepare(world, agreed.updates.get(name, 0))
+        ]
+        self._transfer(agreed)
+        self._committed = CARRIED.committed = agreed.committed
+        self.save()
+        place = Place(world.config.formation, world.config.rank)
+        if world.config.formation:
+            CARRIED.prepared = place
+        world.group().call(lambda ring: ring.barrier(Signature("elastic sync")))
+        for handler in prepared:
+            handler.value.adopt()
+        for _, handler in self._reforming():
+            handler.save()
+        if world.config.formation:
+            CARRIED.adopted, CARRIED.prepared = place, None
+        world.state_is_synced = self._under_way = True
+
+    def reset(self) -> None:
+        """Called after each change of the world, before the callbacks; for classes derived from this one."""
+
+    def on_reset(self) -> None:
+        """The world has changed: `reset`, then the registered callbacks."""
+        self._host_messages = 0
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Have the next commit raise HostsUpdatedInterrupt on all ranks, as it does at the agent's word."""
+        self._host_messages += 1
+
+    def steps_under_way(self) -> int:
+        """How many steps are lost with what is not committed: 1 unless a shard or host optimizer knows better."""
+        if not self._under_way:
+            return 0
+        ahead = [handler.updates_ahead for _, handler in self._reforming()]
+        shards = [one for one in self._handlers.values() if isinstance(one, ShardHandler)]
+        return max([*ahead, *(one.steps_ahead for one in shards)], default=1)
+
+    def _transfer(self, agreed: CommonStep) -> None:
+        plain = [(name, one) for name, one in self._handlers.items() if not isinstance(one, ReformingHandler)]
+        for _, handler in plain:
+            if agreed.transfers:
+                sync_handler(handler, agreed.donor)
+            elif hasattr(handler, "refresh"):
+                handler.refresh()
+        if agreed.transfers and self._saved:
+            values = {name: getattr(self, name) for name in self._saved}
+            self._set_values(broadcast(values, agreed.donor, "values", self._foreign))
+
+    def _set_values(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            super().__setattr__(name, copy.deepcopy(value))
+
+    def _reforming(self) -> list[tuple[str, ReformingHandler]]:
+        return [(name, one) for name, one in self._handlers.items() if isinstance(one, ReformingHandler)]
+
+    def _said(self) -> Said:
+        kinds = {name: type(handler.value).__name__ for name, handler in self._handlers.items()}
+        updates = {name: handler.committed_updates for name, handler in self._reforming()}
+        return Said(self._committed, updates, {**kinds, **dict.fromkeys(self._saved, "value")})
+
+    def _exchange(self) -> bool:
+        """Tell all ranks of changes that this one has heard of; whether any has. Compares the commits."""
+        agent = own_agent()
+        heard = bool(self._host_messages) or (agent is not None and agent.change_pending)
+        numbers = np.array([heard, self._committed, -self._committed], np.int64)
+        current().group().call(lambda ring: ring.all_reduce(_COMMIT, numbers, numbers, Max))
+        if numbers[1] != -numbers[2]:
+            raise MismatchError(
+                f"State.commit: rank {current().config.rank} is at commit {self._committed}, and ranks are at "
+                f"{-numbers[2]} to {numbers[1]}; every rank must commit the same steps"
+            )
+        return bool(numbers[0])
+
+
+class ObjectState(State):
+    """A state of plain values, with Horovod's arguments.
+
+    `bcast_object`, `get_rank`: accepted for Horovod's sake and not used: the world knows its ranks.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+
+
+def _handler_of(value: Any, registry: Registry) -> Any:
+    for kind, make in registry:
+        if isinstance(value, kind) and not isinstance(value, type):
+            return make(value)
+    return None
