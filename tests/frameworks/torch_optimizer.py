@@ -252,10 +252,10 @@ def check_step_after_synchronize_warns():
 
 
 def check_sparse_gradients():
-    for sparse_as_dense in (False, True):
+    for options in ({}, {"sparse_as_dense": True}, {"gradient_predivide_factor": 2.0}):
         net, other = (nn.Embedding(8, 3, sparse=True, _weight=torch.ones(8, 3)) for _ in range(2))
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters(), sparse_as_dense=sparse_as_dense
+            torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters(), **options
         )
         net(torch.tensor([RANK, 5])).sum().backward()
         optimizer.step()

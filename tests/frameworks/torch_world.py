@@ -228,6 +228,25 @@ def check_steps_of_a_distributed_optimizer_in_the_timeline():
         assert spans == ["backward", "step 1", "backward", "step 2"] if SIZE > 1 else ["step 1", "step 2"]
 
 
+def check_an_optimizer_in_the_next_world():
+    """A step that was under way when the world was left is forgotten: nothing of it comes any more."""
+    net, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    other.load_state_dict(net.state_dict())
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    hvd.broadcast_parameters(other.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    hvd.barrier()  # nobody leaves while another one is in the backward pass
+    hvd.shutdown()
+    hvd.init()
+    optimizer.zero_grad()
+    net(torch.full((1, 2), float(RANK))).sum().backward()
+    optimizer.step()
+    other(torch.full((1, 2), (SIZE - 1) / 2)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.5).step()
+    assert torch.allclose(net.weight, other.weight)
+
+
 def check_shutdown_and_init_again():
     hvd.shutdown()
     assert not hvd.is_initialized()

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from ringtrain import rank, timeline
 from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
+from ringtrain.process_groups.context import current
+from ringtrain.process_groups.process_sets import ProcessSet, members, trains_alone
+from ringtrain.reduction.ops import Sum
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.fingerprint import Fingerprint
 from ringtrain.torch.handles import TorchHandle, synchronize
@@ -24,17 +27,23 @@ Param = Any
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """How gradients are reduced. `op`: Sum or Average after `gradient_predivide_factor` was taken into the
-    factors.
+    """How gradients are reduced. `op`: Sum or Average. `predivide`: divides before an average's sum; the rest of
+    the division comes after it.
     """
 
     compression: type[Compressor]
     passes: int
     op: Any
-    prescale: float
-    postscale: float
+    predivide: float
     sparse_as_dense: bool
     process_set: ProcessSet
+
+    @property
+    def op_and_factors(self) -> tuple[Any, float, float]:
+        """The operation for dense gradients in the present world, and the factors before and after it."""
+        if self.predivide == 1.0:
+            return self.op, 1.0, 1.0
+        return Sum, 1.0 / self.predivide, self.predivide / members(self.process_set)
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class GradientSync:
         self._under_way: dict[int, _UnderWay] = {}
         self._hooks: dict[Param, Any] = {}
         self._began_ns = 0  # the backward pass, with its first gradient
+        self._world = weakref.ref(current())
         self.set_passes(options.passes)
         self.watch()
 
@@ -81,8 +91,8 @@ class GradientSync:
 
     @property
     def busy(self) -> bool:
-        """Whether gradients are on their way."""
-        return bool(self._under_way or self._ready)
+        """Whether gradients are on their way in the present world."""
+        return bool(self._under_way or self._ready) and self._world() is current()
 
     def finish(self) -> None:
         """Submit what the backward pass left out, wait for everything, and leave reduced gradients in
@@ -91,6 +101,7 @@ class GradientSync:
         A parameter that the pass did not reach counts as a gradient of zeros, since another rank may have reached
         it. Raises ConfigurationError where a gradient was changed or taken away after its reduction had begun.
         """
+        self._enter_world()
         if trains_alone(self.options.process_set):
             return
         if self.busy:
@@ -121,7 +132,17 @@ class GradientSync:
         self._ready.clear()
         self._passes_left = dict.fromkeys(self._names, self._passes)
 
+    def _enter_world(self) -> None:
+        """In another world than before forget the step that was under way there: nothing of it will come."""
+        world = current()
+        if self._world() is not world:
+            self._world = weakref.ref(world)
+            self.reset()
+
     def _on_gradient(self, param: torch.Tensor) -> None:
+        self._enter_world()
+        if trains_alone(self.options.process_set):
+            return
         known: Param = param
         if self._submitted(known) or self._passes_left[known] <= 0:
             raise AssertionError(
@@ -159,10 +180,9 @@ class GradientSync:
             return _UnderWay(handle, params, given, ())
         small = [options.compression.compress(grad) for grad in grads]
         tensors = [tensor for tensor, _ in small]
-        factors = (options.prescale, options.postscale)
         # Not in place: the gradient stays as it is until the step, so that a change of it is seen.
         dense = grouped_allreduce_async(
-            tensors, None, self._names[params[0]], options.op, *factors, options.process_set
+            tensors, None, self._names[params[0]], *options.op_and_factors, options.process_set
         )
         return _UnderWay(dense, params, given, tuple(ctx for _, ctx in small))
 

@@ -12,7 +12,7 @@ import torch
 
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Adasum, Average, Sum, chosen_op
 from ringtrain.torch.adasum_optimizer import AdasumMixin
 from ringtrain.torch.compression import Compression, Compressor
@@ -149,13 +149,11 @@ def DistributedOptimizer(
         wrapped = _derived(optimizer, AdasumMixin)
         wrapped.begin(names, compression, process_set)
         return wrapped
-    split = gradient_predivide_factor != 1.0 and not trains_alone(process_set)
     options = SyncOptions(
         compression=compression,
         passes=backward_passes_per_step,
-        op=Sum if split else chosen,
-        prescale=1.0 / gradient_predivide_factor if split else 1.0,
-        postscale=gradient_predivide_factor / members(process_set) if split else 1.0,
+        op=chosen,
+        predivide=gradient_predivide_factor,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
