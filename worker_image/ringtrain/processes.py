@@ -144,9 +144,9 @@ def kill_descendants() -> bool:
     return _signal_all(_children(), signal.SIGKILL) > 0
 
 
-def signal_marked(marker: str, number: int) -> int:
+def signal_marked(marker: str, number: int, variable: str = MARKER) -> int:
     """Send signal `number` to all processes of `marker`; returns how many there were."""
-    return _signal_all(marked_processes(marker), number)
+    return _signal_all(marked_processes(marker, variable), number)
 
 
 def end_marked(marker: str, grace_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -160,9 +160,9 @@ def end_marked(marker: str, grace_s: float, clock: Callable[[], float] = time.mo
         time.sleep(_POLL_S)
 
 
-def marked_processes(marker: str) -> list[int]:
-    """Process ids of all living processes with `marker` in their environment; a zombie's is empty."""
-    wanted = f"{MARKER}={marker}".encode()
+def marked_processes(marker: str, variable: str = MARKER) -> list[int]:
+    """Process ids of all living processes with `marker` as `variable` in their environment; zombies have none."""
+    wanted = f"{variable}={marker}".encode()
     return [pid for pid, environ in _read_all("environ") if wanted in environ.split(b"\0")]
 
 

@@ -9,6 +9,11 @@ from ringtrain.control.environment import Environment
 from ringtrain.control.settings import PodSettings, read_pod
 from ringtrain.errors import ConfigurationError
 
+# What Kubernetes gives a pod from SIGTERM to SIGKILL, unless its template says otherwise.
+_POD_GRACE_S = 30.0
+# After the pod was asked to stop and its ranks have ended: how long to try to hand over the last lines.
+LEAVE_S = 5.0
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -33,10 +38,31 @@ class AgentConfig(PodSettings):
     checkpoint_dir: str
     restore_from: str
     encrypt: str = "none"
+    on_loss: str = ""
     mpi: bool = False
     mpi_needs_init: bool = True
     mpi_directory: str = ""
     mpi_launcher_first: bool = False
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job's world may change within the attempt."""
+        return bool(self.on_loss)
+
+    @property
+    def living(self) -> bool:
+        """Whether ranks live on from one formation to the next, and are told their worlds on a socket."""
+        return self.on_loss in ("Replace", "Shrink")
+
+    @property
+    def fence_s(self) -> float:
+        """How long a rank may take to leave a world that has lost a member, or a slot that is not wanted."""
+        return self.timeout_s
+
+    @property
+    def notice_s(self) -> float:
+        """How long ranks of a pod that is asked to stop may take to hand over, before they are signalled."""
+        return max(0.0, _POD_GRACE_S - self.grace_s - LEAVE_S)
 
     @property
     def first_rank(self) -> int:
@@ -91,11 +117,17 @@ class AgentConfig(PodSettings):
             checkpoint_dir=read.optional(contract.ENV_CHECKPOINT_DIR) or "",
             restore_from=read.optional(contract.ENV_RESTORE_FROM) or "",
             encrypt=encrypt,
+            on_loss=_read_on_loss(read),
             mpi=backend == "mpi",
             mpi_needs_init=read.flag(contract.ENV_MPI_REQUIRE_INIT, "1"),
             mpi_launcher_first=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
             mpi_directory=read.optional(contract.ENV_MPI_REGISTRY_DIRECTORY) or "",
         )
+
+
+def _read_on_loss(read: Environment) -> str:
+    absent = read.optional(contract.ENV_ELASTIC) is None
+    return "" if absent else read.choice(contract.ENV_ELASTIC, contract.ON_LOSS)
 
 
 def _read_ports(read: Environment, slots: int) -> Ports:

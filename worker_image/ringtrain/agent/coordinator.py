@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 
 from ringtrain.agent.config import AgentConfig
-from ringtrain.control.model import AgentState, Order, Refusal, Registration
-from ringtrain.control.wire import message_fields, order_from_message
+from ringtrain.control.model import AgentState, Order, Refusal, Registration, SlotHistory
+from ringtrain.control.wire import from_message, message_fields, order_from_message
 from ringtrain.gen import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -27,15 +27,23 @@ _DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 @dataclass(frozen=True)
+class Registered:
+    """The launcher has taken this agent in; `histories`: what an earlier agent has left of its slots."""
+
+    histories: tuple[SlotHistory, ...]
+
+
+@dataclass(frozen=True)
 class LeaveNoted:
     """The launcher knows that this agent leaves, and has all its lines."""
 
 
-Message = Order | Refusal | LeaveNoted
+Message = Order | Refusal | Registered | LeaveNoted
 
 
 class CoordinatorClient:
-    """Keeps one agent registered. `deliver` gets the launcher's messages; heartbeats carry what `state` gives."""
+    """Keeps one agent registered. `deliver` gets the launcher's messages; heartbeats carry what `state` gives, and
+    `acknowledged` is called with a state that the launcher has taken note of."""
 
     def __init__(
         self,
@@ -45,12 +53,14 @@ class CoordinatorClient:
         registration: Callable[[], Registration],
         state: Callable[[], AgentState],
         deliver: Callable[[Message], None],
+        acknowledged: Callable[[AgentState], None] = lambda _: None,
     ) -> None:
         self._stub = stub
         self._config = config
         self._registration = registration
         self._state = state
         self._deliver = deliver
+        self._acknowledged = acknowledged
         self._instance = instance
         self._closed = threading.Event()
         self._changed = threading.Event()
@@ -121,6 +131,8 @@ class CoordinatorClient:
             self._deliver(Refusal(reply.reason, reply.misconfigured))
             self._closed.set()
             return False
+        if reply.slots:
+            self._deliver(Registered(tuple(from_message(SlotHistory, history) for history in reply.slots)))
         self._registered.set()
         self._changed.set()
         return True
@@ -153,6 +165,8 @@ class CoordinatorClient:
             except ValueError:  # the channel was closed
                 return
             self.heard()
+            if reply.known:
+                self._acknowledged(state)
             if state.leaving and state.drained:
                 self._deliver(LeaveNoted())
             if not reply.known and self._orders is not None:

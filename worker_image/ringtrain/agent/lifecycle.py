@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ringtrain import contract
-from ringtrain.agent.config import AgentConfig
-from ringtrain.agent.coordinator import CoordinatorClient, LeaveNoted, Message
+from ringtrain.agent.config import LEAVE_S, AgentConfig
+from ringtrain.agent.coordinator import CoordinatorClient, LeaveNoted, Message, Registered
 from ringtrain.agent.ranks import Ranks
 from ringtrain.control.model import (
     Failure,
@@ -21,6 +21,7 @@ from ringtrain.control.model import (
     Reason,
     Refusal,
     Release,
+    SlotHistory,
     Start,
     Stop,
     Verdict,
@@ -30,8 +31,6 @@ from ringtrain.control.model import (
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
-# After the pod was asked to stop and its ranks have ended: how long to try to hand over the last lines.
-_LEAVE_S = 5.0
 
 
 # What the launcher says, a signal that this process got, or what another thread asks the main thread to do.
@@ -57,6 +56,15 @@ class PodControl(Protocol):
     def start_ranks(self, world: World) -> None:
         """Start all ranks in `world`."""
 
+    def go_on(self, histories: tuple[SlotHistory, ...]) -> None:
+        """Count on from what an earlier agent of this worker has left of an elastic job's slots."""
+
+    def follow(self, order: Prepare | Form) -> None:
+        """Make `order` of an elastic job's launcher come true, bit by bit."""
+
+    def act(self) -> None:
+        """Do what such an order makes due now."""
+
     def reap(self) -> None:
         """Take note of ended processes."""
 
@@ -76,6 +84,7 @@ class Lifecycle:
         self._ending: Ending | None = None
         self._kill_at: float | None = None
         self._leave_at: float | None = None
+        self._notice_ends_at: float | None = None
 
     def run(self) -> Ending:
         """Handle events until the attempt is over for this worker. No rank is left when this returns."""
@@ -111,10 +120,12 @@ class Lifecycle:
                 self._ending = Ending(agent_exit_code(verdict, self._own_ranks()), verdict)
             case Refusal(reason, misconfigured):
                 self._on_refused(reason, misconfigured)
+            case Registered(histories):
+                self._pod.go_on(histories)
             case LeaveNoted():
                 self._end_by_signal()
             case Prepare() | Form():
-                log.error("ignored an order of an elastic job: this agent's ranks are started once")
+                self._pod.follow(event)
             case work:
                 work()
 
@@ -123,11 +134,15 @@ class Lifecycle:
             self._pod.reap()
             return
         if self._pod.leaving:  # asked twice: no more grace
-            self._kill_at = time.monotonic()
+            self._kill_at = self._notice_ends_at = time.monotonic()
             return
         log.info("asked to stop by %s", number.name)
         self._pod.leaving = number.name
-        self._stop_ranks(number)
+        if self._config.living and self._verdict is None:
+            # The launcher forms the next world without these ranks: they hand over and are told to leave.
+            self._notice_ends_at = time.monotonic() + self._config.notice_s
+        else:
+            self._stop_ranks(number)
         self._pod.coordinator.changed()
 
     def _on_refused(self, reason: str, misconfigured: bool) -> None:
@@ -154,6 +169,8 @@ class Lifecycle:
             self._kill_at = now + self._config.grace_s
         if self._ending is not None:
             return
+        if self._verdict is None:
+            self._pod.act()
         if self._pod.leaving:
             self._check_leaving(now)
         elif not self._pod.coordinator.registered:
@@ -163,10 +180,13 @@ class Lifecycle:
             self._launcher_lost()
 
     def _check_leaving(self, now: float) -> None:
+        if self._notice_ends_at is not None and now >= self._notice_ends_at:
+            self._notice_ends_at = None
+            self._stop_ranks(signal.Signals[self._pod.leaving])
         if not self._pod.ranks.all_ended:
             return
         if self._leave_at is None:
-            self._leave_at = now + _LEAVE_S
+            self._leave_at = now + LEAVE_S
         if now >= self._leave_at or not self._pod.coordinator.registered:
             self._end_by_signal()
 

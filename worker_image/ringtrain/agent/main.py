@@ -4,15 +4,15 @@ import logging
 import queue
 import signal
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.agent.collector import Collector
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.coordinator import CoordinatorClient
+from ringtrain.agent.elastic.slots import RankProgram, Slots
 from ringtrain.agent.lifecycle import Event, Lifecycle
 from ringtrain.agent.main_thread import MainThread
 from ringtrain.agent.mpi.worker import MPI_DAEMONS, MpiWorker
@@ -20,7 +20,17 @@ from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
 from ringtrain.agent.shipper import Shipper, ShipperEvents
 from ringtrain.agent.spool import Spool
-from ringtrain.control.model import ENDED, AgentState, RankState, Registration, World
+from ringtrain.control.model import (
+    ENDED,
+    AgentState,
+    Form,
+    Prepare,
+    RankPhase,
+    RankState,
+    Registration,
+    SlotHistory,
+    World,
+)
 from ringtrain.control.ports import HeldPorts
 from ringtrain.control.rpc import Peer, dial, serve
 from ringtrain.control.termination import termination_message, write_termination_message
@@ -57,14 +67,6 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
     return ending.exit_code
 
 
-@dataclass(frozen=True)
-class RankProgram:
-    """What the ranks run, and the environment they inherit."""
-
-    command: Sequence[str]
-    inherited: Mapping[str, str]
-
-
 class _Pod:
     """Everything that an agent holds open: ranks, spool, threads, channel, its own service."""
 
@@ -80,17 +82,23 @@ class _Pod:
         self.leaving = ""
         self.stopping = False
         self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
+        self._post = events.put
+        self._slots = Slots(config, program, self.ranks, self) if config.elastic else None
+        if self._slots is not None:
+            stack.callback(self._slots.close)
         self._held = HeldPorts()
         stack.callback(self._held.release)
         ports = config.ports
         self._ring_ports = self._held.take(ports.ring_base, config.slots)
         self._tf_ports = self._held.take(ports.tf_base, config.slots)
-        self._master_port = self._held.take(ports.master, 1)[0] if config.position == 0 else 0
+        # In an elastic job any worker may come to have the first rank.
+        leads = config.elastic or config.position == 0
+        self._master_port = self._held.take(ports.master, 1)[0] if leads else 0
         self._agent_port = self._serve(self._mpi, stack) if self._mpi else 0
         channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.job.uid))
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         self.coordinator = CoordinatorClient(
-            stub, config, self._instance, self._registration, self.state, events.put
+            stub, config, self._instance, self._registration, self.state, events.put, self._acknowledged
         )
         header = {"attempt": config.job.attempt, "worker_index": config.index}
         heard = ShipperEvents(on_contact=self.coordinator.heard, on_empty=self.coordinator.changed)
@@ -117,8 +125,56 @@ class _Pod:
         )
         self._collect(processes)
         for rank, line in self.ranks.not_started():
-            self._spool.put(Stream.LOG, rank, f"{line}\n".encode(errors="replace"))
+            self.say(rank, line)
         self.coordinator.changed()
+
+    def go_on(self, histories: tuple[SlotHistory, ...]) -> None:
+        """Count lives and log records of slots on from where an earlier agent of this worker was."""
+        if self._slots is None:
+            return
+        for history in histories:
+            self.ranks.number_from(history.slot, history.life)
+            self._spool.go_on(Stream.LOG, history.slot, history.log_records)
+            self._spool.go_on(Stream.REPORT, history.slot, history.report_records)
+
+    def follow(self, order: Prepare | Form) -> None:
+        """Make `order` come true, bit by bit."""
+        if self._slots is None:
+            log.error("ignored an order of an elastic job: the ranks of this agent are started once")
+        else:
+            self._slots.follow(order)
+
+    def act(self) -> None:
+        """Do what the newest order of an elastic job makes due."""
+        if self._slots is not None:
+            self._slots.act(starting=not (self.leaving or self.stopping))
+
+    def prepare_start(self, slot: int) -> None:
+        """A process is about to start in `slot`: give it its ports, and make the job's folder."""
+        local_rank = slot - self._config.first_rank
+        self._held.release({self._ring_ports[local_rank], self._tf_ports[local_rank], self._master_port})
+        _make_directory(self._config.checkpoint_dir)
+
+    def started(self, process: RankProcess) -> None:
+        """A process runs in a slot."""
+        self._collect([process])
+
+    def say(self, slot: int, line: str) -> None:
+        """Put `line` into the slot's log."""
+        self._spool.put(Stream.LOG, slot, f"{line}\n".encode(errors="replace"))
+
+    def changed(self) -> None:
+        """The launcher is to be told the state of the ranks now."""
+        self.coordinator.changed()
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Have the main thread do `work` soon."""
+        self._post(work)
+
+    def _acknowledged(self, state: AgentState) -> None:
+        if self._slots is not None and any(rank.phase in ENDED for rank in state.ranks):
+            self.ranks.note_told(state.ranks)
+            self._post(lambda: None)  # the main thread looks what may be done now
 
     def collect(self, process: RankProcess) -> None:
         """Read what a rank writes that mpirun has started."""
@@ -139,6 +195,8 @@ class _Pod:
         """Take note of ended processes; when no rank is left, leave nothing else behind either."""
         for rank in self.ranks.reap(self._mpi.children.note_exit if self._mpi else lambda *_: None):
             self._output_ends(rank)
+            if self._slots is not None:
+                self._slots.ended(rank)
         if self.ranks.all_ended and not (self._mpi and self._mpi.children.running):
             self.ranks.sweep()
         self.coordinator.changed()
@@ -158,7 +216,7 @@ class _Pod:
             (self.stopping or bool(self.leaving))
             and self.ranks.all_ended
             and self._spool.empty
-            and all(state.phase in ENDED or not self.ranks.started for state in self._states())
+            and all(state.phase is not RankPhase.RUNNING for state in self._states())
         )
 
     def all_shipped(self) -> bool:
@@ -167,8 +225,10 @@ class _Pod:
 
     def state(self) -> AgentState:
         """What the launcher is told at every heartbeat."""
-        drained = self.drained()  # first: what it covers is in the states that follow
-        return AgentState(self._states() if self.ranks.started else (), drained, self.leaving)
+        order = self._slots.order if self._slots is not None else 0
+        drained = self.drained()  # first, as the order: what they cover is in the states that follow
+        shown = self.ranks.started or self._config.elastic
+        return AgentState(self._states() if shown else (), drained, self.leaving, order)
 
     def _states(self) -> tuple[RankState, ...]:
         collectors = dict(self._collectors)
@@ -192,7 +252,7 @@ class _Pod:
             ring_ports=self._ring_ports,
             tf_ports=self._tf_ports,
             master_port=self._master_port,
-            ranks=self.state().ranks,
+            ranks=self.state().ranks if self.ranks.started else (),
         )
 
     def _prepare_mpi(self, events: "queue.SimpleQueue[Event]", stack: ExitStack) -> MpiWorker:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ringtrain import contract
@@ -15,12 +16,35 @@ from ringtrain.control.model import World
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 
 
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank is in the world, in its pod, and its pod among the pods. `cross_rank` of `cross_size`: among
+    the pods' ranks of equal local rank."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    group_rank: int
+    cross_rank: int
+    cross_size: int
+
+
 def rank_environment(
     config: AgentConfig, world: World, local_rank: int, inherited: Mapping[str, str], cores: int
 ) -> dict[str, str]:
     """All variables of one rank, by docs/contract.md; `inherited` are those of the pod."""
     own = rank_variables(config, world, config.first_rank + local_rank)
     return {**pod_defaults(config.slots, cores), **inherited, **own}
+
+
+def slot_environment(
+    config: AgentConfig, slot: int, socket: str, inherited: Mapping[str, str], cores: int
+) -> dict[str, str]:
+    """All variables of a process that is told its worlds on `socket`: none of them says which rank it is."""
+    own = {**_job_variables(config), contract.ENV_SLOT: str(slot), contract.ENV_AGENT_SOCKET: socket}
+    kept = {name: value for name, value in inherited.items() if name not in _OF_A_WORLD}
+    return {**pod_defaults(config.slots, cores), **kept, **own}
 
 
 def pod_defaults(slots: int, cores: int) -> dict[str, str]:
@@ -35,42 +59,98 @@ def pod_defaults(slots: int, cores: int) -> dict[str, str]:
 
 def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, str]:
     """Variables that tell `rank`, one of this worker's, its place in the world and its job."""
+    return _world_variables(config, world, place_in_gang(config, rank))
+
+
+def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[str, str]:
+    """The same for the process in `slot`, a member of the formation `world`."""
+    own = {contract.ENV_FORMATION: str(world.formation), contract.ENV_SLOT: str(slot)}
+    return {**_world_variables(config, world, place_in_formation(world, slot, config.slots)), **own}
+
+
+def place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
+    """Of `rank`, one of this worker's, in a world of all workers and all their slots."""
     local_rank = rank - config.first_rank
-    torchrun = {
-        "RANK": rank,
-        "LOCAL_RANK": local_rank,
-        "WORLD_SIZE": config.world_size,
-        "LOCAL_WORLD_SIZE": config.slots,
-        "GROUP_RANK": config.position,
+    position = config.position
+    return RankPlace(rank, config.world_size, local_rank, config.slots, position, position, config.workers)
+
+
+def place_in_formation(world: World, slot: int, slots: int) -> RankPlace:
+    """Of the process in `slot`, where each worker has `slots` slots: pods count in the order of their first ranks,
+    and have as many ranks as are members."""
+    pods: dict[int, list[int]] = {}
+    for rank, member in enumerate(world.members):
+        pods.setdefault(member.slot // slots, []).append(rank)
+    rank = next(rank for rank, member in enumerate(world.members) if member.slot == slot)
+    own = pods[slot // slots]
+    local_rank = own.index(rank)
+    column = [ranks[local_rank] for ranks in pods.values() if len(ranks) > local_rank]
+    return RankPlace(
+        rank=rank,
+        size=len(world.members),
+        local_rank=local_rank,
+        local_size=len(own),
+        group_rank=list(pods).index(slot // slots),
+        cross_rank=column.index(rank),
+        cross_size=len(column),
+    )
+
+
+def _world_variables(config: AgentConfig, world: World, place: RankPlace) -> dict[str, str]:
+    variables = {**_place_variables(world, place), **_job_variables(config)}
+    return {**variables, "TF_CONFIG": tf_config(world, place.rank)}
+
+
+def _place_variables(world: World, place: RankPlace) -> dict[str, str]:
+    variables = {
+        "RANK": place.rank,
+        "LOCAL_RANK": place.local_rank,
+        "WORLD_SIZE": place.size,
+        "LOCAL_WORLD_SIZE": place.local_size,
+        "GROUP_RANK": place.group_rank,
         "MASTER_ADDR": world.master_address,
         "MASTER_PORT": world.master_port,
-    }
-    ours = {
-        contract.ENV_RANK: rank,
-        contract.ENV_SIZE: config.world_size,
-        contract.ENV_LOCAL_RANK: local_rank,
-        contract.ENV_LOCAL_SIZE: config.slots,
-        contract.ENV_CROSS_RANK: config.position,
-        contract.ENV_CROSS_SIZE: config.workers,
+        contract.ENV_RANK: place.rank,
+        contract.ENV_SIZE: place.size,
+        contract.ENV_LOCAL_RANK: place.local_rank,
+        contract.ENV_LOCAL_SIZE: place.local_size,
+        contract.ENV_CROSS_RANK: place.cross_rank,
+        contract.ENV_CROSS_SIZE: place.cross_size,
         contract.ENV_RING_ADDRESSES: ",".join(world.ring_addresses),
-        contract.ENV_GENERATION: config.job.attempt,
-        contract.ENV_ATTEMPT: config.job.attempt,
+        contract.ENV_GENERATION: world.generation,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+# What a process must not take from its pod's environment before it has been told a world.
+_OF_A_WORLD = frozenset(
+    {
+        *_place_variables(World(1, (), (), "", 0), RankPlace(0, 1, 0, 1, 0, 0, 1)),
+        contract.ENV_FORMATION,
+        "TF_CONFIG",
+    }
+)
+
+
+def _job_variables(config: AgentConfig) -> dict[str, str]:
+    """Variables that are the same in every world of the attempt."""
+    job = {
+        contract.ENV_ATTEMPT: str(config.job.attempt),
         contract.ENV_TIMEOUT: f"{config.timeout_s:g}",
         contract.ENV_JOB_NAME: config.job.name,
         contract.ENV_JOB_NAMESPACE: config.job.namespace,
     }
     if config.encrypt != "none":
-        ours[contract.ENV_ENCRYPT] = config.encrypt
-        ours[contract.ENV_SECRET_DIR] = str(config.secrets.directory)
-        ours[contract.ENV_JOB_UID] = config.job.uid
+        job[contract.ENV_ENCRYPT] = config.encrypt
+        job[contract.ENV_SECRET_DIR] = str(config.secrets.directory)
+        job[contract.ENV_JOB_UID] = config.job.uid
     if config.secrets.token_file is not None:
-        ours[contract.ENV_TOKEN_FILE] = str(config.secrets.token_file)
+        job[contract.ENV_TOKEN_FILE] = str(config.secrets.token_file)
     if config.checkpoint_dir:
-        ours[contract.ENV_CHECKPOINT_DIR] = config.checkpoint_dir
+        job[contract.ENV_CHECKPOINT_DIR] = config.checkpoint_dir
     if config.restore_from:
-        ours[contract.ENV_RESTORE_FROM] = config.restore_from
-    variables = {name: str(value) for name, value in {**torchrun, **ours}.items()}
-    return {**variables, "TF_CONFIG": tf_config(world, rank)}
+        job[contract.ENV_RESTORE_FROM] = config.restore_from
+    return job
 
 
 def tf_config(world: World, rank: int) -> str:

@@ -1,11 +1,14 @@
-"""The ranks of this pod: started once, watched, stopped as whole process groups."""
+"""The ranks of this pod: started, watched, stopped as whole process groups.
+
+In an elastic job a rank's number is its slot, which has one process after the other: its lives."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ringtrain.control.model import ENDED, RankPhase, RankState
 from ringtrain.processes import RankProcess, kill_descendants, reap, signal_group, start_rank
@@ -15,12 +18,17 @@ _SWEEP_S = 5.0
 
 @dataclass(frozen=True)
 class _Life:
-    """`adopted`: somebody else started the rank, and tells how it ended."""
+    """`adopted`: somebody else started the rank, and tells how it ended. `sent`: signals that this process alone
+    got from here, `dismissed`: it was told to leave; `reason`: why. `told`: the launcher knows how it ended."""
 
     state: RankState
     process: RankProcess | None = None
     exited_at: float = 0.0
     adopted: bool = False
+    sent: frozenset[int] = frozenset()
+    dismissed: bool = False
+    reason: str = ""
+    told: bool = False
 
 
 class Ranks:
@@ -35,17 +43,30 @@ class Ranks:
     def start(self, command: Sequence[str], environment: Callable[[int], Mapping[str, str]]) -> list[RankProcess]:
         """Start every rank; `environment(local_rank)` is its environment. One that cannot be executed has failed
         with the code that a shell gives: 127 not found, 126 not executable."""
-        started = []
-        for local_rank, rank in enumerate(self._lives):
-            try:
-                process = start_rank(rank, command, environment(local_rank))
-            except OSError as exc:
-                self._fail_to_start(rank, command[0], exc)
-                continue
-            with self._lock:
-                self._lives[rank] = _Life(RankState(rank, RankPhase.RUNNING), process)
-            started.append(process)
-        return started
+        started = [
+            self._start(RankState(rank, RankPhase.RUNNING), command, environment(local_rank))
+            for local_rank, rank in enumerate(self._lives)
+        ]
+        return [process for process in started if process is not None]
+
+    def start_life(
+        self, state: RankState, command: Sequence[str], environment: Mapping[str, str]
+    ) -> RankProcess | None:
+        """Start another process in the slot `state.rank`, whose former one has ended; None if it cannot be
+        executed. `state` says which life it is and, where it has a world already, of which formation."""
+        return self._start(replace(state, phase=RankPhase.RUNNING), command, environment)
+
+    def _start(
+        self, state: RankState, command: Sequence[str], environment: Mapping[str, str]
+    ) -> RankProcess | None:
+        try:
+            process = start_rank(state.rank, command, environment)
+        except OSError as exc:
+            self._fail_to_start(state, command[0], exc)
+            return None
+        with self._lock:
+            self._lives[state.rank] = _Life(state, process)
+        return process
 
     def adopt(self, process: RankProcess) -> None:
         """Count a rank that somebody else has started, and whose end `note_exit` will tell, as running.
@@ -77,6 +98,60 @@ class Ranks:
             signal_group(process.pid, number)
             # A stopped process gets its signal when it goes on, and not before.
             signal_group(process.pid, signal.SIGCONT)
+
+    def end(self, rank: int, number: int, reason: str) -> None:
+        """Send signal `number` to the process group of one rank; if that ends it, it was stopped, for `reason`."""
+        with self._lock:
+            life = self._lives[rank]
+            if life.process is None or life.state.phase is not RankPhase.RUNNING:
+                return
+            self._lives[rank] = replace(life, sent=life.sent | {number}, reason=reason)
+        signal_group(life.process.pid, number)
+        signal_group(life.process.pid, signal.SIGCONT)
+
+    def dismiss(self, rank: int, reason: str) -> None:
+        """A rank was told to leave: however it ends, that was asked for, for `reason`."""
+        with self._lock:
+            self._lives[rank] = replace(self._lives[rank], dismissed=True, reason=reason)
+
+    def update(self, rank: int, life: int, **changes: Any) -> None:
+        """Change what is known of the process that is life number `life` of a slot, if it still is the newest."""
+        with self._lock:
+            found = self._lives[rank]
+            if found.state.life == life:
+                self._lives[rank] = replace(found, state=replace(found.state, **changes))
+
+    def state(self, rank: int) -> RankState:
+        """What is known of one rank, complete or not."""
+        with self._lock:
+            return self._lives[rank].state
+
+    def number_from(self, rank: int, life: int) -> None:
+        """Lives of a slot that has had no process here count on from `life`, the last one in an earlier pod."""
+        with self._lock:
+            found = self._lives[rank]
+            if found.state.phase is RankPhase.WAITING and found.state.life < life:
+                self._lives[rank] = replace(found, state=replace(found.state, life=life))
+
+    def note_told(self, states: Sequence[RankState]) -> None:
+        """The launcher knows `states`."""
+        ended = {state.rank: state.life for state in states if state.phase in ENDED}
+        with self._lock:
+            for rank, life in self._lives.items():
+                if ended.get(rank) == life.state.life and life.state.phase in ENDED:
+                    self._lives[rank] = replace(life, told=True)
+
+    def told(self, rank: int) -> bool:
+        """Whether the launcher knows how the last process of a slot ended."""
+        with self._lock:
+            return self._lives[rank].told
+
+    def clear(self, rank: int) -> None:
+        """Kill what an ended rank has left behind in its process group."""
+        with self._lock:
+            life = self._lives[rank]
+        if life.process is not None and life.state.phase in ENDED:
+            signal_group(life.process.pid, signal.SIGKILL)
 
     def sweep(self) -> None:
         """Kill what ended ranks have left behind, whatever group it is in; returns when nothing is left."""
@@ -129,7 +204,8 @@ class Ranks:
         if state.phase not in ENDED:
             return state
         if not complete(state.rank):
-            return RankState(state.rank, RankPhase.RUNNING)
+            shown = RankState(state.rank, RankPhase.RUNNING, life=state.life, formation=state.formation)
+            return replace(shown, committed=state.committed, lost_steps=state.lost_steps)
         lines = state.log_tail
         if state.phase is RankPhase.FAILED and not lines:
             lines = tail(state.rank)
@@ -143,30 +219,33 @@ class Ranks:
     def note_exit(self, rank: int, code: int, problem: RankState | None = None) -> None:
         """The rank has ended with `code`, negative for a signal. `problem`: how it failed in spite of code 0."""
         self._exits += 1
-        state = RankState(
-            rank=rank,
-            phase=exit_phase(code, self._sent),
-            exit_code=128 - code if code < 0 else code,
-            signal=_signal_name(-code) if code < 0 else "",
-            exit_order=self._exits,
-        )
-        if problem is not None:
-            state = replace(problem, exit_order=self._exits)
         with self._lock:
-            life = self._lives.get(rank, _Life(state))
+            life = self._lives.get(rank, _Life(RankState(rank, RankPhase.RUNNING)))
+            phase = RankPhase.STOPPED if life.dismissed else exit_phase(code, self._sent | life.sent)
+            state = replace(
+                life.state,
+                phase=phase,
+                exit_code=128 - code if code < 0 else code,
+                signal=_signal_name(-code) if code < 0 else "",
+                exit_order=self._exits,
+                parked=False,
+                message=life.reason if phase is RankPhase.STOPPED else "",
+            )
+            if problem is not None:
+                state = replace(problem, exit_order=self._exits)
             self._lives[rank] = replace(life, state=state, exited_at=time.monotonic())
 
-    def _fail_to_start(self, rank: int, program: str, exc: OSError) -> None:
+    def _fail_to_start(self, state: RankState, program: str, exc: OSError) -> None:
         self._exits += 1
-        state = RankState(
-            rank=rank,
+        state = replace(
+            state,
             phase=RankPhase.FAILED,
             exit_code=127 if isinstance(exc, FileNotFoundError) else 126,
             exit_order=self._exits,
             log_tail=(f"ringtrain: {program} cannot be executed: {exc.strerror}",),
         )
         with self._lock:
-            self._lives[rank] = _Life(state, None, time.monotonic())
+            self._lives[state.rank] = _Life(state, None, time.monotonic())
 
 
 def _signal_name(number: int) -> str:
@@ -176,7 +255,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def exit_phase(code: int, sent: set[int]) -> RankPhase:
+def exit_phase(code: int, sent: Set[int]) -> RankPhase:
     """What an exit means. `code`: as `os.waitstatus_to_exitcode` gives it; `sent`: signals that asked it to stop.
 
     After it was asked to stop, anything but 0 counts as stopped, except a death by a signal that was not sent.

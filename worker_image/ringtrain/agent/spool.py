@@ -57,6 +57,11 @@ class Spool:
                     self._dropped[rank] += lines
             self._changed.notify_all()
 
+    def go_on(self, stream: Stream, rank: int, last: int) -> None:
+        """The next record of a rank that has had none here comes after `last`, an earlier agent's."""
+        with self._changed:
+            self._next.setdefault((stream, rank), last + 1)
+
     def take(self, limit_bytes: int, timeout_s: float) -> list[Chunk]:
         """The oldest chunks, about `limit_bytes` of them. The same ones until `done` is called.
 

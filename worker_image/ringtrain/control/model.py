@@ -118,6 +118,17 @@ class Registration:
 
 
 @dataclass(frozen=True)
+class SlotHistory:
+    """What an earlier agent has left of a slot in this attempt: its highest life, and the sequences of its last
+    log record and its last report record. An agent that takes its place counts on from these."""
+
+    slot: int
+    life: int
+    log_records: int
+    report_records: int
+
+
+@dataclass(frozen=True)
 class Member:
     """A process that is in a formation. `life`: number of the process in its slot, from 1."""
 

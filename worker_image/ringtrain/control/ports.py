@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 from ringtrain.errors import RingtrainError
@@ -35,11 +36,12 @@ class HeldPorts:
                 raise PortTaken(f"port {port} is in use on this host; ports {base}..{last} were to be listened on")
         return tuple(range(base, base + count))
 
-    def release(self) -> None:
-        """Give all ports up."""
-        for held in self._sockets:
-            held.close()
-        self._sockets.clear()
+    def release(self, ports: Collection[int] | None = None) -> None:
+        """Give `ports` up; None: all."""
+        for held in list(self._sockets):
+            if ports is None or held.getsockname()[1] in ports:
+                held.close()
+                self._sockets.remove(held)
 
     def _take_any(self) -> int:
         for _ in range(_TRIES):

@@ -57,6 +57,7 @@ class Gang:
         self._streams: set[OrderStream] = set()
         self._agents: dict[int, RegisteredAgent] = {}
         self._order: Order | None = None
+        self._lives: dict[int, int] = {}
 
     def register(self, registration: Registration) -> Refusal | None:
         """Take an agent in, or say why not. The same instance may register as often as it likes."""
@@ -136,6 +137,11 @@ class Gang:
         with self._changed:
             return any(agent.states for agent in self._agents.values())
 
+    def life(self, slot: int) -> int:
+        """The highest life of a slot of an elastic job that any agent has told of; 0: none."""
+        with self._changed:
+            return self._lives.get(slot, 0)
+
     def fresh_workers(self) -> list[int]:
         """Registered workers that have not started any rank."""
         with self._changed:
@@ -193,6 +199,7 @@ class Gang:
         agent.heard = now
         for state in ranks:
             agent.states[state.rank] = state
+            self._lives[state.rank] = max(state.life, self._lives.get(state.rank, 0))
             if state.phase in ENDED and state.rank not in agent.exits:
                 agent.exits[state.rank] = Exit(state, now - state.exited_ago_s)
 

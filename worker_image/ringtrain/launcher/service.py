@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from ringtrain.control.model import AgentState, Registration
-from ringtrain.control.wire import from_message, order_to_message
+from ringtrain.control.model import AgentState, Registration, SlotHistory
+from ringtrain.control.wire import from_message, message_fields, order_to_message
 from ringtrain.gen import coordinator_pb2 as pb
 from ringtrain.launcher.gang import Gang, OrderStream
 from ringtrain.logs.journal import Stream
@@ -32,7 +32,17 @@ class CoordinatorService:
             log.warning("refused %s: %s", who, refusal.reason)
             return pb.RegisterReply(reason=refusal.reason, misconfigured=refusal.misconfigured)
         log.info("registered %s%s", who, ", its ranks run already" if registration.ranks else "")
-        return pb.RegisterReply(accepted=True)
+        histories = [message_fields(history) for history in self._histories(registration)]
+        return pb.RegisterReply(accepted=True, slots=histories)
+
+    def _histories(self, registration: Registration) -> Iterator[SlotHistory]:
+        """What the files and the gang have of this worker's slots from an earlier agent."""
+        first = registration.worker_index * registration.slots
+        for slot in range(first, first + registration.slots):
+            records = [self._store.last(stream, slot) for stream in (Stream.LOG, Stream.REPORT)]
+            history = SlotHistory(slot, self._gang.life(slot), *records)
+            if any((history.life, *records)):
+                yield history
 
     def Orders(self, request: Any, context: Any) -> Iterator[Any]:
         index, instance = request.worker_index, request.instance

@@ -69,6 +69,10 @@ class LogStore:
         """Lines of `job.log` by rank: fewer than records where one was cut because its writer paused."""
         return self._merged
 
+    def last(self, stream: Stream, rank: int) -> int:
+        """Sequence of the last record of a rank that is in the files; 0: there is none."""
+        return self._last.get((stream, rank), 0)
+
     @property
     def dropped(self) -> int:
         """Log records that agents had to drop. Never waits for a write."""

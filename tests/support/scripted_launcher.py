@@ -1,0 +1,78 @@
+"""The launcher's gang and log store behind its real service, in this process: the test gives the orders."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ringtrain import contract
+from ringtrain.control.model import Form, Member, Order, RankPhase, RankState, World
+from ringtrain.control.rpc import Peer, serve
+from ringtrain.gen import coordinator_pb2_grpc
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.gang import Gang
+from ringtrain.launcher.service import CoordinatorService
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.store import LogStore
+from ringtrain.transport.address import host_port
+from support.gang import GangProcesses, until
+
+
+class ScriptedLauncher:
+    """Serves on the control port of `job`. `close` it, and make another: that launcher was restarted."""
+
+    def __init__(self, job: GangProcesses) -> None:
+        self.config = LauncherConfig.from_env(job.environment("launcher", "job-launcher"))
+        identity = self.config.job
+        self.gang = Gang(self.config, time.monotonic)
+        files = AttemptFiles.of(Path(job.directory / "logs"), identity.namespace, identity.name, identity.attempt)
+        self.store = LogStore(files, identity.uid, identity.attempt)
+        service = CoordinatorService(self.gang, self.store, identity.attempt)
+        add: Callable[..., None] = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
+        self._server = serve(
+            self.config.port,
+            self.config.secrets,
+            Peer(contract.ROLE_WORKER, identity.uid),
+            threads=16,
+            register=lambda server: add(service, server),
+        )
+
+    def close(self) -> None:
+        self._server.close(0)
+        self.store.close()
+
+    def give(self, order: Order) -> None:
+        self.gang.give(order)
+
+    def form(self, formation: int, members: list[tuple[int, int]], slots: tuple[int, ...]) -> None:
+        """Give the order that formation `formation` has `members`: (slot, life), by rank."""
+        count = self.config.slots
+        agents = self.gang.registrations()
+        places = [(agents[slot // count], slot % count) for slot, _ in members]
+        first = places[0][0]
+        world = World(
+            attempt=first.attempt,
+            ring_addresses=tuple(host_port(agent.address, agent.ring_ports[local]) for agent, local in places),
+            tf_addresses=tuple(host_port(agent.address, agent.tf_ports[local]) for agent, local in places),
+            master_address=first.address,
+            master_port=first.master_port,
+            formation=formation,
+            members=tuple(Member(*member) for member in members),
+        )
+        self.give(Form(world, slots))
+
+    def state(self, slot: int) -> RankState:
+        """What an agent has told of a slot."""
+        return self.gang.view().ranks[slot]
+
+    def until(self, slot: int, phase: RankPhase = RankPhase.RUNNING, **expected: object) -> RankState:
+        """Wait until the state of `slot` is as expected."""
+
+        def found() -> RankState | None:
+            state = self.state(slot)
+            same = all(getattr(state, name) == value for name, value in expected.items())
+            return state if state.phase is phase and same else None
+
+        return until(f"slot {slot} is {phase.value} with {expected}, and not {self.state(slot)}", found)
+
+    def until_registered(self, *indices: int) -> None:
+        until(f"agents {indices} registered", lambda: set(indices) <= set(self.gang.registrations()))

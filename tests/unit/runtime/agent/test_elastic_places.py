@@ -1,0 +1,62 @@
+"""Which variables the ranks of a formation get."""
+
+from dataclasses import replace
+
+from ringtrain.agent.config import AgentConfig
+from ringtrain.agent.rank_env import formation_variables, rank_variables, slot_environment
+from ringtrain.control.model import Member, World
+
+CONFIG = AgentConfig.from_env(
+    {
+        "RINGTRAIN_JOB_NAME": "digits",
+        "RINGTRAIN_JOB_NAMESPACE": "default",
+        "RINGTRAIN_JOB_UID": "uid-1",
+        "RINGTRAIN_ATTEMPT": "2",
+        "RINGTRAIN_NUM_WORKERS": "3",
+        "RINGTRAIN_SLOTS_PER_WORKER": "2",
+        "RINGTRAIN_WORKER_INDEX": "1",
+        "RINGTRAIN_LAUNCHER_ADDRESS": "launcher:7350",
+        "RINGTRAIN_ELASTIC": "Shrink",
+    }
+)
+
+
+def world(*slots: int) -> World:
+    addresses = tuple(f"w{slot // 2}:{slot}" for slot in slots)
+    return World(2, addresses, addresses, "w1", 7390, 4, tuple(Member(slot, 1) for slot in slots))
+
+
+def test_a_whole_world_has_the_variables_of_a_gang() -> None:
+    """With all slots in order, a formation differs from a world that does not change by its number alone."""
+    whole = world(*range(6))
+    own = formation_variables(CONFIG, whole, 3)
+    assert (own.pop("RINGTRAIN_FORMATION"), own.pop("RINGTRAIN_SLOT")) == ("4", "3")
+    assert own["RINGTRAIN_GENERATION"] == "2000004"
+    assert own == rank_variables(CONFIG, whole, 3)
+    fixed = replace(whole, formation=0, members=())
+    assert rank_variables(CONFIG, fixed, 3) == {**own, "RINGTRAIN_GENERATION": "2"}
+
+
+def test_places_in_a_world_with_gaps() -> None:
+    """Pods count in the order of their first ranks, and local ranks are dense: worker 1 first, then half of 0."""
+    formed = world(2, 3, 1)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    cross = ("RINGTRAIN_CROSS_RANK", "RINGTRAIN_CROSS_SIZE")
+    found = {slot: formation_variables(CONFIG, formed, slot) for slot in (2, 3, 1)}
+    assert {slot: [int(own[name]) for name in (*names, *cross)] for slot, own in found.items()} == {
+        2: [0, 3, 0, 2, 0, 0, 2],
+        3: [1, 3, 1, 2, 0, 0, 1],
+        1: [2, 3, 0, 1, 1, 1, 2],
+    }
+
+
+def test_a_process_that_lives_on_starts_without_a_place() -> None:
+    """What the pod's own environment says of a world is not for it; what it says of anything else is."""
+    left_over = {"RANK": "7", "WORLD_SIZE": "9", "TF_CONFIG": "{}", "HOME": "/"}
+    found = slot_environment(CONFIG, 3, "/run/3-1", left_over, cores=4)
+    assert found["HOME"] == "/"
+    assert (found["RINGTRAIN_SLOT"], found["RINGTRAIN_AGENT_SOCKET"]) == ("3", "/run/3-1")
+    assert found["RINGTRAIN_ATTEMPT"] == "2"
+    job = {"RINGTRAIN_ATTEMPT", "RINGTRAIN_TIMEOUT", "RINGTRAIN_JOB_NAME", "RINGTRAIN_JOB_NAMESPACE"}
+    told_later = formation_variables(CONFIG, world(3), 3)
+    assert told_later.keys() & found.keys() == {*job, "RINGTRAIN_SLOT"}
