@@ -31,14 +31,24 @@ def report(attempt: int = 1, phase: str = "Running", world: int = 2, **more: Any
 
 @asynccontextmanager
 async def answering(address: str, document: Json, token: str) -> AsyncIterator[None]:
-    """Answer /status at `address` with `document`, which may be changed meanwhile, to who shows `token`."""
+    """Answer /status at `address` with `document`, which may be changed meanwhile, to who shows `token`.
+
+    An elastic launcher is told at /workers how many are wanted: `document["elastic"]["wanted"]` then.
+    """
     app = web.Application()
 
     async def status(request: web.Request) -> web.Response:
         shown = request.headers.get("Authorization")
         return web.json_response(document) if shown == f"Bearer {token}" else web.Response(status=401)
 
+    async def workers(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {token}":
+            return web.Response(status=401)
+        document["elastic"]["wanted"] = (await request.json())["workers"]
+        return web.Response(status=204)
+
     app.router.add_get("/status", status)
+    app.router.add_put("/workers", workers)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     await web.TCPSite(runner, address, contract.PORT_STATUS).start()

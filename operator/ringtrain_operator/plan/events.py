@@ -58,7 +58,7 @@ def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[Event]:
         yield Event("Normal", "Scaled", f"worker.replicas changed from {was} to {now}; workers join and leave")
     for loss in new_losses(before, after):
         node = f" on node {loss.node}" if loss.node else ""
-        text = f"{loss.pod} (incarnation {loss.incarnation}){node} {loss.cause}; it is made anew"
+        text = f"{loss.pod}{node} {loss.cause}; it is made anew"
         yield Event("Warning", "WorkerLost", text)
     losses = after.ledger.incarnations.losses
     if losses and new_losses(before, after):

@@ -16,7 +16,7 @@ from support.operating import cut_off, start_operator
 from support.scenario import Clock, Scenario
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api.resources import EVENTS, JOBS
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 MOST_WRITES = 80  # of one life; a test asserts that it is enough
@@ -47,6 +47,36 @@ async def winding(s: Scenario) -> None:
     await s.change({"runPolicy": {"suspend": False}})
     await s.until_running(attempt=3)
     s.succeed(attempt=3)
+
+
+async def elastic(s: Scenario) -> None:
+    """A worker that is lost, two that join and three that leave, all in one attempt."""
+    await s.submit(elastic={"maxReplicas": 4})
+    await s.until_running()
+    async with s.launcher_says(elastic={"formation": 1, "ranks": 2}) as answer:
+        await s.until(_sees_all(2))
+        await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1")
+        await s.until(lambda j: j["status"]["elastic"]["lostWorkers"] == 1)
+        await s.until(_sees_all(2))
+        await s.change({"worker": {"replicas": 4}})
+        await s.until_running(workers=4)
+        await s.until(_sees_all(4))
+        await s.change({"worker": {"replicas": 1}})
+        await s.until_pods(2)
+        answer["elastic"]["ranks"] = 1
+        await s.until(lambda j: j["status"]["elastic"]["ranks"] == 1)
+    s.succeed(workers=1)
+
+
+def _sees_all(workers: int) -> Callable[[dict[str, Any]], bool]:
+    """Whether the operator has noted that so many workers' pods are there."""
+
+    def seen(job: dict[str, Any]) -> bool:
+        status = job.get("status") or {}
+        notes = (status.get("ledger") or {}).get("incarnations") or {}
+        return status.get("state") == "Running" and notes.get("present") == [True] * workers
+
+    return seen
 
 
 @dataclass
@@ -81,6 +111,7 @@ class Life:
     status: dict[str, Any]
     writes: int
     pods_made: list[tuple[str, str]]
+    incarnations: list[tuple[str, str, str]]
     events: Counter[tuple[str, str]]
     left_behind: list[str]
     killed: bool
@@ -100,7 +131,7 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
             await c.until_quiet()
             events: Counter[tuple[str, str]] = Counter()
             for event in await c.api.select(EVENTS, ns):
-                events[event["reason"], event["message"]] += event["count"]
+                events[event["reason"], _without_cause(event)] += event["count"]
             await c.api.delete(JOBS, ns, scenario.name)
             await scenario.until_pods(0)
             await c.until_quiet()
@@ -111,11 +142,22 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
         return Life(
             done["status"],
             killer.writes,
-            sorted((p["labels"][contract.LABEL_ATTEMPT], p["name"]) for p in pods),
+            sorted(_attempt_and_name(p) for p in pods),
+            [(*_attempt_and_name(p), p["labels"].get(contract.LABEL_INCARNATION, "")) for p in pods],
             events,
             c.fake.store.owned_by(done["metadata"]["uid"]),
             killer.struck.is_set(),
         )
+
+
+def _without_cause(event: dict[str, Any]) -> str:
+    """An event's message; of a lost worker its name: who was away sees only that it is gone."""
+    message = str(event["message"])
+    return message.partition(" ")[0] if event["reason"] == "WorkerLost" else message
+
+
+def _attempt_and_name(metadata: dict[str, Any]) -> tuple[str, str]:
+    return metadata["labels"][contract.LABEL_ATTEMPT], metadata["name"]
 
 
 async def restart_when_killed(scenario: Scenario, killer: Killer) -> None:
@@ -137,9 +179,12 @@ def _credentials(status: dict[str, Any]) -> int:
 
 
 def timeless(status: dict[str, Any]) -> dict[str, Any]:
-    """A status without its times, and without its Secret's number: a new operator can't read whose a Secret is."""
+    """A status without its times, and without numbers that a new operator has to skip.
+
+    It can't read whose a Secret is, and it does not know whether a pod was made that it has never seen.
+    """
     kept = {k: v for k, v in status.items() if k not in ("startTime", "completionTime")}
-    changing = ("activeSince", "activeSeconds", "restartNotBefore", "credentials")
+    changing = ("activeSince", "activeSeconds", "restartNotBefore", "credentials", "incarnations")
     kept["ledger"] = {k: v for k, v in status["ledger"].items() if k not in changing}
     kept["conditions"] = [{k: v for k, v in c.items() if k != "lastTransitionTime"} for c in status["conditions"]]
     if "failure" in kept:
@@ -150,18 +195,22 @@ def timeless(status: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     ("course", "pods", "step"),
-    [pytest.param(straight, 3, 1, id="straight"), pytest.param(winding, 9, 2, id="restarted-suspended-resumed")],
+    [
+        pytest.param(straight, 3, 1, id="straight"),
+        pytest.param(winding, 9, 2, id="restarted-suspended-resumed"),
+        pytest.param(elastic, 6, 2, id="elastic"),
+    ],
 )
 async def test_the_job_ends_the_same_wherever_the_operator_died(
     course: Course, pods: int, step: int, when: str, tmp_path: Path
 ) -> None:
     """Write by write: the same end, every pod made once, nothing left behind, nothing told that was not true.
 
-    In the long course the odd writes are not carried out, and of the even ones the answer is lost.
+    In the long courses the odd writes are not carried out, and of the even ones the answer is lost.
     """
     undisturbed = await live(course, Killer(at=0, when=when), tmp_path / "undisturbed")
     assert undisturbed.status["state"] == "Succeeded"
-    assert len(undisturbed.pods_made) == len(set(undisturbed.pods_made)) == pods
+    assert len(undisturbed.pods_made) == len(set(undisturbed.incarnations)) == pods
     assert undisturbed.writes < MOST_WRITES
     first = step if when == "after" else 1
     gate, lives = asyncio.Semaphore(AT_ONCE), range(first, undisturbed.writes + 1, step)
@@ -177,6 +226,7 @@ async def test_the_job_ends_the_same_wherever_the_operator_died(
         where = f"killed {when} write {at}"
         assert timeless(life.status) == timeless(undisturbed.status), where
         assert life.pods_made == undisturbed.pods_made, where
+        assert len(life.incarnations) == len(set(life.incarnations)), where
         assert 0 <= _credentials(life.status) - _credentials(undisturbed.status) <= 1, where
         assert life.left_behind == [], where
         assert life.events <= undisturbed.events, where

@@ -44,6 +44,7 @@ class PodLife:
         self._deleted = asyncio.Event()
         self.lost = False
         self.exited = False
+        self._restarts = 0
         self._statement: Json = {}
 
     def follow(self, pod: Json) -> None:
@@ -95,12 +96,20 @@ class PodLife:
             return None
         while True:
             how = await self._run_once(sandbox)
-            if self.pod["spec"].get("restartPolicy") != "Always" or self._deleted.is_set():
+            if self._deleted.is_set() or not self._starts_again(how):
                 self.exited = True
                 return how
-            await self._post_waiting("CrashLoopBackOff", f"the container ended with {how.code}")
+            self._restarts += 1
+            await self._post_restarting(how)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._deleted.wait(), RESTARTED_AFTER_S)
+
+    def _starts_again(self, how: Exit) -> bool:
+        """Whether the pod's policy, or a rule of its container, has a container that ended so started again."""
+        if self.pod["spec"].get("restartPolicy") == "Always":
+            return True
+        rules = self.pod["spec"]["containers"][0].get("restartPolicyRules") or []
+        return any(r["action"] == "Restart" and how.code in r["exitCodes"]["values"] for r in rules)
 
     async def _run_once(self, sandbox: Sandbox) -> Exit:
         try:
@@ -165,6 +174,13 @@ class PodLife:
     async def _post_waiting(self, reason: str, message: str) -> None:
         await self._post("Pending", {"waiting": {"reason": reason, "message": message}}, ready=False)
 
+    async def _post_restarting(self, how: Exit) -> None:
+        """As a kubelet that pauses before it starts a container again: the pod has not ended."""
+        waiting = {"reason": "CrashLoopBackOff", "message": f"the container ended with {how.code}"}
+        ended = {"exitCode": how.code, "reason": "Error", "message": how.message, "finishedAt": now_text()}
+        phase = "Pending" if self.pod["spec"].get("restartPolicy") == "Always" else "Running"
+        await self._post(phase, {"waiting": waiting}, ready=False, last={"terminated": ended})
+
     async def _post_exit(self, how: Exit) -> None:
         ended = {
             "exitCode": how.code,
@@ -175,7 +191,7 @@ class PodLife:
         }
         await self._post("Succeeded" if how.code == 0 else "Failed", {"terminated": ended}, ready=False)
 
-    async def _post(self, phase: str, state: Json, *, ready: bool) -> None:
+    async def _post(self, phase: str, state: Json, *, ready: bool, last: Json | None = None) -> None:
         container = self.pod["spec"]["containers"][0]
         known = (self.pod.get("status") or {}).get("conditions") or []
         kept = [c for c in known if c["type"] not in ("Ready", "ContainersReady", "Initialized")]
@@ -196,8 +212,9 @@ class PodLife:
                     "image": container["image"],
                     "imageID": "",
                     "ready": ready,
-                    "restartCount": 0,
+                    "restartCount": self._restarts,
                     "state": state,
+                    "lastState": last or {},
                 }
             ],
         }

@@ -1,0 +1,152 @@
+"""Elastic jobs: workers that are lost, that join and that leave, and nothing else restarts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.operator.test_disruptions import take_away
+from support.cluster import OpenCluster
+from support.jobs import condition, termination_message
+from support.scenario import Scenario, open_scenario
+
+from ringtrain_operator import contract
+from ringtrain_operator.cluster.api.resources import EVENTS, PODS
+
+ELASTIC = {"minReplicas": 1, "maxReplicas": 4}
+
+
+async def until_seen(s: Scenario, workers: int) -> None:
+    """Return when the operator has noted that the pods of all workers are there."""
+
+    def seen(job: dict[str, Any]) -> bool:
+        notes = ((job.get("status") or {}).get("ledger") or {}).get("incarnations") or {}
+        return notes.get("present") == [True] * workers
+
+    await s.until_running(workers=workers)
+    await s.until(seen)
+
+
+async def uids(s: Scenario) -> dict[str, str]:
+    """The job's pods by name."""
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await s.pods()}
+
+
+async def until_incarnation(s: Scenario, name: str, number: int) -> None:
+    """Return when the worker's pod of this number runs."""
+
+    def runs(pod: dict[str, Any] | None) -> bool:
+        if pod is None or pod["metadata"]["labels"][contract.LABEL_INCARNATION] != str(number):
+            return False
+        return bool(pod["status"].get("phase") == "Running")
+
+    await s.cluster.until(PODS, s.namespace, name, runs)
+
+
+async def told(s: Scenario) -> set[str]:
+    """Reasons of the events on the job."""
+    return {event["reason"] for event in await s.cluster.api.select(EVENTS, s.namespace)}
+
+
+@pytest.mark.parametrize("how", ["evicted", "node-under-pressure", "drained", "deleted"])
+async def test_a_worker_that_is_taken_away_is_made_anew(
+    open_cluster: OpenCluster, tmp_path: Path, how: str
+) -> None:
+    """Within the attempt, and no other pod is touched; the job ends well."""
+    nodes = ("node-a", "node-b", "node-c")  # the launcher is on another than the victim
+    async with open_scenario(open_cluster, tmp_path, nodes=nodes) as s:
+        await s.submit(elastic=ELASTIC)
+        await s.until_running()
+        async with s.launcher_says(elastic={"formation": 1, "ranks": 2}) as answer:
+            await until_seen(s, 2)
+            before = await uids(s)
+            await take_away(s, how)
+            await until_incarnation(s, "digits-worker-1", 2)
+            answer["elastic"] |= {"formation": 2, "lostSteps": 1, "recoveries": 1, "lastRecoverySeconds": 0.5}
+            job = await s.until(lambda j: j["status"]["elastic"].get("recoveries") == 1)
+        after = await uids(s)
+        assert {name for name in after if after[name] != before[name]} == {"digits-worker-1"}
+        status = job["status"]
+        assert (status["attempt"], status["restarts"], status["disruptions"]) == (1, 0, 0)
+        assert (status["elastic"]["lostWorkers"], status["elastic"]["lostSteps"]) == (1, 1)
+        s.succeed()
+        await s.until_state("Succeeded")
+        assert {"WorkerLost", "FormationChanged"} <= await told(s)
+
+
+async def test_a_worker_of_a_dead_node_is_made_anew(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Once its pod, which stays Terminating on a node that is gone, is deleted by force."""
+    nodes = ("node-a", "node-b", "node-c")
+    async with open_scenario(open_cluster, tmp_path, nodes=nodes) as s:
+        await s.submit(elastic=ELASTIC)
+        await s.until_running()
+        async with s.launcher_says(elastic={"formation": 1, "ranks": 2}) as answer:
+            await until_seen(s, 2)
+            before = await uids(s)
+            pod = await s.cluster.api.get(PODS, s.namespace, "digits-worker-1")
+            await s.kubelet.lose_node(pod["spec"]["nodeName"])
+            await s.kubelet.mark_disrupted(s.namespace, "digits-worker-1", "DeletionByTaintManager")
+            await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1")
+            await s.until(lambda j: j["status"]["elastic"]["lostWorkers"] == 1)
+            answer["elastic"] |= {"formation": 2, "ranks": 1}
+            await s.until_condition("Degraded", "True", says="DeletionByTaintManager")
+            s.skip(120)
+            await until_incarnation(s, "digits-worker-1", 2)
+            after = await uids(s)
+            assert {name for name in after if after[name] != before[name]} == {"digits-worker-1"}
+            assert (await s.job())["status"]["attempt"] == 1
+
+
+async def test_scaled_up_and_down(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Through the scale subresource's field: the launcher is told, workers come and go, and no rank restarts."""
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit(elastic=ELASTIC)
+        await s.until_running()
+        async with s.launcher_says(elastic={"formation": 1, "ranks": 2}) as answer:
+            await until_seen(s, 2)
+            before = await uids(s)
+            await s.change({"worker": {"replicas": 4}})
+            await until_seen(s, 4)
+            await until_told(s, answer, 4)
+            answer["elastic"] |= {"formation": 2, "ranks": 4}
+            await s.until_condition("Degraded", "False", says="4 ranks")
+            await s.change({"worker": {"replicas": 1}})
+            await s.until_pods(2)
+            await until_told(s, answer, 1)
+            answer["elastic"] |= {"formation": 3, "ranks": 1}
+            job = await s.until(lambda j: j["status"]["elastic"]["ranks"] == 1)
+            after = await uids(s)
+        assert after == {name: before[name] for name in ("digits-launcher", "digits-worker-0")}
+        assert (job["status"]["attempt"], job["status"]["elastic"]["lostWorkers"]) == (1, 0)
+        s.runtime.finish("digits-worker-0")
+        s.runtime.finish("digits-launcher", message=termination_message(world=1))
+        await s.until_state("Succeeded")
+
+
+async def until_told(s: Scenario, answer: dict[str, Any], workers: int) -> None:
+    """Return when the launcher was told how many workers are wanted."""
+    while answer["elastic"].get("wanted") != workers:
+        await s.cluster.pause()
+
+
+async def test_a_launcher_whose_process_came_back_is_told_again(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """It is killed in its pod, and started there again: same pods, same attempt, and it learns what is wanted."""
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit(elastic=ELASTIC)
+        await s.until_running()
+        async with s.launcher_says(elastic={"formation": 1, "ranks": 2}, startTime=1000.0) as answer:
+            await until_seen(s, 2)
+            await until_told(s, answer, 2)
+        before = await uids(s)
+        s.runtime.finish("digits-launcher", 137)
+
+        def restarted(pod: dict[str, Any] | None) -> bool:
+            (status,) = (pod or {})["status"]["containerStatuses"]
+            return status["restartCount"] == 1 and "running" in status["state"]
+
+        await s.cluster.until(PODS, s.namespace, "digits-launcher", restarted)
+        async with s.launcher_says(elastic={"formation": 0, "ranks": 0}, startTime=2000.0) as answer:
+            await until_told(s, answer, 2)
+            answer["elastic"] |= {"formation": 2, "ranks": 2}
+            job = await s.until(lambda j: j["status"]["elastic"]["formation"] == 2)
+        assert await uids(s) == before
+        assert (job["status"]["attempt"], condition(job, "Running")["status"]) == (1, "True")
