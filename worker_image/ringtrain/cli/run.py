@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import click
 
 from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
+from ringtrain.cli.elastic import ElasticOptions, elastic_options, elastic_run
 from ringtrain.cli.ending import read_outcome, say, say_end
 from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
@@ -31,6 +32,13 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 _POLL_S = 0.2
 # Between the log directory and a job's name in it, where a cluster has its namespaces.
 NAMESPACE = "local"
+# What this process must not hand on when it is itself a rank of an elastic run.
+_OF_AN_ELASTIC_RUN = frozenset(
+    {
+        *(contract.ENV_ELASTIC, contract.ENV_HOST_DISCOVERY_SCRIPT, contract.ENV_AGENT_SOCKET),
+        *(contract.ENV_FORMATION, contract.ENV_SLOT),
+    }
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 # The launcher is gone: its agent has its own deadlines, and this long beyond a rank's grace to keep them.
 _AGENT_S = 30.0
@@ -44,6 +52,7 @@ _AGENT_S = 30.0
     help="How many ranks to start.",
 )
 @click.option("-H", "--hosts", default="", metavar="localhost:N", help="Where; this machine is all there is.")
+@elastic_options
 @click.option(
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True
 )
@@ -52,17 +61,30 @@ _AGENT_S = 30.0
 @click.option("--quiet", "-q", is_flag=True, help="Print what ranks write and why the job failed, nothing else.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    ranks: int, hosts: str, log_dir: Path, name: str | None, verbose: bool, quiet: bool, command: tuple[str, ...]
+    ranks: int,
+    hosts: str,
+    elastic: ElasticOptions,
+    log_dir: Path,
+    name: str | None,
+    verbose: bool,
+    quiet: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as N ranks on this machine, with one merged log.
 
     Lines of progress name the speed of all ranks together, its standard error (+/-), and how far the speeds of
     single steps scatter around their median (jitter).
 
+    With --min-np, --max-np or --host-discovery-script the run is elastic: a lost rank is replaced, and the number
+    of ranks may change while the others go on. The program uses ringtrain.elastic for that; any other needs
+    --on-loss Restart. Lines of an elastic run begin with the rank's slot, which stays, where its rank may change.
+
     Options stand before COMMAND; those behind it are COMMAND's own. Ends with the exit status of the first rank
     that failed, else 0.
     """
-    check_hosts(hosts, ranks)
+    world = elastic_run(ranks, hosts, elastic)
+    slots = ranks if world is None else world.slots
+    check_hosts(hosts, slots)
     check_name(name)
     check_command(command[0], os.environ.get("PATH", os.defpath))
     check_log_dir(log_dir)
@@ -70,7 +92,9 @@ def run(
     job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
     started = time.monotonic()
-    code = exit_code_of(lambda: _run(ranks, log_dir.resolve(), job, command, "info" if verbose else "warning"))
+    settings = {} if world is None else world.variables
+    place = _environment(slots, log_dir.resolve(), job, settings)
+    code = exit_code_of(lambda: _run(ranks, place, command, "info" if verbose else "warning"))
     if code or not quiet:
         say_end(files, read_outcome(files), time.monotonic() - started)
     sys.exit(code)
@@ -145,7 +169,7 @@ def _program(command: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+", "", Path(script).stem)[:100] or "run"
 
 
-def _run(ranks: int, log_dir: Path, job: str, command: Sequence[str], level: str) -> int:
+def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level: str) -> int:
     with ExitStack() as stack:
         secret_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-")))
         (secret_dir / "token").write_text(secrets.token_hex(32))
@@ -153,8 +177,9 @@ def _run(ranks: int, log_dir: Path, job: str, command: Sequence[str], level: str
         stack.callback(held.release)
         control_port, status_port = held.take(0, 2)
         environment = {
-            **os.environ,
-            **_environment(ranks, log_dir, job, secret_dir),
+            **{name: value for name, value in os.environ.items() if name not in _OF_AN_ELASTIC_RUN},
+            **settings,
+            contract.ENV_SECRET_DIR: str(secret_dir),
             contract.ENV_LAUNCHER_PORT: str(control_port),
             contract.ENV_STATUS_PORT: str(status_port),
             contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
@@ -168,15 +193,16 @@ def _run(ranks: int, log_dir: Path, job: str, command: Sequence[str], level: str
         return 128 + signals[0] if signals else code
 
 
-def _environment(ranks: int, log_dir: Path, job: str, secret_dir: Path) -> dict[str, str]:
+def _environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:
     return {
+        **settings,
         contract.ENV_JOB_NAME: job,
         contract.ENV_JOB_NAMESPACE: NAMESPACE,
         contract.ENV_JOB_UID: str(uuid.uuid4()),
         contract.ENV_ATTEMPT: "1",
         contract.ENV_BACKEND: "ring",
         contract.ENV_NUM_WORKERS: "1",
-        contract.ENV_SLOTS_PER_WORKER: str(ranks),
+        contract.ENV_SLOTS_PER_WORKER: str(slots),
         contract.ENV_WORKER_INDEX: "0",
         contract.ENV_AGENT_PORT: "0",
         contract.ENV_RING_PORT_BASE: "0",
@@ -184,7 +210,6 @@ def _environment(ranks: int, log_dir: Path, job: str, secret_dir: Path) -> dict[
         contract.ENV_TF_PORT_BASE: "0",
         contract.ENV_POD_NAME: f"{job}-worker-0",
         contract.ENV_POD_IP: "127.0.0.1",
-        contract.ENV_SECRET_DIR: str(secret_dir),
         contract.ENV_LOG_DIR: str(log_dir),
         contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,
     }

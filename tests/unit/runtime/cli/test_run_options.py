@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ringtrain.cli.elastic import ElasticOptions, elastic_run
 from ringtrain.cli.main import main
 
 
@@ -77,3 +78,81 @@ def test_numbers_of_progress_are_explained() -> None:
     shown = " ".join(CliRunner().invoke(main, ["run", "--help"]).output.split())
     assert "its standard error (+/-)" in shown
     assert "how far the speeds of single steps scatter around their median (jitter)" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["-np", "2", "--min-np", "3"],
+            "-np 2, with which the run begins, is not between --min-np 3 and --max-np 2",
+        ),
+        (["-np", "2", "--max-np", "1"], "is not between --min-np 2 and --max-np 1"),
+        (["-np", "4", "--min-np", "3", "--max-np", "2"], "is not between --min-np 3 and --max-np 2"),
+        (["-np", "4", "--on-loss", "shrink"], "--on-loss Shrink: of 4 ranks --min-np 4 lets none be lost"),
+        (
+            ["-np", "4", "--min-np", "2", "--on-loss", "Shrink", "--replace-timeout", "5"],
+            "--replace-timeout and --on-loss Shrink: nobody waits for a lost rank then",
+        ),
+        (["-np", "2", "--on-loss", "Panic"], "'Panic' is not one of"),
+        (["-np", "2", "--replace-timeout", "0"], "0.0 is not in the range"),
+        (["-np", "2", "--reset-limit", "-1"], "-1 is not in the range"),
+        (["-np", "2", "--max-np", "4", "-H", "localhost:2"], "2 slots for 4 ranks; expected localhost:4"),
+        (["-np", "2", "--host-discovery-script", "hosts.sh"], "hosts.sh: there is no such file"),
+        (["-np", "2", "--host-discovery-script", "notes.sh"], "is not executable; chmod +x notes.sh"),
+        (["-np", "2", "--host-discovery-script", "notes.sh", "-H", "localhost:2"], "both say where ranks are"),
+    ],
+    ids=[
+        *(
+            "below-min",
+            "above-max",
+            "min-above-max",
+            "shrink-without-room",
+            "shrink-does-not-wait",
+            "no-such-word",
+        ),
+        *("no-time", "negative-limit", "too-few-slots", "no-script", "script-not-executable", "two-places"),
+    ],
+)
+def test_usage_errors_of_elastic_runs(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Combinations that cannot be are refused before anything is started, with both values."""
+    (tmp_path / "notes.sh").write_text("")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["run", *words, "true"])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "runs").exists()
+
+
+RESTART = {"_REPLACE_TIMEOUT": "7.5", "_FORMATION_LIMIT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "slots", "expected"),
+    [
+        (ElasticOptions(min_ranks=2), 4, {"": "Replace", "_MIN_RANKS": "2", "_MAX_RANKS": "4"}),
+        (ElasticOptions(max_ranks=8), 8, {"": "Replace", "_MIN_RANKS": "4", "_MAX_RANKS": "8"}),
+        (
+            ElasticOptions(on_loss="Restart", replace_timeout_s=7.5, resets=0),
+            4,
+            {
+                "": "Restart",
+                "_MIN_RANKS": "4",
+                "_MAX_RANKS": "4",
+                "_REPLACE_TIMEOUT": "7.5",
+                "_FORMATION_LIMIT": "1",
+            },
+        ),
+    ],
+    ids=["min", "max", "any-option"],
+)
+def test_what_an_elastic_run_is_told(options: ElasticOptions, slots: int, expected: dict[str, str]) -> None:
+    """-np is where it begins, and the bound that is not given; there are as many slots as ranks at most."""
+    assert elastic_run(4, "", ElasticOptions()) is None
+    made = elastic_run(4, "", options)
+    assert made is not None
+    always = {"_START_RANKS": "4", "_JOIN_DELAY": "2"}
+    assert made.slots == slots
+    assert made.variables == {f"RINGTRAIN_ELASTIC{name}": value for name, value in {**expected, **always}.items()}

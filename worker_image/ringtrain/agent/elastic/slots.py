@@ -293,4 +293,6 @@ class Slots:
             lost_steps=message.lost_steps,
             joined=False,
         )
+        if self._said[caller.slot].left_since is not None:  # it was told on a connection that it has closed
+            self._say(caller.slot, leave_message(_UNWANTED))
         self._host.changed()
