@@ -13,6 +13,11 @@ import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import SEAM, World, world_of
 from ringtrain.errors import PeerLost
+from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.optim import SGD
+from ringtrain.optim.compiled import native_rule
+from ringtrain.optim.rules import StepValues
+from ringtrain.process_groups.process_sets import group_of
 
 OVER = pytest.mark.parametrize("transport", SEAM)
 GRPC = {"RINGTRAIN_TRANSPORT": "grpc"}
@@ -49,6 +54,25 @@ def test_a_rank_that_shuts_down_is_named(transport: str) -> None:
         for rank in (0, 2):
             error = world.run(leave)[rank] if rank == 0 else world.errors(lambda _: rt.barrier())[2]
             assert lost(error, 1, r'rank 1 has shut down, and rank [02] needs it for allreduce #2 "loss"')
+
+
+@pytest.mark.parametrize("transport", ["memory", "grpcio"])  # elsewhere the system's buffers have taken it
+def test_a_rank_that_shuts_down_before_it_has_taken_everything_is_named(transport: str) -> None:
+    """It has begun a collective, whose results it leaves with the others."""
+    with world_of(2, transport) as world:
+        weights = [np.zeros(2 << 20, np.float32) for _ in range(2)]
+
+        def run(rank: int) -> BaseException | None:
+            group, buffer = group_of(), weights[rank]
+            terms = SGD(0.1).terms(StepValues(1, 0.1, 1.0))
+            last = ChunkUpdate(native_rule(terms), buffer, (), None, last=rank == 0)
+            assert group.can_update(buffer, buffer)
+            error = error_of(lambda: group.update(buffer, (0, 1 << 20, 2 << 20), rt.Sum, last))
+            if rank == 1:
+                world.contexts[1].close()
+            return error
+
+        assert lost(world.run(run)[0], 1, "rank 1 has shut down, and rank 0 needs it for update")
 
 
 @OVER

@@ -149,6 +149,9 @@ class Call:
                 self._went_wrong(peer, error)
         left = self._timeout_s - (time.monotonic() - self._started)
         if not self._member.offers.all_taken(self._offer, left):
+            if (gone := self._member.offers.who_left(self._offer)) is not None:
+                self._member.monitor.report(Closed(gone, "", self._activity))
+                self._member.raise_failure(self._activity)
             self._stalled(tuple(sorted(self._offer.waiting_for)))
 
     def _went_wrong(self, peer: int, error: Unexpected | Broken | PullRefused) -> NoReturn:

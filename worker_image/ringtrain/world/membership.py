@@ -28,7 +28,7 @@ class Membership:
         self.failure_state = FailureState()
         self.offers = OfferTable(ring.rank, self.failure_state)
         self._handshake = Handshake(ring, self.failure_state, self._is_over)
-        self.monitor = Monitor(ring, transport, self.failure_state, self._identity)
+        self.monitor = Monitor(ring, transport, self.failure_state, self._identity, self.offers.peer_left)
         self._lateness = Lateness(ring, self.offers, self.monitor.statuses)
         self.left = False
         self._closed = threading.Lock()

@@ -61,11 +61,13 @@ class Monitor:
         transport: Transport,
         failure_state: FailureState,
         identity: Callable[[int], dict[str, object]],
+        peer_left: Callable[[int], None],
     ) -> None:
         self._ring = ring
         self._transport = transport
         self._failure_state = failure_state
         self._identity = identity  # what proves to a peer who asks
+        self._peer_left = peer_left  # told of a peer that shuts down in good order
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._left: set[int] = set()
         self._announced = threading.Event()
@@ -148,6 +150,7 @@ class Monitor:
         error = answer.exception()
         if error is None and answer.result() == LEFT:
             self._left.add(peer)
+            self._peer_left(peer)
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
             self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
         elif isinstance(error, PullRefused) and error.failure.kind == "stranger":

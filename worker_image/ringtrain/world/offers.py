@@ -59,6 +59,7 @@ class OfferTable:
         self._begun: dict[int, Begun] = {}
         self._ended: dict[int, tuple[int, float]] = {}  # which was the last that ended in a process set, and when
         self._details: dict[int, Callable[[], str]] = {}
+        self._left: set[int] = set()
         self._closing = False
         failure_state.on_reached(self._wake_all)
 
@@ -154,14 +155,29 @@ class OfferTable:
             if not offer.waiting_for:
                 self._all_taken.notify_all()
 
-    def all_taken(self, offer: Offer, timeout_s: float) -> bool:
-        """Wait until every peer has taken everything; False on a failure, when closed, or after `timeout_s`."""
+    def peer_left(self, peer: int) -> None:
+        """Note that `peer` has shut down: what it has not taken it will not take."""
         with self._all_taken:
-            self._all_taken.wait_for(
-                lambda: not offer.waiting_for or self._closing or self._failure_state.failure is not None,
-                timeout_s,
-            )
+            self._left.add(peer)
+            self._all_taken.notify_all()
+
+    def all_taken(self, offer: Offer, timeout_s: float) -> bool:
+        """Wait until every peer has taken everything.
+
+        False on a failure, when closed, when one of them has shut down, or after `timeout_s`.
+        """
+
+        def over() -> bool:
+            ended = self._closing or self._failure_state.failure is not None
+            return ended or not offer.waiting_for or not self._left.isdisjoint(offer.waiting_for)
+
+        with self._all_taken:
+            self._all_taken.wait_for(over, timeout_s)
             return not offer.waiting_for
+
+    def who_left(self, offer: Offer) -> int | None:
+        """A peer that has shut down without having taken everything, if there is one."""
+        return min(self._left & offer.waiting_for, default=None)
 
     def wait_until(self, ready: Callable[[], bool], caller: Caller) -> None:
         """Wait in a peer's request until `ready()`.
