@@ -5,12 +5,15 @@
     ├── NotInitializedError    a collective before ringtrain.init() or after shutdown()
     ├── MismatchError          ranks disagree on a shape, dtype, op, root or name; names both
     ├── PeerLost               a peer died, stalled or left in the middle; names the rank
+    ├── StateLost              a part of the optimizer's state went with lost ranks; a checkpoint has it
     ├── RankFailed             a rank that ringtrain.run() started has failed; names it and has its traceback
     ├── DataError              a data set, shard or file is not what it should be
     └── CheckpointError        no checkpoint can be read or written
 
 Errors of other libraries are mapped to these at one border each (`raise … from exc`).
 """
+
+from collections.abc import Sequence
 
 
 class RingtrainError(RuntimeError):
@@ -38,6 +41,14 @@ class PeerLost(RingtrainError, ConnectionError):
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class StateLost(RingtrainError):
+    """A part of the optimizer's state is on no rank of the new world. `ranks`: who had it in the former one."""
+
+    def __init__(self, ranks: Sequence[int], message: str) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class RankFailed(RingtrainError):

@@ -8,7 +8,7 @@ from ringtrain.optim.kernels import Part
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.process_groups.group import Flat, Group
 
-MASTER = "master"
+WEIGHTS, MASTER = "weights", "master"
 
 
 class Arenas:
@@ -57,6 +57,16 @@ class Arenas:
         """Round updated master weights into the half-precision arena; other weights were updated in place."""
         if bucket.half:
             self.weights(bucket)[self.owned(bucket)] = part.weights
+
+    def own_values(self, bucket: Bucket) -> dict[str, Flat]:
+        """What this process updates: state, and the weights in the precision in which they are updated."""
+        state = self.state[bucket.index]
+        return dict(state) if bucket.half else {WEIGHTS: self.weights(bucket)[self.owned(bucket)], **state}
+
+    def round_master(self, bucket: Bucket) -> None:
+        """Set the owned weights of a half type from their master copies."""
+        if bucket.half:
+            self.weights(bucket)[self.owned(bucket)] = self.state[bucket.index][MASTER]
 
     def refresh_masters(self, buckets: Sequence[Bucket]) -> None:
         """Set master copies from the weights, after the weights were set from outside."""

@@ -59,6 +59,8 @@ class FusedUpdate:
                 before = None
             if not self._inbox.wait_complete(bucket.index):
                 raise Abandoned
+            if self._m.undo is not None:
+                self._m.undo.keep(bucket.index, self._number)
             if bucket.local or not bucket.size:
                 self._update_alone(bucket)
                 continue

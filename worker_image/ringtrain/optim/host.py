@@ -6,26 +6,23 @@ import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from ringtrain import timeline
-from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.optim.arenas import Arenas
-from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, check_rule, described
-from ringtrain.optim.compiled import best_kernels
-from ringtrain.optim.fused import FusedUpdate, can_fuse
-from ringtrain.optim.inbox import Inbox
-from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
-from ringtrain.optim.pipeline import Abandoned, Update, UpdateContext
+from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, check_rule
+from ringtrain.optim.cut import Model, Unjoined, make_cut
+from ringtrain.optim.fused import FusedUpdate
+from ringtrain.optim.layout import ParamSpec
+from ringtrain.optim.pipeline import Abandoned, Update
+from ringtrain.optim.reform import Own, move_into
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
-from ringtrain.optim.state import check_same_model, gather_state, restore_state
-from ringtrain.optim.wire import ByteWire, HalfWire, Wire
+from ringtrain.optim.state import gather_state, restore_state
 from ringtrain.process_groups.group import Flat, Group
 from ringtrain.process_groups.process_sets import group_of
 
@@ -56,9 +53,11 @@ class HostOptimizer:
     `check_finite`: refuse gradients with NaN or infinity, at the price of one pass.
     `compression`: "bf16", "fp16" or "int8": float32 gradients and changes of weights travel in half or a quarter
     of the bytes, and what rounding takes away is added the next time. Needs `sharded`.
+    `elastic`: its world may change: `rollback` undoes a step that failed, and `reform` goes on in another world.
 
     Collective: all ranks construct it with the same arguments, else MismatchError. After an error in a step the
-    weights may be half new; the optimizer refuses further use, and the job starts again from its checkpoint.
+    weights may be half new; the optimizer refuses further use until `rollback`. Without `elastic` the job starts
+    again from its checkpoint.
 
     Sharding of optimizer state after Rajbhandari et al. 2020 (ZeRO, stage 1), buckets after Li et al. 2020.
     """
@@ -76,48 +75,39 @@ class HostOptimizer:
         local: Collection[str] = (),
         check_finite: bool = False,
         compression: str | None = None,
+        elastic: bool = False,
         group: Group | None = None,
     ) -> None:
         arrays = as_arrays(params)
         settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
         check_arguments(arrays, local, bucket_bytes, settings)
         check_rule(rule)
-        group = group or group_of()
-        specs = [ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items()]
-        layout = plan_layout(specs, bucket_bytes, group.size)
         if compression is not None and not sharded:
             raise ConfigurationError(
                 f'compression is "{compression}" with sharded=False; compression needs shards'
             )
-        compared = {
-            "rule": rule, "bucket_bytes": bucket_bytes, "sharded": sharded, "accumulate": accumulate,
-            "compression": compression, "clip_norm": clip_norm, "schedule": settings.schedule,
-        }  # fmt: skip
-        check_same_model(group, layout, {name: described(value) for name, value in compared.items()})
-        arenas = Arenas(layout, rule.state_names, group.rank if sharded else None, group)
-        lane = group.beside() if group.size > 1 else None
-        wire = None if compression is None else _wire((group, lane or group), layout, arenas, compression)
-        self._context = UpdateContext(group, layout, arenas, rule, settings, best_kernels(), sharded, wire, lane)
-        self._fused = can_fuse(self._context)
-        self._inbox = Inbox(layout, arenas, group.rank, settings)
+        specs = tuple(ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items())
+        self._model = Model(specs, rule, settings, bucket_bytes, sharded, compression, elastic)
+        self._cut = make_cut(self._model, group or group_of())
+        self._prepared: Own | None = None
+        self._torn: frozenset[int] = frozenset()
         self._updates = 0
         self._norm: float | None = None
         self._update: Update | FusedUpdate | None = None
         self._thread: threading.Thread | None = None
         self._ending = False
+        self._closed = False
         self._error: BaseException | None = None
 
         self._step_began_ns = self._backward_began_ns = time.perf_counter_ns()
-        self._views: dict[str, Flat] = {}
+        self._views = dict(self._cut.views)
         for name, array in arrays.items():
-            bucket, location = layout.locations[name]
-            view = arenas.weights(bucket)[location.start : location.stop].reshape(array.shape)
-            view[...] = array
-            self._views[name] = view
-        if group.size > 1:
-            for arena in arenas.synced_arenas():
-                group.broadcast(arena)
-        arenas.refresh_masters(layout.buckets)
+            self._views[name][...] = array
+        context = self._cut.context
+        if context.group.size > 1:
+            for arena in context.arenas.synced_arenas():
+                context.group.broadcast(arena)
+        context.arenas.refresh_masters(context.layout.buckets)
 
     @property
     def weights(self) -> Mapping[str, Flat]:
@@ -126,13 +116,18 @@ class HostOptimizer:
 
     @property
     def updates(self) -> int:
-        """Updates done so far, those before a restored checkpoint included."""
-        return self._updates
+        """Updates done so far, those before a restored checkpoint included.
+
+        With `elastic`, without one that has failed; one whose step() does not wait is waited for.
+        """
+        if self._model.elastic and self._ending and self._thread is not None:
+            self._thread.join()
+        return self._updates - int(self._ending and self._error is not None)
 
     @property
     def rate(self) -> float:
         """The learning rate of the next update."""
-        return self._context.rule.lr * self._context.settings.schedule(self._updates)
+        return self._model.rule.lr * self._model.settings.schedule(self._updates)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -143,7 +138,7 @@ class HostOptimizer:
     @property
     def state_bytes(self) -> int:
         """Bytes of optimizer state that this rank holds."""
-        return sum(values.nbytes for state in self._context.arenas.state for values in state.values())
+        return sum(values.nbytes for state in self._cut.context.arenas.state for values in state.values())
 
     def submit(self, name: str, gradient: ArrayLike, weight: float = 1.0) -> None:
         """Hand over the gradient of `name` for this step; it is copied. From any thread, in any order.
@@ -154,11 +149,12 @@ class HostOptimizer:
         Raises ConfigurationError for a gradient that does not fit, and what made the update fail.
         """
         self._raise_if_broken()
+        self._require_world("submit")
         self._end_update()
-        if self._inbox.empty:
+        if self._cut.inbox.empty:
             self._backward_began_ns = time.perf_counter_ns()
         with timeline.span(f"submit {name}", "submit"):
-            first = self._inbox.put(name, gradient, weight)
+            first = self._cut.inbox.put(name, gradient, weight)
         if first:
             self._start_update()
 
@@ -172,7 +168,7 @@ class HostOptimizer:
         self._raise_if_broken()
         self._end_update()
         timeline.record_since(self._backward_began_ns, "backward", "backward")
-        if not self._inbox.end_micro_step():
+        if not self._cut.inbox.end_micro_step():
             return False
         if self._thread is None or self._update is None:
             raise ConfigurationError("step() was called from two threads; call it from one")
@@ -190,7 +186,7 @@ class HostOptimizer:
         if name is None:
             self._end_update()
         elif self._ending and self._update is not None:
-            self._update.arrivals.wait(self._context.layout.locations[name][0])
+            self._update.arrivals.wait(self._cut.context.layout.locations[name][0])
             self._raise_if_broken()
 
     def close(self) -> None:
@@ -198,7 +194,8 @@ class HostOptimizer:
         with contextlib.suppress(Exception):  # what made the step fail is raised by whatever comes next
             self._end_update()
         self._error = self._error or RingtrainError("the optimizer was closed")
-        self._inbox.cancel()
+        self._closed = True
+        self._cut.inbox.cancel()
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
         """Gather weights and state of all ranks, whole and by name. Collective, between updates.
@@ -208,8 +205,9 @@ class HostOptimizer:
         long as the weights for each rank, and one more. Without it a resumed training goes on with other weights
         than one that was not interrupted.
         """
+        self._require_world("state_dict")
         self._require_idle("state_dict")
-        return gather_state(self._context, self._updates, root, error_feedback)
+        return gather_state(self._cut.context, self._updates, root, error_feedback)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set weights, state and count of updates from a `state_dict`, of any world size. Not collective.
@@ -219,11 +217,77 @@ class HostOptimizer:
         Raises ConfigurationError, with nothing changed, when it is of another rule or model.
         """
         self._require_idle("load_state_dict")
-        self._updates = restore_state(self._context, state)
+        self._updates = restore_state(self._cut.context, state)
+
+    def rollback(self, to: int | None = None) -> int:
+        """Give up the update that is under way, set this rank's part of weights and state to those after update
+        `to`, and return that. Local; needs `elastic`.
+
+        `to`: `updates` (also None), or `updates - 1`, for a rank that ended an update which another one did not.
+        Gradients and micro-steps that were submitted since are forgotten, and so is the error of a step. Where an
+        update had begun to change weights, those of other ranks' shards are whole again after `reform`.
+        An update whose step() was called is waited for: its world must have failed, or have all its ranks.
+        """
+        undo = self._cut.context.undo
+        if undo is None:
+            raise ConfigurationError("rollback() needs HostOptimizer(elastic=True), which keeps what it undoes")
+        if self._closed:
+            raise RingtrainError("the optimizer was closed")
+        if not self._ending:
+            self._cut.inbox.cancel()
+        if self._thread is not None:
+            self._thread.join()
+        done = self.updates
+        chosen = done if to is None else to
+        if chosen not in (done, done - 1) or chosen < 0:
+            raise ConfigurationError(f"rollback: to is {to}; expected {done}, the updates done, or one less")
+        for index in undo.restore(chosen):
+            bucket = self._cut.context.layout.buckets[index]
+            self._cut.context.arenas.round_master(bucket)
+            if self._model.sharded and not self._cut.context.stays_here(bucket):
+                self._torn |= {index}
+        self._updates, self._thread, self._update, self._ending = chosen, None, None, False
+        self._error = self._norm = None
+        self._cut.inbox.begin_update()
+        return chosen
+
+    def reform(self, group: Group, former: Sequence[int | None]) -> None:
+        """Go on in the world of `group`: `prepare`, then `adopt`. Collective."""
+        self.prepare(group, former)
+        self.adopt()
+
+    def prepare(self, group: Group, former: Sequence[int | None]) -> None:
+        """Bring weights and state into the world of `group`, beside those of this one. Collective; for `elastic`.
+
+        `former`: of each rank there, the rank that it had in the world whose state counts; None for a newcomer.
+        Survivors call `rollback` to the same update before. Only what a rank has not got yet travels. Nothing of
+        the present state changes: when a rank is lost meanwhile, PeerLost, it can be prepared again.
+
+        Raises StateLost, on every rank, when a shard is on none of them; MismatchError where survivors are at
+        different updates, or a newcomer has another model.
+        """
+        if self._cut.context.undo is None:
+            raise ConfigurationError("reform() needs HostOptimizer(elastic=True)")
+        self._require_idle("reform")
+        self._prepared = None
+        own = Own(self._cut, self._updates, self._torn)
+        self._prepared = move_into(self._model, group, former, own)
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought. Local. `weights` has other arrays from now on."""
+        if self._prepared is None:
+            raise ConfigurationError("adopt() was called, but nothing is prepared; call prepare() on all ranks")
+        self._cut, self._updates, self._torn = self._prepared.cut, self._prepared.updates, self._prepared.torn
+        self._views.update(self._cut.views)
+        self._prepared = None
+
+    def discard(self) -> None:
+        """Forget what `prepare` brought. Local."""
+        self._prepared = None
 
     def _start_update(self) -> None:
-        kind = FusedUpdate if self._fused else Update
-        self._update = kind(self._context, self._inbox, self._updates + 1, self.rate)
+        kind = FusedUpdate if self._cut.fused else Update
+        self._update = kind(self._cut.context, self._cut.inbox, self._updates + 1, self.rate)
         # A thread per update: it costs 0.1 ms and leaves nothing to close. Daemon, because a backward pass that
         # raises would leave it waiting for gradients for ever.
         # In the caller's context, where a process that holds several ranks keeps which one this is.
@@ -244,7 +308,7 @@ class HostOptimizer:
         self._norm = self._update.norm
         self._thread = None
         self._ending = False
-        self._inbox.begin_update()
+        self._cut.inbox.begin_update()
 
     def _run(self, update: Update | FusedUpdate) -> None:
         try:
@@ -260,18 +324,20 @@ class HostOptimizer:
         if self._error is not None:
             raise self._error
 
+    def _require_world(self, what: str) -> None:
+        if self._torn:
+            raise ConfigurationError(
+                f"{what}() was called after a rollback that left weights of other ranks half new; call reform() "
+                "on all ranks"
+            )
+        if isinstance(self._cut.context.group, Unjoined):
+            raise ConfigurationError(
+                f"{what}() was called before this rank has got the state of the ranks that train already; give "
+                "the optimizer to the state of ringtrain.elastic, or call reform() on all ranks"
+            )
+
     def _require_idle(self, what: str) -> None:
         self._raise_if_broken()
         self._end_update()
-        if not self._inbox.empty:
+        if not self._cut.inbox.empty:
             raise ConfigurationError(f"{what}() was called in the middle of an update; call it after step()")
-
-
-def _wire(groups: tuple[Group, Group], layout: Layout, arenas: Arenas, compression: str) -> Wire:
-    """Raises ConfigurationError for an unknown `compression`."""
-    if compression == INT8:
-        return ByteWire(*groups, layout, arenas)
-    if compression not in HALVES:
-        allowed = ", ".join([*HALVES, INT8])
-        raise ConfigurationError(f'compression is "{compression}"; expected one of {allowed}')
-    return HalfWire(*groups, layout, arenas, compression)

@@ -38,8 +38,9 @@ class Inbox:
         self.begin_update()
 
     def begin_update(self) -> None:
-        """Forget the update before; all gradients are awaited anew."""
+        """Forget the update before, also one that was given up; all gradients are awaited anew."""
         with self._changed:
+            self._cancelled = False
             self._micro_step = 0
             self._arrived.clear()
             self._outstanding = [len(bucket.locations) for bucket in self._layout.buckets]

@@ -24,8 +24,9 @@ from ringtrain.optim.kernels import Floats, Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.norms import Sums, exchange, square_sums, squares_by_parameter
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
-from ringtrain.optim.wire import Wire
-from ringtrain.process_groups.group import Group, Pending
+from ringtrain.optim.undo import Undo
+from ringtrain.optim.wire import LOST_CHANGE, Wire
+from ringtrain.process_groups.group import Flat, Group, Pending
 from ringtrain.reduction.ops import Average, Sum
 
 
@@ -34,6 +35,7 @@ class UpdateContext:
     """What stays the same from update to update. `sharded`: each rank updates its own shard only.
 
     `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
+    `undo`: gets what is about to be changed.
     """
 
     group: Group
@@ -45,6 +47,7 @@ class UpdateContext:
     sharded: bool
     wire: Wire | None = None
     lane: Group | None = None
+    undo: Undo | None = None
 
     def stays_here(self, bucket: Bucket) -> bool:
         """Whether no other rank has to do with `bucket`."""
@@ -54,6 +57,14 @@ class UpdateContext:
         """What sends `bucket` in fewer bytes; None where it travels as it is, or not at all."""
         wire = self.wire
         return wire if wire is not None and wire.carries(bucket) and not self.stays_here(bucket) else None
+
+    def slots(self, bucket: Bucket) -> dict[str, Flat]:
+        """What this rank alone keeps of `bucket`: the state of the elements that it updates, and what compression
+        owes them."""
+        state = dict(self.arenas.state[bucket.index])
+        if self.wire is not None and self.wire.carries(bucket):
+            state[LOST_CHANGE] = self.wire.lost_change(bucket)
+        return state
 
     def mean_scale(self, bucket: Bucket) -> float:
         """What turns the sum over ranks and all micro-steps into the mean."""
@@ -110,6 +121,8 @@ class Update:
             if self._m.lane is not None:
                 self._reduce_next_if_complete(bucket.index)
             began_ns = time.perf_counter_ns()
+            if self._m.undo is not None:
+                self._m.undo.keep(bucket.index, self._number)
             if (wire := self._m.wire_of(bucket)) is not None:
                 wire.remember(bucket)
             part = self._m.arenas.part(bucket)
@@ -145,6 +158,8 @@ class Update:
         if self._m.stays_here(bucket):
             return []
         if (wire := self._m.wire_of(bucket)) is not None:
+            if self._m.undo is not None:
+                self._m.undo.keep_lost(bucket.index, self._number)
             return [wire.reduce_scatter(bucket)]
         buffer, group = self._m.arenas.gradients(bucket), self._m.group
         # Half types are averaged by the ring, in float32: their sum could overflow. Others are summed, and the

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
 from ringtrain.optim.pipeline import UpdateContext
-from ringtrain.optim.wire import Wire
+from ringtrain.optim.wire import LOST, LOST_CHANGE, Wire
 from ringtrain.process_groups.group import Flat, Group
 
-WEIGHTS = "weights"
-FEEDBACK, LOST, LOST_CHANGE = "error_feedback", "lost", "lost_change"
+FEEDBACK = "error_feedback"
 
 
 def gather_state(context: UpdateContext, updates: int, root: int | None, error_feedback: bool) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from ringtrain.process_groups.group import Flat, Group, Pending
 from ringtrain.reduction.cuts import Bounds, offsets
 from ringtrain.reduction.ops import Average
 
+LOST, LOST_CHANGE = "lost", "lost_change"
+
 
 @dataclass(frozen=True)
 class _Feedback:

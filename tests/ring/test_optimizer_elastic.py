@@ -1,0 +1,300 @@
+"""An optimizer whose world changes: an update is done on all ranks or on none, and the state moves on with it.
+
+A world fails at a scripted collective of an update. Ranks roll back, meet in another world, and go on; gradients
+are the same exact numbers on all ranks, so that weights and state must be those of a world that was not disturbed.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateLost
+from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
+from ringtrain.optim.cut import Unjoined
+from ringtrain.process_groups.context import current
+from ringtrain.process_groups.group import ProcessGroup
+from ringtrain.process_groups.process_sets import group_of
+
+from .worlds import World, world_of
+
+SIZE = 3
+DISTURBED = 2  # this update, counted from 0, fails
+LAST = 4
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to train."""
+
+    rule: Rule = field(default_factory=lambda: AdamW(0.1))
+    dtype: Any = np.float32
+    local: Sequence[str] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "fused": Case(),
+    "fused-half": Case(SGD(0.1, momentum=0.9), BF16),
+    "local": Case(local=["own", "last"]),
+    "clip": Case(options={"clip_norm": 0.5}),
+    "lamb": Case(LAMB(0.1)),
+    "lamb-half-clip": Case(LAMB(0.1), BF16, options={"clip_norm": 0.5}),
+    "accumulate": Case(options={"accumulate": 2}),
+    "bf16": Case(options={"compression": "bf16"}),
+    "int8-clip": Case(options={"compression": "int8", "clip_norm": 0.5}),
+    "unsharded": Case(local=["own"], options={"sharded": False}),
+    "float64": Case(SGD(0.1, momentum=0.9, nesterov=True), np.float64),
+}
+SHAPES = {"own": (5, 7), "a": (40, 33), "b": (1001,), "c": (0, 3), "d": (9,), "last": (3,)}
+
+
+class FailingGroup(ProcessGroup):
+    """The world, which this rank leaves before its collective number `fails_at` of those that are counted."""
+
+    def __init__(self, group: ProcessGroup, count: list[int]) -> None:
+        vars(self).update(vars(group))
+        self._count = count  # how many are left; shared with the lane
+
+    def beside(self) -> ProcessGroup | None:
+        lane = super().beside()
+        return None if lane is None else FailingGroup(lane, self._count)
+
+    def call(self, work: Any) -> Any:
+        self._before()
+        return super().call(work)
+
+    def begin(self, work: Any) -> Any:
+        self._before()
+        return super().begin(work)
+
+    def _before(self) -> None:
+        self._count[0] -= 1
+        if self._count[0] == 0:
+            current().close()
+            raise PeerLost(current().config.rank, "this rank was made to leave")
+
+
+def _made(case: Case, group: Any) -> HostOptimizer:
+    start = np.random.default_rng(7)
+    params = {name: start.integers(-8, 9, shape).astype(case.dtype) / 8 for name, shape in SHAPES.items()}
+    params = {name: np.asarray(values, case.dtype) for name, values in params.items()}
+    return HostOptimizer(
+        params, case.rule, bucket_bytes=2000, local=case.local, elastic=True, group=group, **case.options
+    )
+
+
+def _submit_update(opt: HostOptimizer, case: Case) -> None:
+    """The same exact gradients on every rank, so that the world's size does not matter."""
+    for micro_step in range(case.options.get("accumulate", 1)):
+        for name, weights in reversed(opt.weights.items()):
+            random = np.random.default_rng([opt.updates, micro_step, weights.size])
+            opt.submit(name, np.asarray(random.integers(-8, 9, weights.shape) / 8, weights.dtype))
+        opt.step()
+
+
+def _train(opt: HostOptimizer, case: Case, to: int) -> None:
+    while opt.updates < to:
+        _submit_update(opt, case)
+
+
+def _bits(opt: HostOptimizer) -> dict[str, bytes]:
+    state = opt.state_dict()
+    slots = {**state["arrays"], **state.get("error_feedback", {})}
+    return {f"{slot} {name}": array.tobytes() for slot, of in slots.items() for name, array in of.items()}
+
+
+@contextlib.contextmanager
+def _undisturbed(case: Case, transport: str, size: int = SIZE) -> Iterator[list[dict[str, bytes]]]:
+    """What weights and state are after each update."""
+    with world_of(size, transport) as world:
+
+        def run(rank: int) -> list[dict[str, bytes]]:
+            opt, bits = _made(case, group_of()), []
+            for update in range(LAST + 1):
+                _train(opt, case, update)
+                bits.append(_bits(opt))
+            opt.close()
+            return bits
+
+        yield world.run(run)[0]
+
+
+def _fail_at(world: World, case: Case, victim: int, fails_at: int) -> tuple[list[HostOptimizer], list[int], bool]:
+    """Train until the victim leaves. Returns optimizers, updates that each rank has done, and whether it left."""
+    count = [-1]
+    made: list[HostOptimizer | None] = [None] * SIZE
+
+    def run(rank: int) -> int:
+        group = FailingGroup(group_of(), count) if rank == victim else group_of()
+        opt = made[rank] = _made(case, group)
+        _train(opt, case, DISTURBED)
+        world.meet()
+        if rank == victim:
+            count[0] = fails_at
+        with contextlib.suppress(RingtrainError):
+            _submit_update(opt, case)
+        world.meet()
+        return opt.rollback()
+
+    done = world.run(run)
+    return [opt for opt in made if opt is not None], done, count[0] <= 0
+
+
+def _all_go_on(
+    opts: list[HostOptimizer], case: Case, updates: int, transport: str
+) -> list[list[dict[str, bytes]]]:
+    """In another world of the same ranks: state after `updates`, and at the end."""
+    with world_of(SIZE, transport) as world:
+
+        def run(rank: int) -> list[dict[str, bytes]]:
+            opt = opts[rank]
+            assert opt.rollback(updates) == updates
+            opt.reform(group_of(), range(SIZE))
+            bits = [_bits(opt)]
+            _train(opt, case, LAST)
+            return [*bits, _bits(opt)]
+
+        return world.run(run)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_update_that_fails_anywhere_never_was(case: Case) -> None:
+    """Whichever collective fails: all ranks have the bits of the last update that all have done, and go on."""
+    with _undisturbed(case, "memory") as expected:
+        fails_at, left = 0, True
+        while left:
+            fails_at += 1
+            with world_of(SIZE, "memory", timeout_s=10) as world:
+                opts, done, left = _fail_at(world, case, fails_at % SIZE, fails_at)
+            agreed = min(done)
+            assert max(done) - agreed <= 1
+            assert agreed in (DISTURBED, DISTURBED + 1)
+            for rank, bits in enumerate(_all_go_on(opts, case, agreed, "memory")):
+                assert bits == [expected[agreed], expected[LAST]], (fails_at, rank)
+        assert fails_at >= 3
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm", "pods"])
+@pytest.mark.parametrize(
+    "case", [CASES[name] for name in ("fused", "lamb", "int8-clip")], ids=["fused", "lamb", "int8"]
+)
+def test_it_never_was_over_every_transport(case: Case, transport: str) -> None:
+    with _undisturbed(case, transport) as expected:
+        for fails_at in (2, 5):
+            with world_of(SIZE, transport, timeout_s=10) as world:
+                opts, done, _ = _fail_at(world, case, fails_at % SIZE, fails_at)
+            for rank, bits in enumerate(_all_go_on(opts, case, min(done), transport)):
+                assert bits == [expected[min(done)], expected[LAST]], (fails_at, rank)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_update_that_was_done_can_be_undone(case: Case) -> None:
+    """One back, as a rank must that ended an update which another one did not; also with the next one begun."""
+    with _undisturbed(case, "memory") as expected, world_of(SIZE) as world:
+
+        def run(rank: int) -> HostOptimizer:
+            opt = _made(case, group_of())
+            _train(opt, case, DISTURBED + 1)
+            name = "last"
+            opt.submit(name, np.ones(SHAPES[name], case.dtype))  # of a local bucket, where that is the first
+            assert opt.rollback(DISTURBED) == opt.updates == DISTURBED
+            return opt
+
+        for bits in _all_go_on(world.run(run), case, DISTURBED, "memory"):
+            assert bits == [expected[DISTURBED], expected[LAST]]
+
+
+MOVES = {
+    "grows": (2, [0, 1, None]),
+    "grows-at-the-front": (2, [None, 1, 0]),
+    "is-permuted": (3, [2, 0, 1]),
+    "from-one": (1, [None, 0, None]),
+}
+
+
+@pytest.mark.parametrize(("size", "former"), MOVES.values(), ids=MOVES)
+@pytest.mark.parametrize("name", ["fused", "fused-half", "lamb", "unsharded", "clip"])
+def test_newcomers_get_what_they_need(size: int, former: list[int | None], name: str) -> None:
+    """Survivors and newcomers have the bits of a world that was as large from the beginning."""
+    case = Case(CASES[name].rule, CASES[name].dtype, options=CASES[name].options)
+    with _undisturbed(case, "memory", len(former)) as expected:
+        with world_of(size) as world:
+            opts = world.run(lambda rank: _trained_there(case))
+        with world_of(len(former)) as world:
+
+            def go_on(rank: int) -> list[dict[str, bytes]]:
+                before = former[rank]
+                opt = _made(case, Unjoined()) if before is None else opts[before]
+                opt.reform(group_of(), former)
+                bits = [_bits(opt)]
+                _train(opt, case, LAST)
+                return [*bits, _bits(opt)]
+
+            assert world.run(go_on) == [[expected[DISTURBED], expected[LAST]]] * len(former)
+
+
+def _trained_there(case: Case) -> HostOptimizer:
+    opt = _made(case, group_of())
+    _train(opt, case, DISTURBED)
+    return opt
+
+
+def test_a_newcomer_trains_nothing_before_it_has_the_state() -> None:
+    """Whatever it does with the optimizer: else it would train alone, and nobody would know."""
+    opt = _made(CASES["fused"], Unjoined())
+    for call in (lambda: opt.submit("a", np.ones((40, 33), np.float32)), opt.state_dict):
+        with pytest.raises(ConfigurationError, match="before this rank has got the state"):
+            call()
+
+
+def test_whoever_is_at_another_update_is_named() -> None:
+    """A survivor that did not roll back: MismatchError on all ranks, and nothing has changed."""
+    case = CASES["fused"]
+    with world_of(2) as world:
+        opts = world.run(lambda rank: _trained_there(case))
+        opts[1].rollback(DISTURBED - 1)
+        errors = world.errors(lambda rank: opts[rank].reform(group_of(), [0, 1]))
+        assert all(isinstance(error, MismatchError) for error in errors)
+        assert all("updates is 2 on rank 0 and 1 on rank 1" in str(error) for error in errors)
+        assert [opt.updates for opt in opts] == [DISTURBED, DISTURBED - 1]
+
+
+def test_a_local_parameter_goes_with_its_rank() -> None:
+    """StateLost on every survivor names the rank that alone had it."""
+    case = CASES["local"]
+    with world_of(SIZE) as world:
+        opts = world.run(lambda rank: _trained_there(case))
+    with world_of(2) as world:
+        for error in world.errors(lambda rank: opts[rank].reform(group_of(), [0, 1])):
+            assert isinstance(error, StateLost)
+            assert error.ranks == (2,)
+            assert '"own", which is local' in str(error)
+
+
+def test_weights_that_are_half_new_are_not_trained_on() -> None:
+    """After a rollback only reform() makes the shards of other ranks whole."""
+    case = CASES["fused"]
+    with world_of(2) as world:
+
+        def run(rank: int) -> None:
+            opt = _trained_there(case)
+            opt.rollback(DISTURBED - 1)
+            opt.submit("last", np.ones(3, np.float32))
+
+        for error in world.errors(run):
+            assert isinstance(error, ConfigurationError)
+            assert "half new; call reform()" in str(error)
+
+
+def test_an_optimizer_that_is_not_elastic_says_so() -> None:
+    opt = HostOptimizer({"w": np.zeros(3)}, SGD(0.1), group=Unjoined())
+    for call in (opt.rollback, lambda: opt.reform(Unjoined(), [0])):
+        with pytest.raises(ConfigurationError, match="elastic=True"):
+            call()

@@ -1,0 +1,159 @@
+"""How an optimizer is cut over the ranks of one world: what is made anew whenever the world changes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ringtrain.compression import HALVES, INT8
+from ringtrain.errors import ConfigurationError
+from ringtrain.kernels.update import ChunkUpdate
+from ringtrain.optim.arenas import Arenas
+from ringtrain.optim.arguments import Settings, described
+from ringtrain.optim.compiled import best_kernels
+from ringtrain.optim.fused import can_fuse
+from ringtrain.optim.inbox import Inbox
+from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
+from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.optim.rules import Rule
+from ringtrain.optim.state import check_same_model
+from ringtrain.optim.undo import History, Undo
+from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteWire, HalfWire, Wire
+from ringtrain.process_groups.group import Flat, Group, Pending
+from ringtrain.reduction.ops import ReduceOp, Sum
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an optimizer is in every world: parameters in their order, rule, and how to update.
+
+    `elastic`: updates can be undone, and the state outlives the loss of a rank.
+    """
+
+    specs: tuple[ParamSpec, ...]
+    rule: Rule
+    settings: Settings
+    bucket_bytes: int
+    sharded: bool
+    compression: str | None
+    elastic: bool
+
+    def layout(self, size: int) -> Layout:
+        """Where everything lies in a world of `size` ranks."""
+        return plan_layout(self.specs, self.bucket_bytes, size)
+
+    def compared(self) -> dict[str, str]:
+        """What ranks must agree on beside the parameters."""
+        settings = self.settings
+        compared = {
+            "rule": self.rule, "bucket_bytes": self.bucket_bytes, "sharded": self.sharded,
+            "accumulate": settings.accumulate, "compression": self.compression,
+            "clip_norm": settings.clip_norm, "schedule": settings.schedule, "elastic": self.elastic,
+        }  # fmt: skip
+        return {name: described(value) for name, value in compared.items()}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The optimizer in one world. `views`: the weights by name, whole on every rank."""
+
+    context: UpdateContext
+    inbox: Inbox
+    fused: bool
+    views: dict[str, Flat]
+
+
+def make_cut(model: Model, group: Group) -> Cut:
+    """Allocate what a rank of `group` needs: weights and state are zeros. Collective.
+
+    Raises MismatchError unless all ranks have the same model.
+    """
+    layout = model.layout(group.size)
+    check_same_model(group, layout, model.compared())
+    arenas = Arenas(layout, model.rule.state_names, group.rank if model.sharded else None, group)
+    lane = group.beside() if group.size > 1 else None
+    wire = None if model.compression is None else _wire((group, lane or group), layout, arenas, model.compression)
+    undo = _undo(layout, arenas, wire) if model.elastic else None
+    context = UpdateContext(
+        group, layout, arenas, model.rule, model.settings, best_kernels(), model.sharded, wire, lane, undo
+    )
+    inbox = Inbox(layout, arenas, group.rank, model.settings)
+    return Cut(context, inbox, can_fuse(context), _views(layout, arenas))
+
+
+def _views(layout: Layout, arenas: Arenas) -> dict[str, Flat]:
+    views = {}
+    for spec in layout.specs:
+        bucket, location = layout.locations[spec.name]
+        views[spec.name] = arenas.weights(bucket)[location.start : location.stop].reshape(spec.shape)
+    return views
+
+
+def _wire(groups: tuple[Group, Group], layout: Layout, arenas: Arenas, compression: str) -> Wire:
+    """Raises ConfigurationError for an unknown `compression`."""
+    if compression == INT8:
+        return ByteWire(*groups, layout, arenas)
+    if compression not in HALVES:
+        allowed = ", ".join([*HALVES, INT8])
+        raise ConfigurationError(f'compression is "{compression}"; expected one of {allowed}')
+    return HalfWire(*groups, layout, arenas, compression)
+
+
+def _undo(layout: Layout, arenas: Arenas, wire: Wire | None) -> Undo:
+    """Two generations of every bucket that an update changes before this rank knows that all others have ended the
+    update before: with clipping two reductions begin before the first is waited for."""
+    shared = [bucket.index for bucket in layout.buckets if bucket.size and not bucket.local]
+    early = shared[1] if len(shared) > 1 else len(layout.buckets)
+    generations = {bucket.index: 2 if bucket.index <= early else 1 for bucket in layout.buckets}
+    own, lost = [], {}
+    for bucket in layout.buckets:
+        live = arenas.own_values(bucket)
+        if wire is not None and wire.carries(bucket):
+            live[LOST_CHANGE] = wire.lost_change(bucket)
+            lost[bucket.index] = History({LOST: wire.lost(bucket)}, generations[bucket.index])
+        own.append(History(live, generations[bucket.index]))
+    return Undo(own, lost)
+
+
+class Unjoined:
+    """The group of a rank that is in no world yet: nobody else, and no collective."""
+
+    rank = 0
+    size = 1
+
+    def allocate(self, length: int, dtype: Any) -> Flat:
+        return np.zeros(length, dtype)
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        return [value]
+
+    def broadcast_object(self, value: Any) -> Any:
+        return value
+
+    def beside(self) -> Group | None:
+        return None
+
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> Pending:
+        self._refuse()
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
+        self._refuse()
+
+    def all_to_all(self, parts: Sequence[Flat]) -> Pending:
+        self._refuse()
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return False
+
+    def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
+        self._refuse()
+
+    def finish_updates(self) -> bool:
+        self._refuse()
+
+    def broadcast(self, buffer: Flat) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ConfigurationError("this optimizer is in no world yet; reform() takes it into one")

@@ -1,0 +1,265 @@
+"""Weights and state on their way from one world's cut into the next one's.
+
+Who gives what to whom follows from both cuts and from who is left, so every rank works out the same. A bucket is
+one exchange; what a rank has already does not travel.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ringtrain.errors import ConfigurationError, MismatchError, StateLost
+from ringtrain.optim.arenas import WEIGHTS
+from ringtrain.optim.cut import Cut, Model, Unjoined, make_cut
+from ringtrain.optim.layout import Bucket
+from ringtrain.process_groups.group import Flat, Group
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a rank has: its cut, the updates that are done, and the buckets whose weights are not whole."""
+
+    cut: Cut
+    updates: int
+    torn: frozenset[int]
+
+    @property
+    def joined(self) -> bool:
+        """Whether it has been in a world."""
+        return not isinstance(self.cut.context.group, Unjoined)
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who comes from where. `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the
+    former world. `torn`: by rank, the buckets whose weights are not whole there. `updates`: that are done."""
+
+    former: tuple[int | None, ...]
+    size: int
+    torn: tuple[frozenset[int], ...]
+    updates: int
+
+    @property
+    def survivors(self) -> list[int]:
+        """Ranks that hold state."""
+        return [rank for rank, former in enumerate(self.former) if former is not None]
+
+    @property
+    def lost(self) -> list[int]:
+        """Former ranks that are no members any more."""
+        return [rank for rank in range(self.size) if rank not in self.former]
+
+    def rank_now(self, former: int) -> int | None:
+        """The rank that `former` has now; None if it is lost."""
+        return self.former.index(former) if former in self.former else None
+
+    def lacks(self, rank: int, bucket: Bucket) -> bool:
+        """Whether `rank` needs all weights of `bucket`."""
+        return self.former[rank] is None or bucket.index in self.torn[rank]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements `start:stop` of a bucket that rank `rank` of the new world holds."""
+
+    rank: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """Elements `start:stop` of a bucket that rank `giver` gives to another one, or has itself."""
+
+    giver: int
+    start: int
+    stop: int
+
+
+def route(held: Sequence[Held], taker: int, start: int, stop: int) -> list[Move]:
+    """Where `taker` gets elements `start:stop` from: from itself if it can, else from the first in `held`."""
+    edges = {start, stop, *(edge for h in held for edge in (h.start, h.stop) if start < edge < stop)}
+    moves = []
+    for begin, end in pairwise(sorted(edges)):
+        ranks = [h.rank for h in held if h.start <= begin and end <= h.stop]
+        moves.append(Move(taker if taker in ranks else ranks[0], begin, end))
+    return moves
+
+
+def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own) -> Own:
+    """Return what this rank has in the world of `group`: weights and state of the former world. Collective.
+
+    `own.cut` stays as it is. Raises StateLost on every rank where nobody holds a part of the state, MismatchError
+    where ranks are at different updates or have other models.
+    """
+    members = _meet(group, former, own)
+    new = make_cut(model, group)
+    _check_all_held(model, members)
+    for bucket in new.context.layout.buckets:
+        transfer = _Transfer(model, members, own.cut, new, bucket)
+        if bucket.local:
+            transfer.stay()
+        elif bucket.size:
+            transfer.run()
+    if not members.updates:
+        new.context.arenas.refresh_masters(new.context.layout.buckets)
+    return Own(new, members.updates, frozenset())
+
+
+def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
+    """Learn what the others bring, and check that it fits together."""
+    context = own.cut.context
+    brought = {
+        "updates": own.updates, "size": context.group.size, "rank": context.group.rank, "joined": own.joined,
+        "torn": sorted(own.torn), "former": list(former),
+    }  # fmt: skip
+    reported = group.allgather_object(brought)
+    if len(former) != group.size:
+        raise ConfigurationError(f"former is {list(former)}; expected one entry for each of {group.size} ranks")
+    if all(rank is None for rank in former) and not any(other["joined"] for other in reported):
+        former = [0, *former[1:]]  # of nobody's world: rank 0's counts, as in the first world
+    survivors = [rank for rank, before in enumerate(former) if before is not None]
+    if not survivors:
+        raise ConfigurationError(
+            f"former is {list(former)}: nobody has a state; expected a rank that trained before"
+        )
+    first = survivors[0]
+    for rank in survivors:
+        _compare(rank, reported[rank], first, reported[first], former)
+    torn = tuple(frozenset(other["torn"]) for other in reported)
+    return Members(tuple(former), reported[first]["size"], torn, reported[first]["updates"])
+
+
+def _compare(
+    rank: int, there: dict[str, object], first: int, expected: dict[str, object], former: Sequence[int | None]
+) -> None:
+    for what in ("former", "size", "updates"):
+        if there[what] != expected[what]:
+            raise MismatchError(
+                f"reform: {what} is {expected[what]} on rank {first} and {there[what]} on rank {rank}; every "
+                "survivor must have been in the same world, and rollback() to the same update before"
+            )
+    if there["rank"] != former[rank]:
+        raise MismatchError(
+            f"reform: former[{rank}] is {former[rank]}, but that rank was {there['rank']} in its world"
+        )
+
+
+def _check_all_held(model: Model, members: Members) -> None:
+    """Raise StateLost where a part of the state is gone."""
+    names = [spec.name for spec in model.specs if spec.local]
+    if members.lost and names:
+        raise StateLost(
+            members.lost,
+            f"ranks {members.lost} of the former world are lost, and with them their own values of "
+            f'"{names[0]}", which is local: load a checkpoint',
+        )
+    gone = [rank for rank in members.lost if model.sharded]
+    if gone:
+        raise StateLost(gone, f"the state of ranks {gone} of the former world is lost: load a checkpoint")
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """Of one bucket."""
+
+    model: Model
+    members: Members
+    old: Cut
+    new: Cut
+    bucket: Bucket
+
+    def stay(self) -> None:
+        """A local bucket is each rank's own."""
+        self._copy_weights()
+        for slot, values in self.new.context.slots(self.bucket).items():
+            values[:] = self.old.context.slots(self.bucket)[slot]
+
+    def run(self) -> None:
+        """Exchange what ranks need; weights are whole on all of them afterwards."""
+        group = self.new.context.group
+        held = self._held()
+        taken = [self._taken_by(rank, held) for rank in range(group.size)]
+        if not self.members.lacks(group.rank, self.bucket):
+            self._copy_weights()
+        received = [np.empty(0, np.uint8)] * group.size
+        if any(move.giver != rank for rank, moves in enumerate(taken) for _, move in moves):
+            received = group.all_to_all([self._message(moves, rank) for rank, moves in enumerate(taken)]).wait()
+        self._unpack(taken[group.rank], received)
+        self._carry_feedback()
+
+    def _held(self) -> list[Held]:
+        """Who holds which elements: owners."""
+        members, size = self.members, self.bucket.size
+        if members.size == 1 or not self.model.sharded:
+            return [Held(rank, 0, size) for rank in members.survivors]
+        bounds = self.model.layout(members.size).buckets[self.bucket.index].bounds
+        owners = [(members.rank_now(rank), *edges) for rank, edges in enumerate(pairwise(bounds))]
+        return [Held(rank, start, stop) for rank, start, stop in owners if rank is not None and start < stop]
+
+    def _taken_by(self, rank: int, held: Sequence[Held]) -> list[tuple[str, Move]]:
+        """The slots and elements that `rank` needs, in the order in which they travel."""
+        slots = self.new.context.slots(self.bucket)
+        wanted = [] if not self.members.updates else self._state_of(rank)
+        taken = [
+            (slot, move) for slot in slots for start, stop in wanted for move in route(held, rank, start, stop)
+        ]
+        if self.members.lacks(rank, self.bucket):
+            taken += [(WEIGHTS, move) for move in route(held, rank, 0, self.bucket.size)]
+        return taken
+
+    def _state_of(self, rank: int) -> list[tuple[int, int]]:
+        """Which elements' state `rank` keeps from now on."""
+        shard = self.bucket.shard(rank) if self.model.sharded else slice(0, self.bucket.size)
+        return [(shard.start, shard.stop)] if shard.start < shard.stop else []
+
+    def _message(self, moves: Iterable[tuple[str, Move]], taker: int) -> Flat:
+        rank = self.new.context.group.rank
+        parts = [self._source(slot, move).view(np.uint8) for slot, move in moves if move.giver == rank != taker]
+        return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+    def _unpack(self, moves: Iterable[tuple[str, Move]], received: Sequence[Flat]) -> None:
+        read = [0] * len(received)
+        for slot, move in moves:
+            target = self._target(slot, move)
+            if move.giver == self.new.context.group.rank:
+                target[:] = self._source(slot, move)
+                continue
+            begin = read[move.giver]
+            read[move.giver] = end = begin + target.nbytes
+            target.view(np.uint8)[:] = received[move.giver][begin:end]
+
+    def _source(self, slot: str, move: Move) -> Flat:
+        context = self.old.context
+        if slot == WEIGHTS:
+            return context.arenas.weights(self._old_bucket)[move.start : move.stop]
+        start = context.arenas.owned(self._old_bucket).start
+        return context.slots(self._old_bucket)[slot][move.start - start : move.stop - start]
+
+    def _target(self, slot: str, move: Move) -> Flat:
+        context = self.new.context
+        if slot == WEIGHTS:
+            return context.arenas.weights(self.bucket)[move.start : move.stop]
+        start = context.arenas.owned(self.bucket).start
+        return context.slots(self.bucket)[slot][move.start - start : move.stop - start]
+
+    def _copy_weights(self) -> None:
+        self.new.context.arenas.weights(self.bucket)[:] = self.old.context.arenas.weights(self._old_bucket)
+
+    def _carry_feedback(self) -> None:
+        """Owe what this rank owed, so that the mean over ranks is what survivors owed of the former one."""
+        old, new = (cut.context for cut in (self.old, self.new))
+        if new.wire is None or old.wire is None or not new.wire.carries(self.bucket):
+            return
+        if self.members.former[new.group.rank] is not None:
+            lost = new.wire.lost(self.bucket)
+            lost[:] = old.wire.lost(self._old_bucket)
+            if self.members.size != new.group.size:
+                lost *= np.float32(new.group.size / self.members.size)
+
+    @property
+    def _old_bucket(self) -> Bucket:
+        """The same elements, as the former world cut them."""
+        return self.old.context.layout.buckets[self.bucket.index]
