@@ -136,6 +136,23 @@ def check_host_optimizer_state_continues():
     agree(train(second, resumed, data[5:]), whole, 0)
 
 
+def check_host_optimizer_goes_back_and_on_in_another_world():
+    """A step that one rank has not done is undone; the model keeps its parameters, whose memory is another."""
+    data = batches(RANK, 10)
+    whole = train(net := model(), hvd.HostOptimizer(net, Adam(lr=1e-2)), data)
+    part = train(net := model(), hvd.HostOptimizer(net, Adam(lr=1e-2)), data[:4])
+    resumed = model()
+    optimizer = hvd.HostOptimizer(resumed, Adam(lr=1e-2), elastic=True, bucket_bytes=200)
+    train(resumed, optimizer, data[:5])
+    params = list(resumed.parameters())
+    assert optimizer.rollback(4) == optimizer.updates == 4
+    optimizer.reform(range(SIZE))
+    agree(resumed, part, 0)
+    assert all(a is b for a, b in zip(resumed.parameters(), params, strict=True))
+    agree(train(resumed, optimizer, data[4:]), whole, 0)
+    same_everywhere(resumed)
+
+
 def check_host_optimizer_state_is_sharded():
     net = model()
     optimizer = hvd.HostOptimizer(net, Adam(lr=1e-2))

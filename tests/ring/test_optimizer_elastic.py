@@ -50,7 +50,6 @@ CASES = {
     "bf16": Case(options={"compression": "bf16"}),
     "int8-clip": Case(options={"compression": "int8", "clip_norm": 0.5}),
     "unsharded": Case(local=["own"], options={"sharded": False}),
-    "float64": Case(SGD(0.1, momentum=0.9, nesterov=True), np.float64),
 }
 SHAPES = {"own": (5, 7), "a": (40, 33), "b": (1001,), "c": (0, 3), "d": (9,), "last": (3,)}
 

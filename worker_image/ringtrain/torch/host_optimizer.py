@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ class HostOptimizer:
     over all ranks, and rank 0's initial weights are sent to all. The device holds neither gradients (after a
     parameter's own is complete) nor optimizer state. On the CPU parameters become views of the host arena: nothing
     is copied. `rule`: of `ringtrain.optim` (SGD, Adam, AdamW, LAMB). `options`: as of
-    `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule, local, check_finite).
+    `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule, local, check_finite,
+    elastic).
     `overlap`: False makes `step()` wait for all weights; needed by a model that reads parameters of a layer
     without calling that layer. `process_set`: the ranks that train this model together.
 
@@ -58,7 +59,9 @@ class HostOptimizer:
         check_rule(rule)
         self._params = _trained(model)
         arrays = {name: to_arrays([param])()[0] for name, param in self._params.items()}
+        self._process_set = process_set
         self._group = open_group(process_set)
+        self._next_group = self._group
         self._host = ArrayOptimizer(arrays, rule, group=self._group, **options)
         self._overlap = overlap
         self._gradients = GradientStream(self._host, self._params, model)
@@ -103,6 +106,38 @@ class HostOptimizer:
         # What isinstance() goes by. Whoever wants a torch optimizer gets to param_groups, which tells the way out;
         # torch's schedulers, for one, would say no more than "is not an Optimizer".
         return torch.optim.Optimizer
+
+    def rollback(self, to: int | None = None) -> int:
+        """Give up the step that is under way and go back to the last update that is done, or to the one before, as
+        `ringtrain.optim.HostOptimizer.rollback`. Gradients of a backward pass since are forgotten. Local.
+        """
+        self._gradients.forget()
+        updates = self._host.rollback(to)
+        self._weights.expect()
+        return updates
+
+    def reform(self, former: Sequence[int | None]) -> None:
+        """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""
+        self.prepare(former)
+        self.adopt()
+
+    def prepare(self, former: Sequence[int | None]) -> None:
+        """Bring weights and state into the world of now, beside those of the former one, as
+        `ringtrain.optim.HostOptimizer.prepare`; the model keeps its parameters. Collective in the process set.
+        """
+        self._next_group = open_group(self._process_set)
+        self._host.prepare(self._next_group, former)
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought; the model's parameters have its values then. Local."""
+        self._host.adopt()
+        self._group = self._next_group
+        self._weights.follow()
+        self._weights.all_back()
+
+    def discard(self) -> None:
+        """Forget what `prepare` brought. Local."""
+        self._host.discard()
 
     @property
     def rate(self) -> float:

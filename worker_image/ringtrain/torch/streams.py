@@ -79,6 +79,13 @@ class GradientStream:
         for copy in under_way:
             copy.result()
 
+    def forget(self) -> None:
+        """Give up the gradients of a step that is not ended."""
+        self._clear()
+        under_way, self._under_way = self._under_way, []
+        for copy in under_way:
+            copy.exception()
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -129,13 +136,20 @@ class WeightStream:
         self._names = {id(param): name for name, param in params.items()}
         self._expected: set[str] = set(params)
         self._hooks: list[Any] = []
-        self._views = {name: to_tensor(host.weights[name]) for name in params}
-        for name, param in params.items():
+        self._views: dict[str, torch.Tensor] = {}
+        self._pinned: list[int] = []
+        self.follow()
+
+    def follow(self) -> None:
+        """Take the weights from where the host has them now: parameters on the CPU become views of that."""
+        self._unpin()
+        self.expect()
+        self._views = {name: to_tensor(self._host.weights[name]) for name in self._params}
+        for name, param in self._params.items():
             if param.device.type == "cpu":
                 param.data = self._views[name]
-        self._pinned: list[int] = []
-        if any(param.device.type == "cuda" for param in params.values()):
-            self._pinned = [address for arena in _arenas(host) if (address := _pinned(arena))]
+        if any(param.device.type == "cuda" for param in self._params.values()):
+            self._pinned = [address for arena in _arenas(self._host) if (address := _pinned(arena))]
 
     def watch(self, model: Any) -> None:
         """Let each module of `model` wait for its own parameters before it runs."""
@@ -158,6 +172,9 @@ class WeightStream:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._unpin()
+
+    def _unpin(self) -> None:
         for address in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(address)
         self._pinned.clear()
