@@ -39,6 +39,7 @@ from ringtrain.errors import (
     PeerLost,
     RankFailed,
     RingtrainError,
+    StateLost,
 )
 from ringtrain.local_ranks import run
 from ringtrain.process_groups.context import (
@@ -79,6 +80,7 @@ __all__ = [
     "RankFailed",
     "ReduceOp",
     "RingtrainError",
+    "StateLost",
     "Sum",
     "add_process_set",
     "allgather",

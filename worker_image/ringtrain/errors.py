@@ -13,8 +13,6 @@
 Errors of other libraries are mapped to these at one border each (`raise … from exc`).
 """
 
-from collections.abc import Sequence
-
 
 class RingtrainError(RuntimeError):
     """Base of all errors below."""
@@ -46,9 +44,9 @@ class PeerLost(RingtrainError, ConnectionError):
 class StateLost(RingtrainError):
     """A part of the optimizer's state is on no rank of the new world. `ranks`: who had it in the former one."""
 
-    def __init__(self, ranks: Sequence[int], message: str) -> None:
+    def __init__(self, ranks: tuple[int, ...], message: str) -> None:
         super().__init__(message)
-        self.ranks = tuple(ranks)
+        self.ranks = ranks
 
 
 class RankFailed(RingtrainError):

@@ -1,6 +1,6 @@
 """How an optimizer is cut over the ranks of one world: what is made anew whenever the world changes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from ringtrain.optim.rules import Rule
 from ringtrain.optim.state import check_same_model
 from ringtrain.optim.undo import History, Undo
 from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteWire, HalfWire, Wire
+from ringtrain.process_groups.context import joins_survivors
 from ringtrain.process_groups.group import Flat, Group, Pending
 from ringtrain.reduction.ops import ReduceOp, Sum
 
@@ -114,6 +115,19 @@ def _undo(layout: Layout, arenas: Arenas, wire: Wire | None) -> Undo:
             lost[bucket.index] = History({LOST: wire.lost(bucket)}, generations[bucket.index])
         own.append(History(live, generations[bucket.index]))
     return Undo(own, lost)
+
+
+def first_group(elastic: bool, open_group: Callable[[], Group]) -> Group:
+    """The group that an optimizer is made for: what `open_group` opens, or none where this rank joins others whose
+    state it has not got. Raises ConfigurationError where it would need that and is not elastic."""
+    if not joins_survivors():
+        return open_group()
+    if not elastic:
+        raise ConfigurationError(
+            "this rank joins others that train already, and a HostOptimizer gets their state with elastic=True "
+            "only; pass that on all ranks"
+        )
+    return Unjoined()
 
 
 class Unjoined:

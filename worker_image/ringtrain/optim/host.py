@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, check_rule
-from ringtrain.optim.cut import Model, Unjoined, make_cut
+from ringtrain.optim.cut import Model, Unjoined, first_group, make_cut
 from ringtrain.optim.fused import FusedUpdate
 from ringtrain.optim.layout import ParamSpec
 from ringtrain.optim.pipeline import Abandoned, Update
@@ -57,7 +57,8 @@ class HostOptimizer:
 
     Collective: all ranks construct it with the same arguments, else MismatchError. After an error in a step the
     weights may be half new; the optimizer refuses further use until `rollback`. Without `elastic` the job starts
-    again from its checkpoint.
+    again from its checkpoint. A rank that joins others which train already makes it alone, and gets weights and
+    state by `reform`; until then it refuses gradients.
 
     Sharding of optimizer state after Rajbhandari et al. 2020 (ZeRO, stage 1), buckets after Li et al. 2020.
     """
@@ -88,7 +89,7 @@ class HostOptimizer:
             )
         specs = tuple(ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items())
         self._model = Model(specs, rule, settings, bucket_bytes, sharded, compression, elastic)
-        self._cut = make_cut(self._model, group or group_of())
+        self._cut = make_cut(self._model, group or first_group(elastic, group_of))
         self._prepared: Own | None = None
         self._torn: frozenset[int] = frozenset()
         self._updates = 0

@@ -152,13 +152,13 @@ def _check_all_held(model: Model, members: Members) -> None:
     names = [spec.name for spec in model.specs if spec.local]
     if members.lost and names:
         raise StateLost(
-            members.lost,
+            tuple(members.lost),
             f"ranks {members.lost} of the former world are lost, and with them their own values of "
             f'"{names[0]}", which is local: load a checkpoint',
         )
     gone = [rank for rank in members.lost if model.sharded]
     if gone:
-        raise StateLost(gone, f"the state of ranks {gone} of the former world is lost: load a checkpoint")
+        raise StateLost(tuple(gone), f"the state of ranks {gone} of the former world is lost: load a checkpoint")
 
 
 @dataclass(frozen=True)

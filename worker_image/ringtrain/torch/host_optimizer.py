@@ -15,6 +15,8 @@ from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
 from ringtrain.optim.arguments import check_rule
+from ringtrain.optim.cut import first_group
+from ringtrain.process_groups.group import Group, ProcessGroup
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.torch.bridge import to_arrays, to_tensor
 from ringtrain.torch.state import map_leaves
@@ -60,9 +62,9 @@ class HostOptimizer:
         self._params = _trained(model)
         arrays = {name: to_arrays([param])()[0] for name, param in self._params.items()}
         self._process_set = process_set
-        self._group = open_group(process_set)
-        self._next_group = self._group
-        self._host = ArrayOptimizer(arrays, rule, group=self._group, **options)
+        self._groups: list[ProcessGroup] = []  # of this world, and of the one that is prepared
+        group = first_group(options.get("elastic", False), self._open_group)
+        self._host = ArrayOptimizer(arrays, rule, group=group, **options)
         self._overlap = overlap
         self._gradients = GradientStream(self._host, self._params, model)
         self._weights = WeightStream(self._host, self._params)
@@ -93,6 +95,8 @@ class HostOptimizer:
         """Return when every parameter of the model is that of the last step."""
         self._weights.all_back()
 
+    wait_for = synchronize
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing is left to forget: gradients leave the model as they are made."""
 
@@ -118,20 +122,20 @@ class HostOptimizer:
 
     def reform(self, former: Sequence[int | None]) -> None:
         """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""
-        self.prepare(former)
+        self.prepare(None, former)
         self.adopt()
 
-    def prepare(self, former: Sequence[int | None]) -> None:
+    def prepare(self, group: Group | None, former: Sequence[int | None]) -> None:
         """Bring weights and state into the world of now, beside those of the former one, as
-        `ringtrain.optim.HostOptimizer.prepare`; the model keeps its parameters. Collective in the process set.
+        `ringtrain.optim.HostOptimizer.prepare`; the model keeps its parameters. Collective in the process set, of
+        whose ranks it opens a group of its own: `group` is not used.
         """
-        self._next_group = open_group(self._process_set)
-        self._host.prepare(self._next_group, former)
+        self._host.prepare(self._open_group(), former)
 
     def adopt(self) -> None:
         """Go on with what `prepare` brought; the model's parameters have its values then. Local."""
         self._host.adopt()
-        self._group = self._next_group
+        self._groups = self._groups[-1:]
         self._weights.follow()
         self._weights.all_back()
 
@@ -184,7 +188,12 @@ class HostOptimizer:
         self._gradients.close()
         self._weights.close()
         self._host.close()
-        self._group.close()
+        for group in self._groups:
+            group.close()
+
+    def _open_group(self) -> ProcessGroup:
+        self._groups.append(open_group(self._process_set))
+        return self._groups[-1]
 
 
 def _trained(model: Any) -> dict[str, Any]:
