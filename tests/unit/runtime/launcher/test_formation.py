@@ -1,0 +1,269 @@
+"""When the world of an elastic job changes, one case at a time."""
+
+from dataclasses import replace
+
+import pytest
+from support.elastic_world import LOST_AFTER, RULES, World
+
+from ringtrain.control.model import Prepare, RankPhase
+from ringtrain.launcher.elastic_end import End, Ruin
+from ringtrain.launcher.formation import Formed, Phase, Rules
+
+SHRINKS = replace(RULES, shrinks=True)
+RESTARTS = replace(RULES, restarts=True)
+
+
+def running(rules: Rules = RULES, workers: int = 3) -> World:
+    """A job whose first formation has met."""
+    world = World(1, rules, asked=workers)
+    world.prompt = True
+    for worker in range(workers):
+        world.start(worker)
+    world.until(lambda: met(world))
+    return world
+
+
+def met(world: World) -> bool:
+    """Whether everyone that is asked for has met the others."""
+    ranks = [world.rank(process.slot) for process in world.state.members]
+    return world.settled() and all(rank and rank.joined for rank in ranks)
+
+
+def slots_of(world: World) -> list[int]:
+    """Slots of the members, by rank."""
+    return [process.slot for process in world.state.members]
+
+
+def test_the_first_formation_has_all_that_are_asked_for() -> None:
+    """Ranks are slots as long as nothing was lost."""
+    world = running()
+    assert slots_of(world) == [0, 1, 2, 3, 4, 5]
+    assert [formed.formation for formed in world.formed] == [1]
+    assert world.state.recoveries == 0
+
+
+def test_a_lost_rank_costs_one_formation_and_survivors_go_first() -> None:
+    """Rank 0 is a process that has lived through it, and the world is as large as before."""
+    world = running()
+    world.kill(0)
+    world.until(lambda: world.state.number == 2 and met(world))
+    assert slots_of(world) == [1, 0, 2, 3, 4, 5]
+    assert [(p.life, p.joined) for p in world.state.members if p.slot == 0] == [(2, 2)]
+    world.step()
+    assert world.state.recoveries == 1
+    assert world.state.last_recovery_s is not None
+
+
+def test_shrink_goes_on_with_those_that_live() -> None:
+    """The next formation has the survivors alone; the replacement comes with the one after."""
+    world = running(SHRINKS)
+    world.lose(1)
+    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING)
+    assert slots_of(world) == [0, 1, 4, 5]
+    world.start(1)
+    world.until(lambda: met(world))
+    assert world.state.number == 3
+    assert slots_of(world) == [0, 1, 4, 5, 2, 3]
+
+
+def test_replace_goes_on_smaller_when_nobody_comes_in_time() -> None:
+    """After `replace_timeout_s` the formation is made with those that are there."""
+    world = running()
+    world.lose(1)
+    lost_at = world.now
+    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING)
+    assert slots_of(world) == [0, 1, 4, 5]
+    assert world.now - lost_at >= RULES.replace_timeout_s
+
+
+def test_too_few_for_too_long_is_the_end() -> None:
+    """Below `min_ranks` the launcher waits, and not for ever."""
+    world = running(replace(RULES, min_ranks=3), workers=2)
+    world.lose(1)
+    lost_at = world.now
+    world.until(lambda: world.end is not None)
+    assert world.end == End(Ruin.TOO_FEW)
+    assert world.now - lost_at >= RULES.replace_timeout_s + RULES.start_timeout_s
+    assert len(world.formed) == 1
+
+
+def test_a_leaving_pod_costs_no_loss() -> None:
+    """Ranks leave at their next commit, nothing counts as lost, and the pod's slots are not waited for."""
+    world = running()
+    world.agents[2].leaving = True
+    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING, seconds=20)
+    assert slots_of(world) == [0, 1, 2, 3]
+    assert (world.state.lost_at, world.state.recoveries) == (None, 0)
+    world.lose(2)
+    world.start(2)
+    world.until(lambda: met(world))
+    assert slots_of(world) == [0, 1, 2, 3, 4, 5]
+
+
+def test_newcomers_are_gathered_into_one_change() -> None:
+    """Two pods that come within `join_delay_s` cost one formation."""
+    world = running(workers=1)
+    world.asked = frozenset(range(8))
+    world.start(1)
+    world.until(lambda: world.state.newcomer_at is not None)
+    world.step()
+    world.start(2)
+    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING)
+    assert slots_of(world) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_newcomer_that_dies_while_joining_costs_nothing_else() -> None:
+    """Its slot gets another process, the survivors keep theirs, and the formation's number stays."""
+    world = running()
+    world.kill(4)
+    world.until(lambda: world.state.phase is Phase.PREPARING)
+    for _ in range(4):
+        world.until(lambda: bool((rank := world.rank(4)) and rank.phase is RankPhase.RUNNING))
+        world.kill(4)
+        world.step()
+    world.until(lambda: met(world))
+    assert world.state.number == 2
+    assert {p.slot: p.life for p in world.state.members} == {0: 1, 1: 1, 2: 1, 3: 1, 4: 6, 5: 1}
+
+
+def test_fewer_workers_are_asked_for() -> None:
+    """The highest leave at their next commit."""
+    world = running()
+    world.asked = frozenset(range(4))
+    world.until(lambda: met(world))
+    assert slots_of(world) == [0, 1, 2, 3]
+    world.until(lambda: (rank := world.rank(4)) is not None and rank.phase is RankPhase.STOPPED)
+
+
+@pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"])
+def test_a_stopped_process_is_waited_for_until_its_agent_has_killed_it(way: Rules) -> None:
+    """No formation begins while a process that may wake up is in the former one."""
+    world = running(way)
+    world.hold(2)
+    world.until(lambda: world.state.number == 2)
+    world.step()
+    assert world.state.phase is Phase.PREPARING
+    world.until(lambda: world.state.phase is Phase.RUNNING)
+    assert {p.slot: p.life for p in world.state.members}.get(2, 2) == 2
+
+
+def test_an_agent_that_is_cut_off_counts_as_lost() -> None:
+    """And its ranks cannot be in the next formation, also when it is heard of again."""
+    world = running(SHRINKS)
+    world.agents[1].cut = True
+    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING)
+    assert slots_of(world) == [0, 1, 4, 5]
+    world.agents[1].cut = False
+    world.until(lambda: met(world))
+    assert slots_of(world) == [0, 1, 4, 5, 2, 3]
+
+
+def test_the_formation_limit() -> None:
+    """One formation more than the limit is the end."""
+    world = running(replace(RULES, formation_limit=2))
+    world.kill(0)
+    world.until(lambda: met(world) and world.state.number == 2)
+    world.kill(0)
+    world.until(lambda: world.end is not None)
+    assert world.end == End(Ruin.FORMATION_LIMIT)
+
+
+def test_a_program_that_always_fails() -> None:
+    """Three lives of a slot that end by an error of their own, without a step between, end the attempt."""
+    world = running()
+    for life in (1, 2, 3):
+        world.until(lambda: met(world) or world.end is not None)
+        assert world.rank(3).life == life  # type: ignore[union-attr]
+        world.kill(3, code=1)
+        world.step()
+    world.until(lambda: world.end is not None)
+    assert world.end == End(Ruin.OWN_ERROR, 3)
+
+
+def test_a_rank_that_only_lost_a_peer_has_no_error_of_its_own() -> None:
+    """Scripts that are not elastic end with PeerLost, and are started again as often as the formations last."""
+    world = running()
+    for _ in range(5):
+        world.kill(3, code=1, tail=("ringtrain.errors.PeerLost: rank 0 (10.0.0.7:7400) ended",))
+        world.step()
+        world.until(lambda: met(world))
+    assert world.end is None
+
+
+def test_all_ranks_end_with_0() -> None:
+    """The attempt has succeeded; a rank that ends before the others is no loss."""
+    world = running()
+    world.rank(0).end(RankPhase.SUCCEEDED, 0)  # type: ignore[union-attr]
+    for _ in range(5):
+        world.step()
+    assert (world.state.phase, world.end) == (Phase.RUNNING, None)
+    for slot in range(1, 6):
+        world.rank(slot).end(RankPhase.SUCCEEDED, 0)  # type: ignore[union-attr]
+    world.until(lambda: world.end is not None)
+    assert world.end == End()
+
+
+def test_the_last_ranks_die_after_the_others_have_finished() -> None:
+    """Nobody is left who knows what they had: the attempt has failed."""
+    world = running()
+    for slot in range(5):
+        world.rank(slot).end(RankPhase.SUCCEEDED, 0)  # type: ignore[union-attr]
+    world.kill(5)
+    world.until(lambda: world.end is not None)
+    assert world.end == End(Ruin.NO_SURVIVOR, 5)
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2, 3, 4, 6, 9])
+def test_the_launcher_dies_in_any_second_of_a_recovery(killed: int) -> None:
+    """It repeats the phase that it was in, and the world is made once."""
+    world = running()
+    world.kill(4)
+    for _ in range(killed):
+        world.step()
+    world.restart_launcher()
+    world.until(lambda: world.state.number == 2 and met(world))
+    assert [formed.formation for formed in world.formed] == [1, 2]
+
+
+def test_the_launcher_dies_while_all_is_well() -> None:
+    """No rank leaves its world."""
+    world = running()
+    world.restart_launcher()
+    for _ in range(3 * LOST_AFTER):
+        world.step()
+    assert met(world)
+    assert world.state.number == 1
+
+
+def test_a_launcher_without_notes_learns_from_the_processes() -> None:
+    """The formation after the highest that any of them was in is the next one, and survivors stay first."""
+    world = running()
+    world.kill(1)
+    world.until(lambda: world.state.number == 2 and met(world))
+    world.forget()
+    world.until(lambda: met(world) and world.state.given)
+    assert world.state.number == 3
+    assert slots_of(world)[0] == 0
+
+
+def test_restart_stops_all_and_starts_all() -> None:
+    """Every process is a new one, and pods stay."""
+    world = running(RESTARTS)
+    instances = {worker: agent.instance for worker, agent in world.agents.items()}
+    world.kill(3)
+    world.until(lambda: world.state.number == 2 and met(world))
+    assert {p.life for p in world.state.members} == {2}
+    assert {worker: agent.instance for worker, agent in world.agents.items()} == instances
+    orders = [order for order in world.given if isinstance(order, Prepare)]
+    assert all(order.restart for order in orders)
+
+
+def test_a_formation_is_told_again_when_other_slots_are_asked_for() -> None:
+    """Agents start newcomers, and those that are in the formation hear the same formation."""
+    world = running(workers=1)
+    world.start(1)
+    world.asked = frozenset(range(4))
+    world.step()
+    last = world.given[-1]
+    assert isinstance(last, Formed)
+    assert (last.formation, last.slots) == (1, frozenset(range(4)))

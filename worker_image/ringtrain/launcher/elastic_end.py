@@ -1,0 +1,90 @@
+"""Why an elastic attempt is over: its program has ended, or going on cannot help."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ringtrain.control.model import RankPhase, RankState, Reason
+from ringtrain.launcher.members import Process, SlotView, Standing, View, wanted_slots
+from ringtrain.launcher.verdict import lost_peer
+
+# So many processes of a slot may end by an error of their own, one after the other, without a step between.
+OWN_FAILURES = 3
+# A signal by which a program ends itself; the others come from outside.
+_OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"})
+
+
+class Ruin(StrEnum):
+    """Why an attempt cannot go on."""
+
+    NOT_ASSEMBLED = "not assembled"
+    TOO_FEW = "too few"
+    FORMATION_LIMIT = "formation limit"
+    OWN_ERROR = "own error"
+    NO_SURVIVOR = "no survivor"
+    NOT_FENCED = "not fenced"
+
+
+# What a ruin is called in the termination message, where no rank's end says more.
+RUIN_REASON = {Ruin.NOT_ASSEMBLED: Reason.NOT_ASSEMBLED, Ruin.TOO_FEW: Reason.AGENT_LOST}
+
+
+@dataclass(frozen=True)
+class End:
+    """The attempt is over. `ruin`: None when it has succeeded; `slot`: the one to blame, if one is."""
+
+    ruin: Ruin | None = None
+    slot: int | None = None
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Processes of a slot that ended by an error of their own, one after the other; `at`: progress at the last."""
+
+    slot: int
+    instance: str
+    life: int
+    count: int
+    at: int
+
+
+def own_error(state: RankState) -> bool:
+    """Whether a process ended by an error of its own, and not because another was lost or something killed it."""
+    if state.phase is not RankPhase.FAILED or lost_peer(state.log_tail, -1) is not None:
+        return False
+    return not state.signal or state.signal in _OWN_SIGNALS
+
+
+def count_failures(
+    known: Sequence[Failures], slots: Sequence[SlotView], progress: int, *, survivors: bool
+) -> tuple[Failures, ...]:
+    """`known` and what has failed since. A process that never was in a world does not count beside `survivors`."""
+    failures = {mark.slot: mark for mark in known}
+    for slot in slots:
+        mark = failures.get(slot.slot)
+        if mark and (mark.instance, mark.life) == (slot.instance, slot.state.life):
+            continue
+        if own_error(slot.state) and (slot.state.formation or not survivors):
+            count = mark.count + 1 if mark and mark.at == progress else 1
+            failures[slot.slot] = Failures(slot.slot, slot.instance, slot.state.life, count, progress)
+    return tuple(failures.values())
+
+
+def find_end(
+    where: Mapping[Process, Standing], failures: Sequence[Failures], view: View, *, restarts: bool
+) -> End | None:
+    """How the attempt has ended, or None. `where`: the members of the last formation."""
+    worst = max(failures, key=lambda mark: mark.count, default=None)
+    if worst is not None and worst.count >= OWN_FAILURES:
+        return End(Ruin.OWN_ERROR, worst.slot)
+    if not where:
+        return End() if view.asked and all(view.slots[slot].finished for slot in view.asked) else None
+    others = [process for process, at in where.items() if at is not Standing.FINISHED]
+    if len(others) == len(where) or not all(where[process] is Standing.GONE for process in others):
+        return None
+    wanted = wanted_slots(view, again=True)
+    lost = [process.slot for process in others if process.slot in wanted]
+    if not lost:
+        return End()
+    # What the others had is lost, and those that could tell it have ended: the checkpoint has to.
+    return None if restarts else End(Ruin.NO_SURVIVOR, lost[0])

@@ -1,0 +1,271 @@
+"""When the world of an elastic job changes, and who is in the next one: pure, asked at every tick.
+
+`advance(state, rules, view, now)` gives the next state, and an order or an end where one is due. Formations only
+grow. A formation is made only when no process can still be in an earlier one; every wait for one has an end.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ringtrain.control.model import Prepare
+from ringtrain.launcher.elastic_end import End, Failures, Ruin, count_failures, find_end
+from ringtrain.launcher.members import (
+    Process,
+    SlotView,
+    Standing,
+    View,
+    candidates,
+    choose,
+    fenced,
+    newcomers,
+    standing,
+    wanted_slots,
+)
+
+
+class Phase(StrEnum):
+    """Where a formation is; the words of `/status`."""
+
+    ASSEMBLING = "Assembling"
+    RUNNING = "Running"
+    PREPARING = "Preparing"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the user chose.
+
+    `shrinks`: after a loss the job goes on at once, smaller. `restarts`: processes are started anew in every
+    formation. `timeout_s`: within it a rank leaves its formation, or its agent kills it.
+    """
+
+    min_ranks: int
+    max_ranks: int
+    shrinks: bool
+    restarts: bool
+    replace_timeout_s: float
+    join_delay_s: float
+    formation_limit: int
+    timeout_s: float
+    start_timeout_s: float
+
+
+@dataclass(frozen=True)
+class State:
+    """What the launcher keeps of the formations, also over its own death.
+
+    `number`: the formation that is prepared or runs; `members` are those of `formed`, the last one made. `order`:
+    number of the last order, `prepared`: that of the order since which a process's state counts, `slots`: those
+    that the last order named. `given`: this launcher process has given an order. Times are on its clock;
+    `lost_at`: when the loss was seen that the formation makes good.
+    """
+
+    phase: Phase = Phase.ASSEMBLING
+    number: int = 1
+    members: tuple[Process, ...] = ()
+    formed: int = 0
+    order: int = 0
+    prepared: int = 0
+    slots: frozenset[int] = frozenset()
+    given: bool = False
+    urgent: bool = False
+    began: float = 0.0
+    lost_at: float | None = None
+    newcomer_at: float | None = None
+    parked_at: float | None = None
+    failures: tuple[Failures, ...] = ()
+    progress: int = 0
+    lost_steps: int = 0
+    recoveries: int = 0
+    last_recovery_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Formed:
+    """Order: the members of `formation` are chosen, by rank."""
+
+    formation: int
+    members: tuple[Process, ...]
+    slots: frozenset[int]
+    number: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """What `advance` decided."""
+
+    state: State
+    order: Prepare | Formed | None = None
+    end: End | None = None
+
+
+def advance(state: State, rules: Rules, view: View, now: float) -> Step:
+    """The state after `view` was seen at `now`, and what is due."""
+    state = _note(state, rules, view, now)
+    end = find_end(where(state, view), state.failures, view, restarts=rules.restarts)
+    if end is not None:
+        return Step(state, end=end)
+    highest = max((slot.state.formation for slot in view.slots.values()), default=0)
+    known = max((slot.order for slot in view.slots.values()), default=0)
+    state = replace(state, order=max(state.order, known))
+    if highest > (state.number if state.phase is Phase.RUNNING else state.number - 1):
+        # Of a launcher whose notes are lost: processes are in a formation that it knows nothing of.
+        return _prepare(replace(state, number=highest), rules, view, now, urgent=True)
+    due = _running if state.phase is Phase.RUNNING else _preparing
+    return due(state, rules, view, now)
+
+
+def where(state: State, view: View) -> dict[Process, Standing]:
+    """Where each member of the last formation is."""
+    return {process: standing(process, state.formed, view) for process in state.members}
+
+
+def joined(state: State, rules: Rules, view: View) -> bool:
+    """Whether all members have met in the formation that runs."""
+    if state.phase is not Phase.RUNNING:
+        return False
+    return all(_met(process, state, rules, view.slots[process.slot]) for process in state.members)
+
+
+def _met(process: Process, state: State, rules: Rules, slot: SlotView) -> bool:
+    if slot.state.life != process.life:
+        return False
+    met = slot.runs if rules.restarts else slot.state.joined and slot.state.formation == state.number
+    return met or slot.finished
+
+
+def _note(state: State, rules: Rules, view: View, now: float) -> State:
+    """Count errors of programs, and measure a recovery that is complete."""
+    progress = max(state.progress, view.progressed)
+    survivors = bool(set(where(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING})
+    failures = count_failures(state.failures, list(view.slots.values()), progress, survivors=survivors)
+    state = replace(state, progress=progress, failures=failures)
+    if state.lost_at is not None and joined(state, rules, view):
+        state = replace(state, lost_at=None, last_recovery_s=now - state.lost_at, recoveries=state.recoveries + 1)
+    return state
+
+
+def _running(state: State, rules: Rules, view: View, now: float) -> Step:
+    members = where(state, view)
+    standings = set(members.values())
+    if Standing.UNKNOWN in standings:  # this launcher process has just begun: its agents come, or are lost
+        return Step(state)
+    if standings & {Standing.GONE, Standing.LEFT}:
+        return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+    wanted = wanted_slots(view, again=True)
+    inside = frozenset(process.slot for process, at in members.items() if at is not Standing.FINISHED)
+    if inside - wanted:
+        return _prepare(state, rules, view, now, urgent=False)
+    # What would join a world that is about to end, or that is full, waits.
+    open_to_more = Standing.FINISHED not in standings and len(members) < rules.max_ranks
+    new = newcomers(state.members, wanted, view, stopped=rules.restarts) if open_to_more else set()
+    since = (now if state.newcomer_at is None else state.newcomer_at) if new else None
+    state = replace(state, newcomer_at=since)
+    if since is not None and (now - since >= rules.join_delay_s or wanted <= inside | new):
+        return _prepare(state, rules, view, now, urgent=False)
+    return Step(state) if state.given and state.slots == wanted else _form_again(state, wanted)
+
+
+def _form_again(state: State, slots: frozenset[int]) -> Step:
+    """The order to be in the formation that runs: told again with other slots, or by a launcher started again."""
+    order = state.order + 1
+    state = replace(state, order=order, slots=slots, given=True)
+    return Step(state, Formed(state.number, state.members, state.slots, order))
+
+
+def _prepare(state: State, rules: Rules, view: View, now: float, *, urgent: bool) -> Step:
+    """Begin the next formation."""
+    if state.number >= rules.formation_limit:
+        return Step(state, end=End(Ruin.FORMATION_LIMIT))
+    state = replace(
+        state,
+        phase=Phase.PREPARING,
+        number=state.number + 1,
+        prepared=state.order + 1,
+        urgent=urgent,
+        began=now,
+        newcomer_at=None,
+        parked_at=None,
+    )
+    return _tell(state, rules, view)
+
+
+def _tell(state: State, rules: Rules, view: View) -> Step:
+    """The order to prepare, as it is now."""
+    slots = wanted_slots(view, again=rules.restarts)
+    state = replace(state, order=state.order + 1, slots=slots, given=True)
+    order = Prepare(state.number, tuple(sorted(slots)), state.urgent, rules.restarts, state.order)
+    return Step(state, order)
+
+
+def _preparing(state: State, rules: Rules, view: View, now: float) -> Step:
+    if not state.given:
+        return _tell(replace(state, began=now, prepared=state.order + 1), rules, view)
+    members = where(state, view)
+    gone = {process.slot for process, at in members.items() if at is Standing.GONE}
+    if not (state.urgent or rules.restarts) and gone & wanted_slots(view, again=True):
+        return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+    if state.slots != wanted_slots(view, again=rules.restarts):
+        return _tell(state, rules, view)
+    if fenced(state.members, state.formed, view, state.prepared, stopped=rules.restarts):
+        return _form(state, rules, view, now)
+    left = Standing.LEFT in members.values()
+    state = replace(state, parked_at=(now if state.parked_at is None else state.parked_at) if left else None)
+    return _still_in(state, rules, view, now)
+
+
+def _still_in(state: State, rules: Rules, view: View, now: float) -> Step:
+    """Somebody has not left an earlier formation."""
+    if state.formed and not state.urgent and not rules.restarts:
+        # All leave at the same commit: who has not followed the others by now is held by something else.
+        if state.parked_at is not None and now - state.parked_at >= rules.timeout_s:
+            return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
+        return Step(state)
+    # An agent kills within timeout_s, and one that is not heard of is lost within it; the rest is for a system
+    # that is slow to end processes.
+    if now - state.began < 3 * rules.timeout_s:
+        return Step(state)
+    stuck = [slot.slot for slot in view.slots.values() if slot.runs and (rules.restarts or not slot.state.parked)]
+    return Step(state, end=End(Ruin.NOT_FENCED, stuck[0] if stuck else None))
+
+
+def _form(state: State, rules: Rules, view: View, now: float) -> Step:
+    """Make the formation if those that it waits for are there, or have had their time."""
+    wanted = wanted_slots(view, again=rules.restarts)
+    ready = candidates(wanted, view, state.prepared, stopped=rules.restarts)
+    finished = Standing.FINISHED in where(state, view).values() and not rules.restarts
+    waited = now - state.began
+    if len(ready) < (1 if finished else rules.min_ranks):
+        return _too_few(state, rules, waited)
+    missing = _awaited(state, rules, view, wanted) - {slot.slot for slot in ready}
+    if missing and waited < rules.replace_timeout_s and len(ready) < rules.max_ranks:
+        return Step(state)
+    members = choose(ready, state.members, state.number, rules.max_ranks, stopped=rules.restarts)
+    lost = max((slot.state.lost_steps for slot in ready if slot.state.formation), default=0)
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        members=members,
+        formed=state.number,
+        lost_steps=state.lost_steps + (0 if rules.restarts else lost),
+        began=now,
+        newcomer_at=None,
+    )
+    return _form_again(state, wanted_slots(view, again=True))
+
+
+def _awaited(state: State, rules: Rules, view: View, wanted: frozenset[int]) -> frozenset[int]:
+    """Slots without which the formation is not made before `replace_timeout_s`."""
+    if not state.formed or (state.urgent and not rules.shrinks):
+        return wanted
+    # Members have left for those that are here already: they wait for no one else.
+    here = [view.slots[index] for index in wanted if not (view.slots[index].silent or view.slots[index].lost)]
+    return frozenset(slot.slot for slot in here if rules.restarts or (slot.runs and slot.state.parked))
+
+
+def _too_few(state: State, rules: Rules, waited: float) -> Step:
+    if not state.formed:
+        over = waited >= rules.start_timeout_s
+        return Step(state, end=End(Ruin.NOT_ASSEMBLED) if over else None)
+    over = waited >= rules.replace_timeout_s + rules.start_timeout_s
+    return Step(state, end=End(Ruin.TOO_FEW) if over else None)
