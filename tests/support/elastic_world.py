@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ringtrain.control.model import Prepare, RankPhase, RankState
-from ringtrain.launcher.elastic_end import End
-from ringtrain.launcher.formation import Formed, Phase, Rules, State, advance
+from ringtrain.launcher.elastic_end import AttemptEnd
+from ringtrain.launcher.formation import FormationPhase, FormationState, Formed, Rules, advance
 from ringtrain.launcher.members import SlotView, View
 
 LOST_AFTER = 5
@@ -67,8 +67,8 @@ class World:
         self.rules, self.workers, self.slots = rules, workers, slots
         self.asked = frozenset(range(asked * slots))
         self.now = 0
-        self.state = State()
-        self.end: End | None = None
+        self.state = FormationState()
+        self.end: AttemptEnd | None = None
         self.agents: dict[int, Agent] = {}
         self.instances = 0
         self.formed: list[Formed] = []
@@ -83,7 +83,7 @@ class World:
     # What goes wrong
 
     def kill(self, slot: int, code: int = 137, tail: tuple[str, ...] = ()) -> None:
-        """End the process of `slot`."""
+        """AttemptEnd the process of `slot`."""
         rank = self.rank(slot)
         if rank and rank.phase is RankPhase.RUNNING:
             rank.end(RankPhase.FAILED, code, tail)
@@ -114,7 +114,7 @@ class World:
     def forget(self) -> None:
         """The launcher's process comes back, and what it had written down is lost."""
         self.restart_launcher()
-        self.state = State(order=self.now * 1000)
+        self.state = FormationState(order=self.now * 1000)
         self.formed.clear()
         self._forgot = True
 
@@ -320,7 +320,9 @@ class World:
         """Whether everyone that is asked for is in the formation that runs."""
         inside = {process.slot for process in self.state.members}
         return (
-            self.state.phase is Phase.RUNNING and inside == set(self.asked) and set(self.in_formation()) == inside
+            self.state.phase is FormationPhase.RUNNING
+            and inside == set(self.asked)
+            and set(self.in_formation()) == inside
         )
 
     def until(self, said: Callable[[], bool], seconds: int = 200) -> None:

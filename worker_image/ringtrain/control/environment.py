@@ -50,12 +50,21 @@ class Environment:
 
     def seconds(self, name: str, default: float) -> float:
         """The variable as a positive number of seconds, at most a week."""
+        number = self.delay(name, default)
+        if not number:
+            raise ConfigurationError(
+                f"{name}={quoted(self.text(name))}: expected seconds above 0 and at most 604800 (a week)"
+            )
+        return number
+
+    def delay(self, name: str, default: float) -> float:
+        """The variable as a number of seconds, which may be 0, at most a week."""
         value = self.text(name, str(default))
         try:
             number = float(value)
         except ValueError as exc:
             raise ConfigurationError(f"{name}={quoted(value)}: expected a number of seconds") from exc
-        if not 0 < number <= 604800:
+        if not 0 <= number <= 604800:
             raise ConfigurationError(
                 f"{name}={quoted(value)}: expected seconds above 0 and at most 604800 (a week)"
             )

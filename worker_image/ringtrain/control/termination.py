@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def termination_message(
     attempt: int,
     world_size: int,
     progress: dict[str, Any] | None = None,
-    log_lines: Mapping[int, int] | None = None,
+    log_lines: Sequence[int] | None = None,
 ) -> bytes:
     """The message for `verdict`: at most 4096 bytes of JSON. `log_lines`: how many lines each rank wrote.
 
@@ -60,8 +60,8 @@ def termination_message(
     if progress is not None:
         document["progress"] = progress
     if log_lines is not None:
-        document["logLines"] = sum(log_lines.values())
-        document["rankLogLines"] = [log_lines.get(rank, 0) for rank in range(world_size)]
+        document["logLines"] = sum(log_lines)
+        document["rankLogLines"] = list(log_lines)
     return _fit(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
 
 

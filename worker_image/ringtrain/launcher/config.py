@@ -6,9 +6,19 @@ from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
-from ringtrain.control.model import Registration
+from ringtrain.control.model import FORMATIONS, Registration
 from ringtrain.control.settings import PodSettings, read_pod
+from ringtrain.launcher.formation import Rules
 from ringtrain.mpi.settings import MpiSettings, read_mpi
+
+
+@dataclass(frozen=True)
+class ElasticSettings:
+    """How the world of an elastic job may change. `start_ranks`: wanted until another number is put."""
+
+    rules: Rules
+    start_ranks: int
+    discovery_script: str = ""
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,7 @@ class LauncherConfig(PodSettings):
     node: str
     mpi: MpiSettings | None = None
     status_token: str = ""
+    elastic: ElasticSettings | None = None
 
     @property
     def status_tokens(self) -> tuple[str, ...]:
@@ -34,6 +45,11 @@ class LauncherConfig(PodSettings):
     def lost_after_s(self) -> float:
         """Silence after which an agent counts as lost: sooner than ranks give up on a peer (timeout_s)."""
         return self.timeout_s / 4
+
+    @property
+    def vacancy_s(self) -> float:
+        """How long a new pod's agent waits for the end of its predecessor's connection: well inside a call."""
+        return max(1.0, self.timeout_s / 6) / 2
 
     @property
     def settle_s(self) -> float:
@@ -59,8 +75,9 @@ class LauncherConfig(PodSettings):
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
         read = Environment(env)
         backend = read.choice(contract.ENV_BACKEND, ("ring", "mpi"), "ring")
+        pod = read_pod(read)
         return cls(
-            **vars(read_pod(read)),
+            **vars(pod),
             port=read.port(contract.ENV_LAUNCHER_PORT, contract.PORT_LAUNCHER),
             status_port=read.port(contract.ENV_STATUS_PORT, contract.PORT_STATUS),
             status_token=read.optional(contract.ENV_STATUS_TOKEN) or "",
@@ -68,4 +85,24 @@ class LauncherConfig(PodSettings):
             pod=read.text(contract.ENV_POD_NAME, "launcher"),
             node=read.optional(contract.ENV_NODE_NAME) or "",
             mpi=read_mpi(read) if backend == "mpi" else None,
+            elastic=_read_elastic(read, pod) if read.optional(contract.ENV_ELASTIC) else None,
         )
+
+
+def _read_elastic(read: Environment, pod: PodSettings) -> ElasticSettings:
+    on_loss = read.choice(contract.ENV_ELASTIC, contract.ON_LOSS)
+    most = read.integer(contract.ENV_ELASTIC_MAX_RANKS, pod.world_size, low=1, high=pod.world_size)
+    least = read.integer(contract.ENV_ELASTIC_MIN_RANKS, 1, low=1, high=most)
+    rules = Rules(
+        min_ranks=least,
+        max_ranks=most,
+        shrinks=on_loss == "Shrink",
+        restarts=on_loss == "Restart",
+        replace_timeout_s=read.seconds(contract.ENV_ELASTIC_REPLACE_TIMEOUT, 120),
+        join_delay_s=read.delay(contract.ENV_ELASTIC_JOIN_DELAY, 30),
+        formation_limit=read.integer(contract.ENV_ELASTIC_FORMATION_LIMIT, 100, low=1, high=FORMATIONS - 1),
+        timeout_s=pod.timeout_s,
+        start_timeout_s=pod.start_timeout_s,
+    )
+    start = read.integer(contract.ENV_ELASTIC_START_RANKS, most, low=least, high=most)
+    return ElasticSettings(rules, start, read.optional(contract.ENV_HOST_DISCOVERY_SCRIPT) or "")

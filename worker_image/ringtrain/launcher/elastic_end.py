@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ringtrain.control.model import RankPhase, RankState, Reason
-from ringtrain.launcher.members import Process, SlotView, Standing, View, wanted_slots
+from ringtrain.launcher.members import MemberProcess, SlotView, Standing, View, wanted_slots
 from ringtrain.launcher.verdict import lost_peer
 
 # So many processes of a slot may end by an error of their own, one after the other, without a step between.
@@ -30,7 +30,7 @@ RUIN_REASON = {Ruin.NOT_ASSEMBLED: Reason.NOT_ASSEMBLED, Ruin.TOO_FEW: Reason.AG
 
 
 @dataclass(frozen=True)
-class End:
+class AttemptEnd:
     """The attempt is over. `ruin`: None when it has succeeded; `slot`: the one to blame, if one is."""
 
     ruin: Ruin | None = None
@@ -38,7 +38,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Failures:
+class OwnFailures:
     """Processes of a slot that ended by an error of their own, one after the other; `at`: progress at the last."""
 
     slot: int
@@ -56,8 +56,8 @@ def own_error(state: RankState) -> bool:
 
 
 def count_failures(
-    known: Sequence[Failures], slots: Sequence[SlotView], progress: int, *, survivors: bool
-) -> tuple[Failures, ...]:
+    known: Sequence[OwnFailures], slots: Sequence[SlotView], progress: int, *, survivors: bool
+) -> tuple[OwnFailures, ...]:
     """`known` and what has failed since. A process that never was in a world does not count beside `survivors`."""
     failures = {mark.slot: mark for mark in known}
     for slot in slots:
@@ -66,25 +66,25 @@ def count_failures(
             continue
         if own_error(slot.state) and (slot.state.formation or not survivors):
             count = mark.count + 1 if mark and mark.at == progress else 1
-            failures[slot.slot] = Failures(slot.slot, slot.instance, slot.state.life, count, progress)
+            failures[slot.slot] = OwnFailures(slot.slot, slot.instance, slot.state.life, count, progress)
     return tuple(failures.values())
 
 
 def find_end(
-    where: Mapping[Process, Standing], failures: Sequence[Failures], view: View, *, restarts: bool
-) -> End | None:
+    where: Mapping[MemberProcess, Standing], failures: Sequence[OwnFailures], view: View, *, restarts: bool
+) -> AttemptEnd | None:
     """How the attempt has ended, or None. `where`: the members of the last formation."""
     worst = max(failures, key=lambda mark: mark.count, default=None)
     if worst is not None and worst.count >= OWN_FAILURES:
-        return End(Ruin.OWN_ERROR, worst.slot)
+        return AttemptEnd(Ruin.OWN_ERROR, worst.slot)
     if not where:
-        return End() if view.asked and all(view.slots[slot].finished for slot in view.asked) else None
+        return AttemptEnd() if view.asked and all(view.slots[slot].finished for slot in view.asked) else None
     others = [process for process, at in where.items() if at is not Standing.FINISHED]
     if len(others) == len(where) or not all(where[process] is Standing.GONE for process in others):
         return None
     wanted = wanted_slots(view, again=True)
     lost = [process.slot for process in others if process.slot in wanted]
     if not lost:
-        return End()
+        return AttemptEnd()
     # What the others had is lost, and those that could tell it have ended: the checkpoint has to.
-    return None if restarts else End(Ruin.NO_SURVIVOR, lost[0])
+    return None if restarts else AttemptEnd(Ruin.NO_SURVIVOR, lost[0])

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ringtrain.control.model import Prepare
-from ringtrain.launcher.elastic_end import End, Failures, Ruin, count_failures, find_end
+from ringtrain.launcher.elastic_end import AttemptEnd, OwnFailures, Ruin, count_failures, find_end
 from ringtrain.launcher.members import (
-    Process,
+    MemberProcess,
     SlotView,
     Standing,
     View,
@@ -23,7 +23,7 @@ from ringtrain.launcher.members import (
 )
 
 
-class Phase(StrEnum):
+class FormationPhase(StrEnum):
     """Where a formation is; the words of `/status`."""
 
     ASSEMBLING = "Assembling"
@@ -51,7 +51,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class State:
+class FormationState:
     """What the launcher keeps of the formations, also over its own death.
 
     `number`: the formation that is prepared or runs; `members` are those of `formed`, the last one made. `order`:
@@ -60,9 +60,9 @@ class State:
     `lost_at`: when the loss was seen that the formation makes good.
     """
 
-    phase: Phase = Phase.ASSEMBLING
+    phase: FormationPhase = FormationPhase.ASSEMBLING
     number: int = 1
-    members: tuple[Process, ...] = ()
+    members: tuple[MemberProcess, ...] = ()
     formed: int = 0
     order: int = 0
     prepared: int = 0
@@ -73,7 +73,7 @@ class State:
     lost_at: float | None = None
     newcomer_at: float | None = None
     parked_at: float | None = None
-    failures: tuple[Failures, ...] = ()
+    failures: tuple[OwnFailures, ...] = ()
     progress: int = 0
     lost_steps: int = 0
     recoveries: int = 0
@@ -85,56 +85,56 @@ class Formed:
     """Order: the members of `formation` are chosen, by rank."""
 
     formation: int
-    members: tuple[Process, ...]
+    members: tuple[MemberProcess, ...]
     slots: frozenset[int]
     number: int
 
 
 @dataclass(frozen=True)
-class Step:
+class Decision:
     """What `advance` decided."""
 
-    state: State
+    state: FormationState
     order: Prepare | Formed | None = None
-    end: End | None = None
+    end: AttemptEnd | None = None
 
 
-def advance(state: State, rules: Rules, view: View, now: float) -> Step:
+def advance(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
     """The state after `view` was seen at `now`, and what is due."""
     state = _note(state, rules, view, now)
     end = find_end(where(state, view), state.failures, view, restarts=rules.restarts)
     if end is not None:
-        return Step(state, end=end)
+        return Decision(state, end=end)
     highest = max((slot.state.formation for slot in view.slots.values()), default=0)
     known = max((slot.order for slot in view.slots.values()), default=0)
     state = replace(state, order=max(state.order, known))
-    if highest > (state.number if state.phase is Phase.RUNNING else state.number - 1):
+    if highest > (state.number if state.phase is FormationPhase.RUNNING else state.number - 1):
         # Of a launcher whose notes are lost: processes are in a formation that it knows nothing of.
         return _prepare(replace(state, number=highest), rules, view, now, urgent=True)
-    due = _running if state.phase is Phase.RUNNING else _preparing
+    due = _running if state.phase is FormationPhase.RUNNING else _preparing
     return due(state, rules, view, now)
 
 
-def where(state: State, view: View) -> dict[Process, Standing]:
+def where(state: FormationState, view: View) -> dict[MemberProcess, Standing]:
     """Where each member of the last formation is."""
     return {process: standing(process, state.formed, view) for process in state.members}
 
 
-def joined(state: State, rules: Rules, view: View) -> bool:
+def joined(state: FormationState, rules: Rules, view: View) -> bool:
     """Whether all members have met in the formation that runs."""
-    if state.phase is not Phase.RUNNING:
+    if state.phase is not FormationPhase.RUNNING:
         return False
     return all(_met(process, state, rules, view.slots[process.slot]) for process in state.members)
 
 
-def _met(process: Process, state: State, rules: Rules, slot: SlotView) -> bool:
+def _met(process: MemberProcess, state: FormationState, rules: Rules, slot: SlotView) -> bool:
     if slot.state.life != process.life:
         return False
     met = slot.runs if rules.restarts else slot.state.joined and slot.state.formation == state.number
     return met or slot.finished
 
 
-def _note(state: State, rules: Rules, view: View, now: float) -> State:
+def _note(state: FormationState, rules: Rules, view: View, now: float) -> FormationState:
     """Count errors of programs, and measure a recovery that is complete."""
     progress = max(state.progress, view.progressed)
     survivors = bool(set(where(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING})
@@ -145,11 +145,11 @@ def _note(state: State, rules: Rules, view: View, now: float) -> State:
     return state
 
 
-def _running(state: State, rules: Rules, view: View, now: float) -> Step:
+def _running(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
     members = where(state, view)
     standings = set(members.values())
     if Standing.UNKNOWN in standings:  # this launcher process has just begun: its agents come, or are lost
-        return Step(state)
+        return Decision(state)
     if standings & {Standing.GONE, Standing.LEFT}:
         return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
     wanted = wanted_slots(view, again=True)
@@ -163,23 +163,23 @@ def _running(state: State, rules: Rules, view: View, now: float) -> Step:
     state = replace(state, newcomer_at=since)
     if since is not None and (now - since >= rules.join_delay_s or wanted <= inside | new):
         return _prepare(state, rules, view, now, urgent=False)
-    return Step(state) if state.given and state.slots == wanted else _form_again(state, wanted)
+    return Decision(state) if state.given and state.slots == wanted else _form_again(state, wanted)
 
 
-def _form_again(state: State, slots: frozenset[int]) -> Step:
+def _form_again(state: FormationState, slots: frozenset[int]) -> Decision:
     """The order to be in the formation that runs: told again with other slots, or by a launcher started again."""
     order = state.order + 1
     state = replace(state, order=order, slots=slots, given=True)
-    return Step(state, Formed(state.number, state.members, state.slots, order))
+    return Decision(state, Formed(state.number, state.members, state.slots, order))
 
 
-def _prepare(state: State, rules: Rules, view: View, now: float, *, urgent: bool) -> Step:
+def _prepare(state: FormationState, rules: Rules, view: View, now: float, *, urgent: bool) -> Decision:
     """Begin the next formation."""
     if state.number >= rules.formation_limit:
-        return Step(state, end=End(Ruin.FORMATION_LIMIT))
+        return Decision(state, end=AttemptEnd(Ruin.FORMATION_LIMIT))
     state = replace(
         state,
-        phase=Phase.PREPARING,
+        phase=FormationPhase.PREPARING,
         number=state.number + 1,
         prepared=state.order + 1,
         urgent=urgent,
@@ -190,15 +190,15 @@ def _prepare(state: State, rules: Rules, view: View, now: float, *, urgent: bool
     return _tell(state, rules, view)
 
 
-def _tell(state: State, rules: Rules, view: View) -> Step:
+def _tell(state: FormationState, rules: Rules, view: View) -> Decision:
     """The order to prepare, as it is now."""
     slots = wanted_slots(view, again=rules.restarts)
     state = replace(state, order=state.order + 1, slots=slots, given=True)
     order = Prepare(state.number, tuple(sorted(slots)), state.urgent, rules.restarts, state.order)
-    return Step(state, order)
+    return Decision(state, order)
 
 
-def _preparing(state: State, rules: Rules, view: View, now: float) -> Step:
+def _preparing(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
     if not state.given:
         return _tell(replace(state, began=now, prepared=state.order + 1), rules, view)
     members = where(state, view)
@@ -214,22 +214,22 @@ def _preparing(state: State, rules: Rules, view: View, now: float) -> Step:
     return _still_in(state, rules, view, now)
 
 
-def _still_in(state: State, rules: Rules, view: View, now: float) -> Step:
+def _still_in(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
     """Somebody has not left an earlier formation."""
     if state.formed and not state.urgent and not rules.restarts:
         # All leave at the same commit: who has not followed the others by now is held by something else.
         if state.parked_at is not None and now - state.parked_at >= rules.timeout_s:
             return _prepare(replace(state, lost_at=state.lost_at or now), rules, view, now, urgent=True)
-        return Step(state)
+        return Decision(state)
     # An agent kills within timeout_s, and one that is not heard of is lost within it; the rest is for a system
     # that is slow to end processes.
     if now - state.began < 3 * rules.timeout_s:
-        return Step(state)
+        return Decision(state)
     stuck = [slot.slot for slot in view.slots.values() if slot.runs and (rules.restarts or not slot.state.parked)]
-    return Step(state, end=End(Ruin.NOT_FENCED, stuck[0] if stuck else None))
+    return Decision(state, end=AttemptEnd(Ruin.NOT_FENCED, stuck[0] if stuck else None))
 
 
-def _form(state: State, rules: Rules, view: View, now: float) -> Step:
+def _form(state: FormationState, rules: Rules, view: View, now: float) -> Decision:
     """Make the formation if those that it waits for are there, or have had their time."""
     wanted = wanted_slots(view, again=rules.restarts)
     ready = candidates(wanted, view, state.prepared, stopped=rules.restarts)
@@ -239,12 +239,12 @@ def _form(state: State, rules: Rules, view: View, now: float) -> Step:
         return _too_few(state, rules, waited)
     missing = _awaited(state, rules, view, wanted) - {slot.slot for slot in ready}
     if missing and waited < rules.replace_timeout_s and len(ready) < rules.max_ranks:
-        return Step(state)
+        return Decision(state)
     members = choose(ready, state.members, state.number, rules.max_ranks, stopped=rules.restarts)
     lost = max((slot.state.lost_steps for slot in ready if slot.state.formation), default=0)
     state = replace(
         state,
-        phase=Phase.RUNNING,
+        phase=FormationPhase.RUNNING,
         members=members,
         formed=state.number,
         lost_steps=state.lost_steps + (0 if rules.restarts else lost),
@@ -254,7 +254,7 @@ def _form(state: State, rules: Rules, view: View, now: float) -> Step:
     return _form_again(state, wanted_slots(view, again=True))
 
 
-def _awaited(state: State, rules: Rules, view: View, wanted: frozenset[int]) -> frozenset[int]:
+def _awaited(state: FormationState, rules: Rules, view: View, wanted: frozenset[int]) -> frozenset[int]:
     """Slots without which the formation is not made before `replace_timeout_s`."""
     if not state.formed or (state.urgent and not rules.shrinks):
         return wanted
@@ -263,9 +263,9 @@ def _awaited(state: State, rules: Rules, view: View, wanted: frozenset[int]) -> 
     return frozenset(slot.slot for slot in here if rules.restarts or (slot.runs and slot.state.parked))
 
 
-def _too_few(state: State, rules: Rules, waited: float) -> Step:
+def _too_few(state: FormationState, rules: Rules, waited: float) -> Decision:
     if not state.formed:
         over = waited >= rules.start_timeout_s
-        return Step(state, end=End(Ruin.NOT_ASSEMBLED) if over else None)
+        return Decision(state, end=AttemptEnd(Ruin.NOT_ASSEMBLED) if over else None)
     over = waited >= rules.replace_timeout_s + rules.start_timeout_s
-    return Step(state, end=End(Ruin.TOO_FEW) if over else None)
+    return Decision(state, end=AttemptEnd(Ruin.TOO_FEW) if over else None)

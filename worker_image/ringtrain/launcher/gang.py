@@ -1,12 +1,13 @@
 """What the launcher knows of its agents, and what it wants of them: one lock, one condition, no I/O."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringtrain.control.model import (
     ENDED,
     AgentState,
+    Form,
     Order,
     RankPhase,
     RankState,
@@ -15,6 +16,7 @@ from ringtrain.control.model import (
     World,
 )
 from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.members import MemberProcess, SlotView
 from ringtrain.launcher.verdict import Exit, GangView, WorkerView
 from ringtrain.transport.address import host_port
 
@@ -35,7 +37,11 @@ class OrderStream:
 
 @dataclass
 class RegisteredAgent:
-    """One registered agent. `streams`: how many order streams it has open; `heard`: when it last called."""
+    """One registered agent. `streams`: how many order streams it has open; `heard`: when it last called.
+
+    `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order that held when
+    it took the place of an agent that is gone, whose processes were meant. `exits`: of each rank's newest process.
+    """
 
     registration: Registration
     heard: float
@@ -43,6 +49,8 @@ class RegisteredAgent:
     drained: bool = False
     leaving: str = ""
     leaving_since: float = 0.0
+    order: int = 0
+    not_for_it: Order | None = None
     states: dict[int, RankState] = field(default_factory=dict)
     exits: dict[int, Exit] = field(default_factory=dict)
 
@@ -56,12 +64,18 @@ class Gang:
         self._changed = threading.Condition()
         self._streams: set[OrderStream] = set()
         self._agents: dict[int, RegisteredAgent] = {}
+        self._began = clock()
         self._order: Order | None = None
         self._lives: dict[int, int] = {}
 
     def register(self, registration: Registration) -> Refusal | None:
-        """Take an agent in, or say why not. The same instance may register as often as it likes."""
+        """Take an agent in, or say why not. The same instance may register as often as it likes.
+
+        In an elastic job a new agent takes the place of one that is gone; it waits a little for that to show.
+        """
         with self._changed:
+            if self._config.elastic is not None:
+                self._changed.wait_for(lambda: self._duplicate(registration) is None, self._config.vacancy_s)
             refusal = self._mismatch(registration) or self._duplicate(registration)
             if refusal is not None:
                 self._changed.notify_all()
@@ -69,7 +83,10 @@ class Gang:
             index = registration.worker_index
             agent = self._agents.get(index)
             if agent is None or agent.registration.instance != registration.instance:
-                agent = self._agents[index] = RegisteredAgent(registration, self._clock())
+                agent = self._agents[index] = RegisteredAgent(
+                    registration, self._clock(), not_for_it=self._meant_for(index)
+                )
+            agent.order = registration.order
             self._note(agent, registration.ranks)
             self._changed.notify_all()
             return None
@@ -80,18 +97,24 @@ class Gang:
             agent = self._agent(index, instance)
             if agent is None:
                 return False
-            before = (_phases(agent), agent.drained, agent.leaving)
+            before = _what_matters(agent)
             self._note(agent, state.ranks)
-            agent.drained = state.drained
+            agent.order, agent.drained = state.order, state.drained
             if state.leaving and not agent.leaving:
                 agent.leaving, agent.leaving_since = state.leaving, self._clock()
-            if before != (_phases(agent), agent.drained, agent.leaving):  # most syncs are mere heartbeats
+            if before != _what_matters(agent):  # most syncs are mere heartbeats
                 self._changed.notify_all()
             return True
 
     def attach(self, index: int, instance: str) -> bool:
         """An agent opened its order stream; False when it is not registered here."""
         return self._count_stream(index, instance, 1)
+
+    def order_for_another(self, index: int) -> Order | None:
+        """The order that held when this agent came and was for the one before it, if there is such an order."""
+        with self._changed:
+            agent = self._agents.get(index)
+            return agent.not_for_it if agent else None
 
     def detach(self, index: int, instance: str) -> None:
         """An agent's order stream ended."""
@@ -121,6 +144,17 @@ class Gang:
         finally:
             with self._changed:
                 self._streams.discard(stream)
+
+    def notice(self) -> None:
+        """Wake who waits: something has changed that is not the gang's."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def lost_workers(self) -> frozenset[int]:
+        """Workers that had registered and have not been heard of for so long that they count as lost."""
+        with self._changed:
+            alive_since = self._clock() - self._config.lost_after_s
+            return frozenset(index for index, agent in self._agents.items() if agent.heard <= alive_since)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something changes, at most `timeout_s`."""
@@ -157,6 +191,19 @@ class Gang:
         """Whether no agent is attached any more."""
         with self._changed:
             return not any(agent.streams for agent in self._agents.values())
+
+    def slots(self) -> dict[int, SlotView]:
+        """All slots of an elastic job as they are now, also those that no agent has."""
+        with self._changed:
+            now = self._clock()
+            return {slot: self._slot_view(slot, now) for slot in range(self._config.world_size)}
+
+    def world_of(self, formation: int, members: Sequence[MemberProcess]) -> World:
+        """What `members`, in the order of their ranks, must know of each other."""
+        with self._changed:
+            return make_formation(
+                formation, members, {index: agent.registration for index, agent in self._agents.items()}
+            )
 
     def view(self) -> GangView:
         """The gang as it is now."""
@@ -200,8 +247,33 @@ class Gang:
         for state in ranks:
             agent.states[state.rank] = state
             self._lives[state.rank] = max(state.life, self._lives.get(state.rank, 0))
-            if state.phase in ENDED and state.rank not in agent.exits:
+            known = agent.exits.get(state.rank)
+            if state.phase in ENDED and (known is None or known.state.life != state.life):
                 agent.exits[state.rank] = Exit(state, now - state.exited_ago_s)
+
+    def _slot_view(self, slot: int, now: float) -> SlotView:
+        worker = slot // self._config.slots
+        agent = self._agents.get(worker)
+        if agent is None:
+            return SlotView(slot, worker, lost=now - self._began >= self._config.lost_after_s)
+        quiet = now - agent.heard >= self._config.lost_after_s
+        return SlotView(
+            slot=slot,
+            worker=worker,
+            instance=agent.registration.instance,
+            state=agent.states.get(slot) or RankState(slot, RankPhase.WAITING),
+            order=agent.order,
+            silent=quiet or not agent.streams,
+            lost=quiet,
+            leaving=bool(agent.leaving),
+        )
+
+    def _meant_for(self, index: int) -> Order | None:
+        order = self._order
+        if not isinstance(order, Form):
+            return None
+        slots = {member.slot for member in order.world.members}
+        return order if any(slot // self._config.slots == index for slot in slots) else None
 
     def _worker_view(self, index: int, now: float) -> WorkerView:
         agent = self._agents.get(index)
@@ -242,6 +314,8 @@ class Gang:
             return None
         if self._order is None and not agent.streams and not agent.states:
             return None  # its pod was restarted while the gang still assembles: the newer one takes the place
+        if self._config.elastic is not None and not agent.streams:
+            return None  # the newer one would not be here if the older one were
         if not agent.streams:
             # The newer one would not be here if the older one were: do not wait for it any longer.
             agent.heard = min(agent.heard, self._clock() - self._config.lost_after_s)
@@ -252,8 +326,12 @@ class Gang:
         )
 
 
-def _phases(agent: RegisteredAgent) -> dict[int, RankPhase]:
-    return {rank: state.phase for rank, state in agent.states.items()}
+def _what_matters(agent: RegisteredAgent) -> tuple[object, ...]:
+    ranks = [
+        (rank, state.phase, state.life, state.formation, state.parked, state.joined)
+        for rank, state in agent.states.items()
+    ]
+    return ranks, agent.drained, agent.leaving, agent.order
 
 
 def make_world(members: Sequence[Registration]) -> World:
@@ -265,4 +343,22 @@ def make_world(members: Sequence[Registration]) -> World:
         tf_addresses=tuple(host_port(m.address, port) for m in members for port in m.tf_ports),
         master_address=first.address,
         master_port=first.master_port,
+    )
+
+
+def make_formation(
+    formation: int, members: Sequence[MemberProcess], registrations: Mapping[int, Registration]
+) -> World:
+    """The world of `members`, which are given by rank."""
+    slots = next(iter(registrations.values())).slots  # the same number in each, or the launcher had refused one
+    agents = [registrations[process.slot // slots] for process in members]
+    placed = [(agent, process.slot % slots) for agent, process in zip(agents, members, strict=True)]
+    return World(
+        attempt=agents[0].attempt,
+        ring_addresses=tuple(host_port(agent.address, agent.ring_ports[local]) for agent, local in placed),
+        tf_addresses=tuple(host_port(agent.address, agent.tf_ports[local]) for agent, local in placed),
+        master_address=agents[0].address,
+        master_port=agents[0].master_port,
+        formation=formation,
+        members=tuple(process.member for process in members),
     )

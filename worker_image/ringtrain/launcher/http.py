@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from ringtrain.control.model import RankPhase
 from ringtrain.control.ports import PortTaken
+from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import listening_socket
 from ringtrain.transport.strangers import Stranger, Strangers
 
@@ -24,6 +25,10 @@ from ringtrain.transport.strangers import Stranger, Strangers
 _MOST_REQUEST_BYTES: Final = 16 << 10
 _MOST_CONNECTIONS: Final = 64
 _CONNECTION_S: Final = 10.0
+
+
+# Status, content type and body.
+Answer = tuple[int, str, bytes]
 
 
 class StatusCollector(Collector):
@@ -55,6 +60,20 @@ class StatusCollector(Collector):
         yield _gauge("ringtrain_samples_per_second", "Speed of the gang.", progress.get("samplesPerSecond"))
         yield _gauge("ringtrain_loss", "Mean loss of the ranks.", progress.get("loss"))
         yield _gauge("ringtrain_last_progress_timestamp_seconds", "Last report.", status["lastProgressTime"])
+        if "elastic" in status:
+            yield from _elastic(status["elastic"])
+
+
+def _elastic(elastic: dict[str, Any]) -> Iterable[Metric]:
+    yield _gauge("ringtrain_formation", "Formation of the world that runs.", elastic["formation"])
+    yield CounterMetricFamily("ringtrain_recoveries", "Worlds made after a loss.", value=elastic["recoveries"])
+    yield CounterMetricFamily("ringtrain_lost_steps", "Steps given up by losses.", value=elastic["lostSteps"])
+    yield _gauge(
+        "ringtrain_last_recovery_seconds",
+        "From the last loss that was seen until all ranks had met again.",
+        elastic["lastRecoverySeconds"],
+    )
+    yield _gauge("ringtrain_degraded", "1 while fewer ranks train than are wanted.", float(elastic["degraded"]))
 
 
 def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
@@ -66,6 +85,7 @@ class StatusServer:
 
     `everywhere`: on all addresses of this host instead of loopback only. With `tokens`, `/status` is for who shows
     one of them as a bearer token; `/metrics` and `/healthz`, which hold nothing but figures, are for everyone.
+    `ask_workers`: of an elastic job, takes the number of workers that `PUT /workers` asks for.
     """
 
     def __init__(
@@ -76,11 +96,12 @@ class StatusServer:
         *,
         everywhere: bool,
         tokens: tuple[str, ...] = (),
+        ask_workers: Callable[[int], None] | None = None,
     ) -> None:
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
 
-        def answer(path: str, authorization: str) -> tuple[int, str, bytes]:
+        def answer(path: str, authorization: str) -> Answer:
             if path == "/status" and tokens and not _shows_one(authorization, tokens):
                 return 401, "text/plain", b"/status asks for the job's token: Authorization: Bearer ...\n"
             if path == "/status":
@@ -91,11 +112,20 @@ class StatusServer:
                 return (200, "text/plain", b"ok\n") if healthy() else (503, "text/plain", b"stalled\n")
             return 404, "text/plain", b"/status, /metrics and /healthz are here\n"
 
+        def put(path: str, authorization: str, body: bytes) -> Answer:
+            if path != "/workers":
+                return 404, "text/plain", b"what can be put is /workers\n"
+            if tokens and not _shows_one(authorization, tokens):
+                return 401, "text/plain", b"/workers asks for the job's token: Authorization: Bearer ...\n"
+            if ask_workers is None:
+                return 409, "text/plain", b"this job is not elastic: its number of workers does not change\n"
+            return _ask_workers(body, ask_workers)
+
         try:
             listening = listening_socket("" if everywhere else "127.0.0.1", port)
         except OSError as exc:
             raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
-        self._server = _Server(listening, _handler(answer))
+        self._server = _Server(listening, _handler(answer, put))
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
@@ -115,6 +145,21 @@ def _shows_one(authorization: str, tokens: tuple[str, ...]) -> bool:
     scheme, _, shown = authorization.partition(" ")
     matches = [hmac.compare_digest(shown.strip().encode(), token.encode()) for token in tokens]
     return scheme.lower() == "bearer" and any(matches)
+
+
+def _ask_workers(body: bytes, ask: Callable[[int], None]) -> Answer:
+    expected = 'expected {"workers": number}'
+    try:
+        workers = json.loads(body)["workers"]
+    except (ValueError, TypeError, KeyError):
+        return 422, "text/plain", f"{body[:200]!r} says no number of workers; {expected}\n".encode()
+    if not isinstance(workers, int) or isinstance(workers, bool):
+        return 422, "text/plain", f"workers is {workers!r}; {expected}\n".encode()
+    try:
+        ask(workers)
+    except ConfigurationError as exc:
+        return 422, "text/plain", f"{exc}\n".encode()
+    return 204, "text/plain", b""
 
 
 def _finite(value: Any) -> Any:
@@ -167,11 +212,18 @@ class _Beginning:
         self._left -= len(line)
         return line
 
+    def read(self, size: int) -> bytes:
+        found = self._file.read(min(size, self._left))
+        self._left -= len(found)
+        return found
+
     def close(self) -> None:
         self._file.close()
 
 
-def _handler(answer: Callable[[str, str], tuple[int, str, bytes]]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    answer: Callable[[str, str], Answer], put: Callable[[str, str, bytes], Answer]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         # A client that connects and says nothing must not hold its thread for ever.
         timeout = 10
@@ -181,7 +233,14 @@ def _handler(answer: Callable[[str, str], tuple[int, str, bytes]]) -> type[BaseH
             self.rfile: Any = _Beginning(self.rfile)
 
         def do_GET(self) -> None:
-            code, content_type, body = answer(self.path.partition("?")[0], self.headers.get("Authorization") or "")
+            self._send(*answer(self.path.partition("?")[0], self.headers.get("Authorization") or ""))
+
+        def do_PUT(self) -> None:
+            length = self.headers.get("Content-Length") or ""
+            body = self.rfile.read(int(length)) if length.isdecimal() else b""
+            self._send(*put(self.path.partition("?")[0], self.headers.get("Authorization") or "", body))
+
+        def _send(self, code: int, content_type: str, body: bytes) -> None:
             self.send_response(code)
             self.send_header("Content-Type", content_type)
             if code == 401:

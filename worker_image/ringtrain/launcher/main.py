@@ -17,8 +17,10 @@ from ringtrain.control.rpc import Peer, serve
 from ringtrain.control.termination import termination_message, write_termination_message
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import coordinator_pb2_grpc
-from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain.launcher.console import Console
+from ringtrain.launcher.discovery import HostDiscovery
+from ringtrain.launcher.elastic import ElasticWorld
 from ringtrain.launcher.gang import Gang, make_world
 from ringtrain.launcher.http import StatusServer
 from ringtrain.launcher.mpi.job import MpiJob
@@ -56,6 +58,8 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         stack.callback(store.close)
         mpi = _prepare_mpi(config, command, stack)
         launcher = _Launcher(config, gang, snapshot, mpi)
+        if config.elastic is not None:
+            launcher.elastic = _prepare_elastic(config, config.elastic, gang, snapshot, stack)
         console = Console(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
         follow_reports(snapshot, console)
@@ -66,7 +70,11 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         launcher.drain(verdict, stop)
         say_total(snapshot, console)
         message = termination_message(
-            verdict, config.job.attempt, config.world_size, snapshot.progress(), store.merged_lines
+            verdict,
+            config.job.attempt,
+            snapshot.world_size,
+            snapshot.progress(),
+            [store.merged_lines.get(rank, 0) for rank in range(config.world_size)],
         )
         write_outcome(files, verdict, message)
         write_termination_message(config.termination, message)
@@ -83,7 +91,7 @@ def allow_open_files(count: int) -> None:
 
 
 class _Launcher:
-    """The main loop. Everything it decides is decided by `launcher/verdict.py`."""
+    """The main loop. Everything it decides is decided by `launcher/verdict.py`, or by `launcher/formation.py`."""
 
     def __init__(self, config: LauncherConfig, gang: Gang, snapshot: Snapshot, mpi: MpiJob | None) -> None:
         self._config = config
@@ -91,6 +99,7 @@ class _Launcher:
         self._mpi = mpi
         self._snapshot = snapshot
         self._ticked = time.monotonic()
+        self.elastic: ElasticWorld | None = None
 
     def healthy(self) -> bool:
         """Whether the main loop still turns."""
@@ -98,6 +107,23 @@ class _Launcher:
 
     def supervise(self, stop: "StopFlag") -> Verdict:
         """Wait for all agents, start the gang, and watch it until the attempt is decided."""
+        verdict = self._follow(self.elastic, stop) if self.elastic else self._supervise_gang(stop)
+        verdict = self._with_log_tail(verdict)
+        self._snapshot.verdict = verdict
+        _say_verdict(verdict)
+        return verdict
+
+    def _follow(self, elastic: ElasticWorld, stop: "StopFlag") -> Verdict:
+        """Keep the world of an elastic job until the attempt is decided."""
+        while True:
+            verdict = elastic.tick()
+            if verdict is not None:
+                return verdict
+            if stop.count:
+                return elastic.stopped()
+            self._tick()
+
+    def _supervise_gang(self, stop: "StopFlag") -> Verdict:
         verdict = self._assemble(stop)
         if verdict is None:
             registrations = self._gang.registrations()
@@ -108,9 +134,6 @@ class _Launcher:
             if self._mpi is not None:
                 self._mpi.start(members)
             verdict = self._watch(stop)
-        verdict = self._with_log_tail(verdict)
-        self._snapshot.verdict = verdict
-        _say_verdict(verdict)
         return verdict
 
     def _with_log_tail(self, verdict: Verdict) -> Verdict:
@@ -207,6 +230,17 @@ def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStac
     return job
 
 
+def _prepare_elastic(
+    config: LauncherConfig, settings: ElasticSettings, gang: Gang, snapshot: Snapshot, stack: ExitStack
+) -> ElasticWorld:
+    world = ElasticWorld(config, settings, gang, snapshot)
+    snapshot.elastic = world.status
+    if settings.discovery_script:
+        discovery = HostDiscovery(settings.discovery_script, config.world_size, settings.rules, world.ask_slots)
+        stack.callback(discovery.close)
+    return world
+
+
 def _open_ports(
     config: LauncherConfig, gang: Gang, snapshot: Snapshot, launcher: _Launcher, stack: ExitStack
 ) -> None:
@@ -216,6 +250,7 @@ def _open_ports(
         launcher.healthy,
         everywhere=config.secrets.tls is not None,
         tokens=config.status_tokens,
+        ask_workers=launcher.elastic.ask if launcher.elastic else None,
     )
     stack.callback(http.close)
     service = CoordinatorService(gang, snapshot.store, config.job.attempt)

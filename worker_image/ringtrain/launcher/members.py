@@ -8,7 +8,7 @@ from ringtrain.control.model import ENDED, Member, RankPhase, RankState
 
 
 @dataclass(frozen=True)
-class Process:
+class MemberProcess:
     """A process that is, or was, in a formation.
 
     `instance`: the agent that runs it; `life`: its number in its slot. `joined`: the formation that was its first.
@@ -79,18 +79,20 @@ class Standing(Enum):
     GONE = auto()
 
 
-def standing(process: Process, formation: int, view: View) -> Standing:
+def standing(process: MemberProcess, formation: int, view: View) -> Standing:
     """Where `process`, a member of `formation`, is."""
     slot = view.slots[process.slot]
     if slot.instance != process.instance:
         return Standing.GONE if slot.instance or slot.lost else Standing.UNKNOWN
     state = slot.state
+    if state.life == process.life and slot.finished:
+        return Standing.FINISHED
     if slot.lost or state.life > process.life:
         return Standing.GONE
     if state.life < process.life:
         return Standing.STARTING
     if state.phase in ENDED:
-        return Standing.FINISHED if slot.finished else Standing.GONE
+        return Standing.GONE
     if not state.parked:
         return Standing.IN
     return Standing.LEFT if state.formation >= formation else Standing.STARTING
@@ -109,7 +111,7 @@ def wanted_slots(view: View, *, again: bool) -> frozenset[int]:
     )
 
 
-def fenced(members: Sequence[Process], formation: int, view: View, order: int, *, stopped: bool) -> bool:
+def fenced(members: Sequence[MemberProcess], formation: int, view: View, order: int, *, stopped: bool) -> bool:
     """Whether no process of an agent that is heard of can still be in a formation.
 
     `order`: what agents said before they had this order does not count. `stopped`: no process may run at all.
@@ -138,7 +140,7 @@ def candidates(wanted: frozenset[int], view: View, order: int, *, stopped: bool)
     ]
 
 
-def newcomers(members: Sequence[Process], wanted: frozenset[int], view: View, *, stopped: bool) -> set[int]:
+def newcomers(members: Sequence[MemberProcess], wanted: frozenset[int], view: View, *, stopped: bool) -> set[int]:
     """Wanted slots outside the formation that could be in the next one."""
     inside = {process.slot for process in members}
     return {index for index in wanted - inside if _available(view.slots[index], stopped=stopped)}
@@ -151,20 +153,20 @@ def _available(slot: SlotView, *, stopped: bool) -> bool:
 
 
 def choose(
-    chosen: Sequence[SlotView], members: Sequence[Process], formation: int, most: int, *, stopped: bool
-) -> tuple[Process, ...]:
+    chosen: Sequence[SlotView], members: Sequence[MemberProcess], formation: int, most: int, *, stopped: bool
+) -> tuple[MemberProcess, ...]:
     """The members of `formation` by rank: those of a worker side by side, the oldest worker first.
 
     Rank 0 is a process that was in the former formation, if any is. With more than `most`, the oldest are taken.
     """
     former = {(process.slot, process.instance, process.life): process.joined for process in members}
 
-    def process_of(slot: SlotView) -> Process:
+    def process_of(slot: SlotView) -> MemberProcess:
         life = slot.state.life + 1 if stopped else slot.state.life
         # Where the launcher has lost its notes, the processes themselves know that they have been in a world.
         own = 0 if stopped or members else slot.state.formation
         joined = former.get((slot.slot, slot.instance, life)) or own or formation
-        return Process(slot.slot, slot.instance, life, joined)
+        return MemberProcess(slot.slot, slot.instance, life, joined)
 
     found = [(process_of(slot), slot.worker) for slot in chosen]
     found = sorted(found, key=lambda one: (one[0].joined, one[0].slot))[:most]

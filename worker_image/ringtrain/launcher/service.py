@@ -48,7 +48,7 @@ class CoordinatorService:
         index, instance = request.worker_index, request.instance
         if not self._gang.attach(index, instance):
             return
-        stream, order = OrderStream(), None
+        stream, order = OrderStream(), self._gang.order_for_another(index)
         try:
             if context.add_callback(stream.end):  # else it has ended already
                 while (order := self._gang.wait_order(order, stream)) is not None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from ringtrain.control.termination import failure_json
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.gang import Gang
 from ringtrain.launcher.throughput import Progress, Throughput
-from ringtrain.launcher.verdict import GangView, WorkerView
+from ringtrain.launcher.verdict import GangView
 from ringtrain.logs.store import LogStore
 
 
@@ -36,6 +37,7 @@ class Snapshot:
 
     `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
     report came. Both by this host's clock: those of the ranks' hosts may be wrong.
+    `elastic`: gives the part of `/status` that only an elastic job has.
     `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
     """
 
@@ -48,6 +50,18 @@ class Snapshot:
     last_progress: float | None = None
     started_from: tuple[int, str] | None = None
     verdict: Verdict | None = None
+    elastic: Callable[[], dict[str, Any]] | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the gang; in an elastic job those of the formation that was made last."""
+        return self.config.world_size if self.elastic is None else int(self.elastic()["ranks"])
+
+    def reported_step(self) -> int:
+        """The step that all ranks have reported; 0 before."""
+        with self.reports as reports:
+            progress = reports.progress()
+        return progress.step if progress else 0
 
     @property
     def phase(self) -> str:
@@ -71,15 +85,23 @@ class Snapshot:
             steps = [reports.step_of(rank) for rank in range(self.config.world_size)]
             slowest = reports.slowest(state.rank for state in view.ranks if state.phase is RankPhase.RUNNING)
         failure = self.verdict.failure if self.verdict else None
+        lost = self.gang.lost_workers()
         return {
             "version": contract.STATUS_VERSION,
             "job": job.name,
             "namespace": job.namespace,
             "attempt": job.attempt,
             "phase": self.phase,
-            "worldSize": self.config.world_size,
+            "worldSize": self.world_size,
             "workers": [
-                _worker_json(worker, registrations[worker.index].address if worker.index in registrations else "")
+                {
+                    "index": worker.index,
+                    "pod": worker.pod,
+                    "node": worker.node,
+                    "address": registrations[worker.index].address if worker.index in registrations else "",
+                    "registered": worker.index in registrations,
+                    "lost": worker.index in lost,
+                }
                 for worker in view.workers
             ],
             "ranks": [
@@ -97,6 +119,7 @@ class Snapshot:
                 "lines": self.store.lines,
                 "dropped": self.store.dropped,
             },
+            **({} if self.elastic is None else {"elastic": self.elastic()}),
         }
 
     def _slowest_json(self, view: GangView, rank: int, step: int | None) -> dict[str, Any]:
@@ -126,13 +149,3 @@ class Snapshot:
             return None
         step, path = self.started_from
         return f"step {step} of {path}" if path else "nothing: there was no checkpoint"
-
-
-def _worker_json(worker: WorkerView, address: str) -> dict[str, Any]:
-    return {
-        "index": worker.index,
-        "pod": worker.pod,
-        "node": worker.node,
-        "address": address,
-        "registered": bool(address),
-    }

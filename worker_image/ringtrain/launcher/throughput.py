@@ -15,7 +15,7 @@ The first step has no step before it and is not timed.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,12 @@ class Throughput:
         self._speeds: deque[float] = deque(maxlen=WINDOW)
         self._closed = -1
         self.last_report_time: float | None = None
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """From now on the gang has these ranks; what others have reported says nothing of its progress."""
+        self._world_size = len(ranks)
+        self._steps = {rank: step for rank, step in self._steps.items() if rank in ranks}
+        self._latest = {rank: report for rank, report in self._latest.items() if rank in ranks}
 
     def add(self, rank: int, report: Mapping[str, Any]) -> list[int]:
         """Take in one report; returns the steps that are complete on all reporting ranks by it."""

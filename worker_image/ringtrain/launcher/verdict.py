@@ -15,7 +15,7 @@ raise PeerLost and exit with 1. Whoever reports first is therefore not always th
 import re
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringtrain import contract
@@ -58,7 +58,8 @@ class GangView:
     """The gang at one moment. `ranks`: state by rank, all of the world; `exits`: of those that ended.
 
     `placed`: the worker of each rank that is not where the order of ranks would have it; mpirun may do so.
-    `command_code`: what mpirun exited with; None while it runs, and without one.
+    `command_code`: what mpirun exited with; None while it runs, and without one. `members`: slots by rank where
+    `ranks` are slots, in an elastic job.
     """
 
     slots: int
@@ -67,6 +68,15 @@ class GangView:
     exits: Sequence[Exit]
     placed: Mapping[int, int] = field(default_factory=dict)
     command_code: int | None = None
+    members: Sequence[int] = ()
+
+    def lost_by(self, state: RankState) -> int | None:
+        """The rank (or slot) that `state` says it has lost."""
+        if not self.members:
+            return lost_peer(state.log_tail, state.rank)
+        own = self.members.index(state.rank) if state.rank in self.members else -1
+        lost = lost_peer(state.log_tail, own)
+        return self.members[lost] if lost is not None and lost < len(self.members) else lost
 
     def worker_of(self, rank: int) -> WorkerView:
         """The worker that runs `rank`."""
@@ -104,11 +114,11 @@ def decide(view: GangView, now: float, patience: Patience) -> Verdict | None:
     """How the attempt ended, or None while that is open."""
     if view.succeeded == len(view.ranks):
         return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
-    failed = sorted((exit for exit in view.exits if _failed(exit.state)), key=_exit_time)
+    failed = failures_by_time(view.exits)
     gone = _gone(view, failed, now, patience)
     if failed and not gone and not _settled(view, failed, now, patience):
         return None
-    failure = _first_cause(view, failed, gone)
+    failure = first_cause(view, failed, gone)
     if failure is None:
         if not all(state.phase in ENDED for state in view.ranks):
             return None
@@ -154,13 +164,19 @@ def _gone(view: GangView, failed: Sequence[Exit], now: float, patience: Patience
     ]
 
 
-def _first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerView]) -> Failure | None:
+def failures_by_time(exits: Iterable[Exit]) -> list[Exit]:
+    """Of `exits` those of ranks that failed, the first one first."""
+    return sorted((exit for exit in exits if _failed(exit.state)), key=_exit_time)
+
+
+def first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerView]) -> Failure | None:
+    """What made all of this happen. `failed`: by time; `gone`: workers that are lost or leave."""
     for exit in failed:
         if _hard(exit):
             return _rank_failure(view, exit)
     if gone:
         return _agent_failure(view, min(gone, key=lambda worker: (_gone_since(worker), worker.index)))
-    lost = {exit.state.rank: lost_peer(exit.state.log_tail, exit.state.rank) for exit in failed}
+    lost = {exit.state.rank: view.lost_by(exit.state) for exit in failed}
     own = [exit for exit in failed if lost[exit.state.rank] is None]
     if own:
         told = [exit for exit in own if exit.state.exit_code == view.command_code]

@@ -17,6 +17,8 @@ class AttemptFiles:
         self.journal: Final = directory / ".journal"
         # The termination message, once the attempt is over.
         self.outcome: Final = directory / ".outcome.json"
+        # Who is in the world of an elastic job: see `launcher/elastic.py`.
+        self.formation: Final = directory / ".formation.json"
 
     @classmethod
     def of(cls, root: Path, namespace: str, job: str, attempt: int) -> "AttemptFiles":

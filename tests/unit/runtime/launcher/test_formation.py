@@ -6,8 +6,8 @@ import pytest
 from support.elastic_world import LOST_AFTER, RULES, World
 
 from ringtrain.control.model import Prepare, RankPhase
-from ringtrain.launcher.elastic_end import End, Ruin
-from ringtrain.launcher.formation import Formed, Phase, Rules
+from ringtrain.launcher.elastic_end import AttemptEnd, Ruin
+from ringtrain.launcher.formation import FormationPhase, Formed, Rules
 
 SHRINKS = replace(RULES, shrinks=True)
 RESTARTS = replace(RULES, restarts=True)
@@ -58,7 +58,7 @@ def test_shrink_goes_on_with_those_that_live() -> None:
     """The next formation has the survivors alone; the replacement comes with the one after."""
     world = running(SHRINKS)
     world.lose(1)
-    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING)
+    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
     assert slots_of(world) == [0, 1, 4, 5]
     world.start(1)
     world.until(lambda: met(world))
@@ -71,7 +71,7 @@ def test_replace_goes_on_smaller_when_nobody_comes_in_time() -> None:
     world = running()
     world.lose(1)
     lost_at = world.now
-    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING)
+    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
     assert slots_of(world) == [0, 1, 4, 5]
     assert world.now - lost_at >= RULES.replace_timeout_s
 
@@ -82,7 +82,7 @@ def test_too_few_for_too_long_is_the_end() -> None:
     world.lose(1)
     lost_at = world.now
     world.until(lambda: world.end is not None)
-    assert world.end == End(Ruin.TOO_FEW)
+    assert world.end == AttemptEnd(Ruin.TOO_FEW)
     assert world.now - lost_at >= RULES.replace_timeout_s + RULES.start_timeout_s
     assert len(world.formed) == 1
 
@@ -91,7 +91,7 @@ def test_a_leaving_pod_costs_no_loss() -> None:
     """Ranks leave at their next commit, nothing counts as lost, and the pod's slots are not waited for."""
     world = running()
     world.agents[2].leaving = True
-    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING, seconds=20)
+    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING, seconds=20)
     assert slots_of(world) == [0, 1, 2, 3]
     assert (world.state.lost_at, world.state.recoveries) == (None, 0)
     world.lose(2)
@@ -108,7 +108,7 @@ def test_newcomers_are_gathered_into_one_change() -> None:
     world.until(lambda: world.state.newcomer_at is not None)
     world.step()
     world.start(2)
-    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING)
+    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
     assert slots_of(world) == [0, 1, 2, 3, 4, 5]
 
 
@@ -116,7 +116,7 @@ def test_a_newcomer_that_dies_while_joining_costs_nothing_else() -> None:
     """Its slot gets another process, the survivors keep theirs, and the formation's number stays."""
     world = running()
     world.kill(4)
-    world.until(lambda: world.state.phase is Phase.PREPARING)
+    world.until(lambda: world.state.phase is FormationPhase.PREPARING)
     for _ in range(4):
         world.until(lambda: bool((rank := world.rank(4)) and rank.phase is RankPhase.RUNNING))
         world.kill(4)
@@ -142,8 +142,8 @@ def test_a_stopped_process_is_waited_for_until_its_agent_has_killed_it(way: Rule
     world.hold(2)
     world.until(lambda: world.state.number == 2)
     world.step()
-    assert world.state.phase is Phase.PREPARING
-    world.until(lambda: world.state.phase is Phase.RUNNING)
+    assert world.state.phase is FormationPhase.PREPARING
+    world.until(lambda: world.state.phase is FormationPhase.RUNNING)
     assert {p.slot: p.life for p in world.state.members}.get(2, 2) == 2
 
 
@@ -151,7 +151,7 @@ def test_an_agent_that_is_cut_off_counts_as_lost() -> None:
     """And its ranks cannot be in the next formation, also when it is heard of again."""
     world = running(SHRINKS)
     world.agents[1].cut = True
-    world.until(lambda: world.state.number == 2 and world.state.phase is Phase.RUNNING)
+    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
     assert slots_of(world) == [0, 1, 4, 5]
     world.agents[1].cut = False
     world.until(lambda: met(world))
@@ -165,7 +165,7 @@ def test_the_formation_limit() -> None:
     world.until(lambda: met(world) and world.state.number == 2)
     world.kill(0)
     world.until(lambda: world.end is not None)
-    assert world.end == End(Ruin.FORMATION_LIMIT)
+    assert world.end == AttemptEnd(Ruin.FORMATION_LIMIT)
 
 
 def test_a_program_that_always_fails() -> None:
@@ -177,7 +177,7 @@ def test_a_program_that_always_fails() -> None:
         world.kill(3, code=1)
         world.step()
     world.until(lambda: world.end is not None)
-    assert world.end == End(Ruin.OWN_ERROR, 3)
+    assert world.end == AttemptEnd(Ruin.OWN_ERROR, 3)
 
 
 def test_a_rank_that_only_lost_a_peer_has_no_error_of_its_own() -> None:
@@ -196,11 +196,11 @@ def test_all_ranks_end_with_0() -> None:
     world.rank(0).end(RankPhase.SUCCEEDED, 0)  # type: ignore[union-attr]
     for _ in range(5):
         world.step()
-    assert (world.state.phase, world.end) == (Phase.RUNNING, None)
+    assert (world.state.phase, world.end) == (FormationPhase.RUNNING, None)
     for slot in range(1, 6):
         world.rank(slot).end(RankPhase.SUCCEEDED, 0)  # type: ignore[union-attr]
     world.until(lambda: world.end is not None)
-    assert world.end == End()
+    assert world.end == AttemptEnd()
 
 
 def test_the_last_ranks_die_after_the_others_have_finished() -> None:
@@ -210,7 +210,7 @@ def test_the_last_ranks_die_after_the_others_have_finished() -> None:
         world.rank(slot).end(RankPhase.SUCCEEDED, 0)  # type: ignore[union-attr]
     world.kill(5)
     world.until(lambda: world.end is not None)
-    assert world.end == End(Ruin.NO_SURVIVOR, 5)
+    assert world.end == AttemptEnd(Ruin.NO_SURVIVOR, 5)
 
 
 @pytest.mark.parametrize("killed", [0, 1, 2, 3, 4, 6, 9])

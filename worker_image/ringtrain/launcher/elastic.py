@@ -1,0 +1,266 @@
+"""The launcher of an elastic job: what the machine of `launcher/formation.py` decides, done and written down."""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from ringtrain import contract
+from ringtrain.control.model import Failure, Form, Outcome, Prepare, Reason, Verdict
+from ringtrain.errors import ConfigurationError
+from ringtrain.launcher.config import ElasticSettings, LauncherConfig
+from ringtrain.launcher.elastic_end import RUIN_REASON, AttemptEnd, OwnFailures, Ruin
+from ringtrain.launcher.formation import FormationPhase, FormationState, Formed, advance, joined, where
+from ringtrain.launcher.gang import Gang
+from ringtrain.launcher.losses import Losses
+from ringtrain.launcher.members import MemberProcess, Standing, View
+from ringtrain.launcher.status import Snapshot
+from ringtrain.launcher.verdict import GangView
+from ringtrain.logs.layout import AttemptFiles
+
+log = logging.getLogger(__name__)
+
+
+class ElasticWorld:
+    """Keeps the world of an elastic job: asks the machine, gives its orders, says what changes.
+
+    The main thread calls `tick`; any thread may `ask` for another number of workers and read `status`.
+    """
+
+    def __init__(
+        self,
+        config: LauncherConfig,
+        settings: ElasticSettings,
+        gang: Gang,
+        snapshot: Snapshot,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._settings = config, settings
+        self._gang, self._snapshot, self._clock = gang, snapshot, clock
+        self._journal = FormationJournal(snapshot.store.files)
+        self._lock = threading.Lock()
+        self._losses = Losses()
+        self._met = 0
+        self._said_lost = 0
+        kept = self._journal.read() if snapshot.store.resumed else None
+        if kept is None:
+            # Of a number that no order of a launcher before this one can have had.
+            self._state = FormationState(order=time.time_ns() // 1_000_000)
+            self._asked = frozenset(range(0 if settings.discovery_script else settings.start_ranks))
+        else:
+            self._state, self._asked = kept
+            if self._state.phase is FormationPhase.RUNNING:
+                self._met = self._state.number
+        self._note_members()
+
+    def ask(self, workers: int) -> None:
+        """Have ranks on the first `workers` workers. ConfigurationError when that is out of the job's bounds."""
+        rules, slots = self._settings.rules, self._config.slots
+        if not rules.min_ranks <= workers * slots <= rules.max_ranks:
+            raise ConfigurationError(
+                f"workers is {workers}, which is {workers * slots} ranks; expected {rules.min_ranks} to "
+                f"{rules.max_ranks} ranks"
+            )
+        self.ask_slots(frozenset(range(workers * slots)))
+
+    def ask_slots(self, slots: frozenset[int]) -> None:
+        """Have ranks in `slots`."""
+        with self._lock:
+            if slots != self._asked:
+                log.info("ranks that are wanted: %d, %d until now", len(slots), len(self._asked))
+                self._asked = slots
+        self._gang.notice()
+
+    def tick(self) -> Verdict | None:
+        """Look, decide, act; returns how the attempt ended, when it has."""
+        now = self._clock()
+        view = View(self._gang.slots(), self._asked, self._snapshot.reported_step())
+        gang = self._gang.view()
+        self._losses.note(self._state, view, gang, now)
+        before = self._state
+        decided = advance(before, self._settings.rules, view, now)
+        if decided.end is not None:
+            return self._verdict(decided.end, view, gang)
+        if decided.order is not None:
+            self._say(before, decided.state, view, gang)
+            self._journal.write(decided.state, self._asked)
+        with self._lock:
+            self._state = decided.state
+        if isinstance(decided.order, Prepare):
+            self._gang.give(decided.order)
+        elif isinstance(decided.order, Formed):
+            self._form(decided.order)
+        self._say_met(view)
+        return None
+
+    def stopped(self) -> Verdict:
+        """The attempt as it is when this launcher was asked to stop."""
+        view = View(self._gang.slots(), self._asked)
+        return Verdict(Outcome.STOPPED, 128 + 15, self._finished(view))
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the formation that was made last; 0 before the first."""
+        with self._lock:
+            return len(self._state.members)
+
+    def status(self) -> dict[str, Any]:
+        """The part of `/status` that only an elastic job has."""
+        with self._lock:
+            state, asked = self._state, len(self._asked)
+        rules = self._settings.rules
+        lost = state.phase is FormationPhase.PREPARING and state.urgent
+        return {
+            "formation": state.number if state.phase is FormationPhase.RUNNING else state.formed,
+            "phase": state.phase.value,
+            "ranks": len(state.members),
+            "minRanks": rules.min_ranks,
+            "maxRanks": rules.max_ranks,
+            "lostSteps": state.lost_steps,
+            "recoveries": state.recoveries,
+            "lastRecoverySeconds": state.last_recovery_s,
+            "degraded": bool(state.formed) and (lost or len(state.members) < asked),
+        }
+
+    def _form(self, order: Formed) -> None:
+        self._note_members()
+        if self._snapshot.running_since is None:
+            self._snapshot.running_since = time.time()
+        world = self._gang.world_of(order.formation, order.members)
+        self._gang.give(Form(world, tuple(sorted(order.slots)), order.number))
+
+    def _note_members(self) -> None:
+        if self._state.members:
+            with self._snapshot.reports as reports:
+                reports.keep(frozenset(process.slot for process in self._state.members))
+
+    def _say(self, before: FormationState, after: FormationState, view: View, gang: GangView) -> None:
+        """A sentence for each change of the world."""
+        if after.phase is FormationPhase.RUNNING:
+            if before.phase is not FormationPhase.RUNNING:
+                names = ", ".join(str(process.slot) for process in after.members)
+                log.info("formation %d is made: %d ranks (slots %s)", after.number, len(after.members), names)
+            return
+        if after.number == before.number:
+            return
+        if after.urgent:
+            cause = self._losses.cause(before, gang)
+            why = cause.message if cause else "a rank has left its world"
+            log.warning("formation %d is lost: %s; formation %d is prepared", before.formed, why, after.number)
+            return
+        log.info(
+            "formation %d is prepared: %s; ranks leave formation %d at their next commit",
+            after.number,
+            _why(before, view),
+            before.formed,
+        )
+
+    def _say_met(self, view: View) -> None:
+        state = self._state
+        if state.number <= self._met or not joined(state, self._settings.rules, view):
+            return
+        self._met = state.number
+        more = (
+            f", {state.last_recovery_s:.1f} s after the loss" if state.last_recovery_s and state.recoveries else ""
+        )
+        log.info("formation %d runs: its %d ranks have met%s", state.number, len(state.members), more)
+
+    def _finished(self, view: View) -> int:
+        return sum(at is Standing.FINISHED for at in where(self._state, view).values())
+
+    def _verdict(self, end: AttemptEnd, view: View, gang: GangView) -> Verdict:
+        if end.ruin is None:
+            return Verdict(Outcome.SUCCEEDED, 0, self._finished(view) or len(self._asked))
+        cause = self._losses.cause(self._state, gang)
+        if end.ruin is Ruin.OWN_ERROR and end.slot is not None:
+            cause = self._losses.of_slot(end.slot, gang) or cause
+        failure = self._failure(end, cause, gang, view)
+        code = contract.EXIT_NOT_ASSEMBLED if end.ruin is Ruin.NOT_ASSEMBLED else contract.EXIT_GANG_STOPPED
+        return Verdict(Outcome.FAILED, failure.exit_code or code, self._finished(view), failure)
+
+    def _failure(self, end: AttemptEnd, cause: Failure | None, gang: GangView, view: View) -> Failure:
+        rules = self._settings.rules
+        known = cause or Failure(Reason.RANK_FAILED, "")
+        because = f": {cause.message}" if cause else ""
+        match end.ruin:
+            case Ruin.NOT_ASSEMBLED:
+                return Failure(Reason.NOT_ASSEMBLED, _not_assembled(self._config, rules.min_ranks, view) + because)
+            case Ruin.TOO_FEW:
+                waited = rules.replace_timeout_s + rules.start_timeout_s
+                message = f"fewer than {rules.min_ranks} ranks for {waited:g} s{because}"
+                return replace(known, reason=RUIN_REASON[end.ruin], message=message)
+            case Ruin.FORMATION_LIMIT:
+                message = f"the world was made {rules.formation_limit} times, which is the limit{because}"
+                return replace(known, reason=Reason.RANK_FAILED, message=message)
+            case Ruin.NOT_FENCED:
+                worker = gang.worker_of(end.slot or 0)
+                message = (
+                    f"rank {end.slot} has not left formation {self._state.formed} in {3 * rules.timeout_s:g} s, "
+                    "and its agent could not end it"
+                )
+                return Failure(Reason.RANK_FAILED, message, end.slot, worker.pod, worker.node)
+            case Ruin.NO_SURVIVOR:
+                return replace(known, message=f"{known.message}; the other ranks had finished")
+            case _:
+                return replace(known, message=f"{known.message}, three times without a step between")
+
+
+def _why(before: FormationState, view: View) -> str:
+    """Why a formation is prepared though nobody was lost."""
+    leaving = sorted({slot.worker for slot in view.slots.values() if slot.leaving and not slot.lost})
+    inside = {process.slot for process in before.members}
+    if leaving:
+        return f"worker(s) {', '.join(map(str, leaving))} were asked to stop"
+    if inside - view.asked:
+        return f"{len(inside - view.asked)} rank(s) are not wanted any more"
+    return "more ranks have come"
+
+
+def _not_assembled(config: LauncherConfig, least: int, view: View) -> str:
+    absent = sorted({slot.worker for slot in view.slots.values() if slot.slot in view.asked and not slot.instance})
+    names = ", ".join(f"{config.job.name}-worker-{index}" for index in absent)
+    missing = f"; not registered: {names}" if names else ""
+    return f"fewer than {least} ranks were ready within {config.start_timeout_s:g} s{missing}"
+
+
+class FormationJournal:
+    """The state of the formations in a file, for a launcher process that is started again."""
+
+    def __init__(self, files: AttemptFiles) -> None:
+        self._path = files.formation
+
+    def write(self, state: FormationState, asked: frozenset[int]) -> None:
+        """Replace the file. A disk that is full is said: then a new process learns from the agents."""
+        document = {**asdict(state), "slots": sorted(state.slots), "asked": sorted(asked)}
+        draft = self._path.with_suffix(".tmp")
+        try:
+            draft.write_text(json.dumps(document))
+            os.replace(draft, self._path)
+        except OSError as exc:
+            log.error("a launcher that is started again will have to make the world anew: %s", exc)
+
+    def read(self) -> tuple[FormationState, frozenset[int]] | None:
+        """The state that was written last, its times void; None without one that can be read."""
+        try:
+            document = json.loads(self._path.read_text())
+            asked = frozenset(document.pop("asked"))
+            state = FormationState(
+                **{
+                    **document,
+                    "phase": FormationPhase(document["phase"]),
+                    "members": tuple(MemberProcess(**member) for member in document["members"]),
+                    "failures": tuple(OwnFailures(**mark) for mark in document["failures"]),
+                    "slots": frozenset(document["slots"]),
+                }
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as exc:
+            log.error("%s cannot be read, the world is made anew: %s", self._path, exc)
+            return None
+        # Times were those of a clock that has ended with its process.
+        return replace(state, given=False, began=0.0, newcomer_at=None, parked_at=None, lost_at=None), asked
