@@ -26,6 +26,8 @@ from .sandbox import Command, command_of
 DEFAULT_GRACE_S = 30
 # How long pods get to end by themselves when everything is over.
 CLOSING_GRACE_S = 5.0
+# Between two processes of a pod that starts them again; the first pause is 1 s.
+LONGEST_PAUSE_S = 60.0
 MARKER = "RINGTRAIN_LOCAL_POD"
 # As a kubelet takes them from the log when the container left no message of its own.
 _FALLBACK_BYTES, _FALLBACK_LINES = 2048, 80
@@ -42,10 +44,17 @@ class _LocalPod:
     process: subprocess.Popen[bytes] | None = None
     status: dict[str, Any] = field(default_factory=dict)
     kill_at: float | None = None
+    restarts: int = 0
+    restart_at: float | None = None
 
     @property
     def running(self) -> bool:
         return self.process is not None
+
+    def starts_again(self, code: int) -> bool:
+        """Whether the container's own rules have a process that ended so started again in its pod."""
+        rules = self.pod["spec"]["containers"][0].get("restartPolicyRules") or ()
+        return self.kill_at is None and any(code in rule["exitCodes"]["values"] for rule in rules)
 
 
 class ProcessRunner:
@@ -124,6 +133,7 @@ class ProcessRunner:
         """Reap the pod's first process if it ended, and all that it left; kill what overstays."""
         process = local.process
         if process is None:
+            self._start_again(local)
             return
         if process.poll() is None:
             if local.kill_at is not None and time.monotonic() >= local.kill_at:
@@ -135,9 +145,24 @@ class ProcessRunner:
         assert local.command is not None
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         message = _termination_of(local.command, code)
+        if local.starts_again(code):
+            local.restart_at = time.monotonic() + min(2.0**local.restarts, LONGEST_PAUSE_S)
+            local.status = _status(local.pod, "Running", {"waiting": {"reason": "CrashLoopBackOff"}})
+            return
         reason = "Completed" if code == 0 else "Error"
         local.status = _status(local.pod, "Failed" if code else "Succeeded", _terminated(code, reason, message))
         shutil.rmtree(local.directory, ignore_errors=True)
+
+    def _start_again(self, local: _LocalPod) -> None:
+        """Start a process of a pod whose rules say so, when its pause is over."""
+        if local.restart_at is None or time.monotonic() < local.restart_at or local.kill_at is not None:
+            return
+        assert local.command is not None
+        local.restart_at, local.restarts = None, local.restarts + 1
+        local.command.termination_path.unlink(missing_ok=True)
+        local.process = _spawn(local.command, local.pod["metadata"]["uid"])
+        running = {"running": {"startedAt": format_time(datetime.now(UTC))}}
+        local.status = _status(local.pod, "Running", running, local.restarts)
 
 
 def _spawn(command: Command, uid: str) -> subprocess.Popen[bytes]:
@@ -155,8 +180,13 @@ def _spawn(command: Command, uid: str) -> subprocess.Popen[bytes]:
         )
 
 
-def _status(pod: Pod, phase: str, state: dict[str, Any]) -> dict[str, Any]:
-    container = {"name": pod["spec"]["containers"][0]["name"], "state": state, "ready": phase == "Running"}
+def _status(pod: Pod, phase: str, state: dict[str, Any], restarts: int = 0) -> dict[str, Any]:
+    container = {
+        "name": pod["spec"]["containers"][0]["name"],
+        "state": state,
+        "ready": phase == "Running",
+        "restartCount": restarts,
+    }
     return {"phase": phase, "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "containerStatuses": [container]}
 
 

@@ -38,7 +38,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     name = next((c["name"] for c in spec.get("containers") or ()), "")
     main = _container(status.get("containerStatuses"), name)
     beside = {} if _ended(main) else _first_failed(status)
-    ended = _ended(main) or _ended(beside)
+    ended = _ended(main) or _last_word(main) or _ended(beside)
     waiting_reason, waiting_message = _waiting(status)
     return PodView(
         name=str(meta.get("name")),
@@ -152,6 +152,16 @@ def _ended(container: Mapping[str, Any], state: Literal["state", "lastState"] = 
     """How a container ended; `lastState`: the last time that one did which is started again and again."""
     found = (container.get(state) or {}).get("terminated")
     return found if isinstance(found, Mapping) else {}
+
+
+def _last_word(main: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How a container ended that said how, and was started again for its exit code; empty for any other."""
+    ended = _ended(main, "lastState")
+    try:
+        message = json.loads(str(ended.get("message") or ""))
+    except (ValueError, RecursionError):
+        return {}
+    return ended if isinstance(message, dict) and message.get("outcome") in ("Succeeded", "Failed") else {}
 
 
 def _first_failed(status: Mapping[str, Any]) -> Mapping[str, Any]:

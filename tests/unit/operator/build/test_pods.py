@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from support.jobs import job
 
 from ringtrain_operator import contract
-from ringtrain_operator.build import LAUNCHER_RESOURCES, Settings, build_launcher_pod, build_worker_pod
+from ringtrain_operator.build import (
+    LAUNCHER_RESOURCES,
+    Incarnation,
+    Settings,
+    build_launcher_pod,
+    build_worker_pod,
+)
 from ringtrain_operator.errors import SpecInvalid
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
@@ -67,6 +73,32 @@ def test_bounds_of_an_elastic_job() -> None:
         contract.ENV_ELASTIC_JOIN_DELAY: "5",
         contract.ENV_ELASTIC_FORMATION_LIMIT: "100",
     }
+
+
+def test_nodes_are_avoided_beside_the_templates_affinity() -> None:
+    """A wish among the user's own; the template is not changed."""
+    theirs = {"weight": 1, "preference": {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}}
+    wishes = {"preferredDuringSchedulingIgnoredDuringExecution": [theirs]}
+    given_job = parsed(
+        pod={"affinity": {"nodeAffinity": wishes, "podAntiAffinity": {}}}, elastic={"maxReplicas": 4}
+    )
+    pod = build_worker_pod(given_job, 1, 0, incarnation=Incarnation(3, ("bad", "worse")))
+    assert pod["metadata"]["labels"][contract.LABEL_INCARNATION] == "3"
+    found = pod["spec"]["affinity"]
+    mine, added = found["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert (mine, found["podAntiAffinity"]) == (theirs, {})
+    assert [field["values"] for field in added["preference"]["matchFields"]] == [["bad"], ["worse"]]
+    assert wishes["preferredDuringSchedulingIgnoredDuringExecution"] == [theirs]
+
+
+def test_a_killed_launcher_of_an_elastic_job_is_started_again() -> None:
+    """By a rule of its container, for exit codes of a process that was killed; no other container has a rule."""
+    launcher = main(build_launcher_pod(parsed(elastic={"maxReplicas": 4}), 1))
+    assert launcher["restartPolicy"] == "Never"
+    (rule,) = launcher["restartPolicyRules"]
+    assert (rule["action"], set(rule["exitCodes"]["values"])) == ("Restart", {134, 137, 139})
+    assert "restartPolicyRules" not in main(build_launcher_pod(parsed(), 1))
+    assert "restartPolicyRules" not in main(build_worker_pod(parsed(elastic={"maxReplicas": 4}), 1, 0))
 
 
 def test_a_job_that_is_not_elastic_has_no_bounds() -> None:

@@ -55,6 +55,21 @@ KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
 
 
 @pytest.mark.parametrize(
+    ("message", "finished"),
+    [
+        pytest.param('{"version": 1, "attempt": 2, "outcome": "Failed"}', True, id="its-last-word"),
+        pytest.param('{"version": 1, "attempt": 2, "outcome": "Stopped"}', False, id="asked-to-stop"),
+        pytest.param("Killed", False, id="killed"),
+    ],
+)
+def test_a_container_that_was_started_again(message: str, finished: bool) -> None:
+    """It has ended if it said that the attempt has, whatever runs there now."""
+    last = {"terminated": {"exitCode": 137, "message": message}}
+    pod = view(phase="Running", containerStatuses=[{"name": "train", "state": {"running": {}}, "lastState": last}])
+    assert pod.finished == finished
+
+
+@pytest.mark.parametrize(
     ("main", "side", "told"),
     [
         ({"running": {}}, {"state": ENDED}, "side container side exited with 1"),

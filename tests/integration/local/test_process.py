@@ -1,0 +1,81 @@
+"""Pods as process groups: a container that its own rules start again in its pod."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.jobs import job
+from support.local import until
+
+from ringtrain_operator.build import build_launcher_pod
+from ringtrain_operator.local.process import ProcessRunner
+from ringtrain_operator.spec.parse import parse_job
+
+# Says which process it is, and stays.
+PROGRAM = "import os, pathlib, time; pathlib.Path('{}').open('a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[ProcessRunner]:
+    """A runner that is closed at the end."""
+    found = ProcessRunner(tmp_path / "run", tmp_path / "claims")
+    yield found
+    found.close()
+
+
+def launcher(pids: Path, **spec: Any) -> dict[str, Any]:
+    """The launcher's pod with a program that appends its process id to `pids`."""
+    manifest = job(**spec)
+    manifest["metadata"]["uid"] = "0a1b2c3d"
+    pod = build_launcher_pod(parse_job(manifest), 1)
+    pod["spec"]["containers"][0]["command"] = [sys.executable, "-c", PROGRAM.format(pids)]
+    pod["spec"]["volumes"] = [v for v in pod["spec"]["volumes"] if "secret" not in v]
+    mounts = pod["spec"]["containers"][0]["volumeMounts"]
+    pod["spec"]["containers"][0]["volumeMounts"] = [m for m in mounts if m["name"] != "ringtrain-secret"]
+    return pod
+
+
+def started(pids: Path) -> list[int]:
+    """Process ids so far."""
+    return [int(line) for line in pids.read_text().splitlines()] if pids.exists() else []
+
+
+def test_a_killed_launcher_of_an_elastic_job_comes_back_in_its_pod(runner: ProcessRunner, tmp_path: Path) -> None:
+    """Its pod has not ended, and is the same."""
+    pids = tmp_path / "pids"
+    runner.start(launcher(pids, elastic={"maxReplicas": 4}), {})
+    (before,) = runner.pods()
+    (first,) = until(lambda: started(pids))
+    os.kill(first, signal.SIGKILL)
+    until(lambda: runner.pods() and len(started(pids)) == 2)
+    (after,) = runner.pods()
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["status"]["phase"] == "Running"
+    assert after["status"]["containerStatuses"][0]["restartCount"] == 1
+
+
+def test_a_killed_launcher_of_another_job_has_failed(runner: ProcessRunner, tmp_path: Path) -> None:
+    """As in a cluster: the gang restarts with a new pod."""
+    pids = tmp_path / "pids"
+    runner.start(launcher(pids), {})
+    (first,) = until(lambda: started(pids))
+    os.kill(first, signal.SIGKILL)
+    until(lambda: runner.pods()[0]["status"]["phase"] == "Failed")
+    assert not psutil.pid_exists(first)
+
+
+def test_a_deleted_pod_starts_nothing_again(runner: ProcessRunner, tmp_path: Path) -> None:
+    """It is gone when its process has ended, however that ended."""
+    pids = tmp_path / "pids"
+    runner.start(launcher(pids, elastic={"maxReplicas": 4}), {})
+    until(lambda: started(pids))
+    runner.delete("digits-launcher", 0)
+    until(lambda: runner.pods() == [])
+    assert len(started(pids)) == 1
