@@ -148,8 +148,12 @@ class ReformingHandler(StateHandler):
             return False
         if world.former.ranks[world.config.rank] is not None:
             self.value.rollback(updates)
-        self.value.prepare(world.group(), world.former.ranks)
+        self.build(world)
         return True
+
+    def build(self, world: RankContext) -> None:
+        """Have the optimizer build the new cut. Collective."""
+        self.value.prepare(world.group(), world.former.ranks)
 
 
 def sync_handler(handler: Any, root: int) -> None:

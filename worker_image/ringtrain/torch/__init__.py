@@ -7,7 +7,7 @@ if reason := missing("torch"):
 
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import check_extension, split_list
-from ringtrain.torch import mpi_ops
+from ringtrain.torch import elastic, mpi_ops
 from ringtrain.torch.host_optimizer import HostOptimizer
 from ringtrain.torch.mpi_ops import *  # noqa: F403
 from ringtrain.torch.objects import allgather_object, broadcast_object
@@ -25,6 +25,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "check_extension",
+    "elastic",
     "mpi_ops",
     "split_list",
 ]

@@ -163,6 +163,11 @@ class HostOptimizer:
         """Bytes of optimizer state that this rank holds in host memory."""
         return self._host.state_bytes
 
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of the parameters that it trains."""
+        return tuple(self._params)
+
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
         """Gather weights and state of all ranks as tensors by name, for `torch.save` or `Checkpoints`. Collective.
         `root`: only this rank gets them. `error_feedback`: as of `ringtrain.optim.HostOptimizer`.

@@ -26,7 +26,7 @@ def broadcast_object(
     is made of travel as data that cannot run code; anything else needs `allow_pickle=True` on every rank. Raises
     ConfigurationError on every rank where the root's object can't be sent.
     """
-    return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, _TORCH)
+    return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TORCH_VALUES)
 
 
 def allgather_object(
@@ -36,7 +36,7 @@ def allgather_object(
     allow_pickle: bool = False,
 ) -> list[Any]:
     """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
-    return objects.allgather_object(obj, name, process_set, allow_pickle, _TORCH)
+    return objects.allgather_object(obj, name, process_set, allow_pickle, TORCH_VALUES)
 
 
 def _saved(obj: Any) -> bytes:
@@ -54,4 +54,4 @@ def _loaded(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
-_TORCH = Foreign(_saved, _loaded)
+TORCH_VALUES = Foreign(_saved, _loaded)

@@ -1,0 +1,111 @@
+"""What ranks run in tests/frameworks/test_torch_elastic.py: found by path in a process of their own."""
+
+import hashlib
+from typing import Any
+
+import torch
+from support.ranks import tell
+
+import ringtrain as rt
+import ringtrain.torch as hvd
+
+SAMPLES = 96
+
+
+def wait_for_the_test() -> None:
+    from support.ranks import _pipe
+
+    assert _pipe is not None
+    if _pipe.poll(120):
+        _pipe.recv()
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(SAMPLES, 12, generator=generator), torch.randn(SAMPLES, 3, generator=generator)
+
+
+def model_of(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+
+
+def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
+    """Train for `epochs`; tell the steps in `told`, in their middle, and wait. Returns what is left."""
+    torch.set_num_threads(1)
+    hvd.init()
+    x, y = data()
+    model = model_of(hvd.rank())
+    shard = rt.elastic.shard(SAMPLES, rt.elastic.FixedGlobal(12), seed=1)
+    if kind == "host":
+        optimizer: Any = hvd.HostOptimizer(model, rt.optim.AdamW(lr=0.01), elastic=True)
+        scheduler = None
+    else:
+        plain = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(plain, 4, 0.5)
+    state = hvd.elastic.TorchState(
+        model, optimizer, scheduler=scheduler, shard=shard, step=0, ledger=[], losses=[torch.zeros(1)]
+    )
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        for epoch in state.shard.epochs(epochs):
+            for batch in state.shard:
+                state.step += 1
+                if state.step in told:
+                    tell(state.step)
+                    wait_for_the_test()
+                state.optimizer.zero_grad()
+                rows = torch.from_numpy(batch.indices)
+                loss = torch.nn.functional.mse_loss(state.model(x[rows]), y[rows]) * batch.weight
+                loss.backward()
+                state.optimizer.step()
+                if state.scheduler is not None:
+                    state.scheduler.step()
+                for used in hvd.allgather_object(batch.indices[batch.mask].tolist()):
+                    state.ledger += [(epoch, index) for index in used]
+                state.commit()
+
+    train(state)
+    if kind == "host":
+        optimizer.synchronize()
+    return {
+        "digest": digest_of_parameters(model),
+        "ledger": sorted(state.ledger),
+        "step": state.step,
+        "rate": None if scheduler is None else scheduler.get_last_lr(),
+    }
+
+
+def digest_of_parameters(model: torch.nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, value in sorted(model.named_parameters()):
+        found.update(name.encode() + value.detach().numpy().tobytes())
+    return found.hexdigest()
+
+
+def samples(epochs: int, batch_size: int, told: tuple[int, ...]) -> list[list[int]]:
+    """Iterate an `ElasticSampler`; the indices that all ranks have used, by epoch."""
+    hvd.init()
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES), seed=2)
+    state = hvd.elastic.TorchState(sampler=sampler, seen=[[] for _ in range(epochs)], batches=0)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.sampler.epoch < epochs:
+            loader = torch.utils.data.DataLoader(range(SAMPLES), batch_size=batch_size, sampler=state.sampler)
+            for index, batch in enumerate(loader):
+                state.batches += 1
+                if state.batches in told:
+                    tell(state.batches)
+                    wait_for_the_test()
+                for used in hvd.allgather_object(batch.tolist()):
+                    state.seen[state.sampler.epoch] += used
+                state.sampler.record_batch(index, batch_size)
+                state.commit()
+            state.sampler.set_epoch(state.sampler.epoch + 1)
+            state.commit()
+
+    train(state)
+    return [sorted(set(epoch)) for epoch in state.seen]

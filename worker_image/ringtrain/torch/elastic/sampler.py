@@ -1,0 +1,77 @@
+"""A sampler whose position survives a change of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+
+from ringtrain.data.shard import Shard
+from ringtrain.process_groups.context import current_or_none
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Cuts what an epoch has left into equal parts for the ranks of the present world.
+
+        sampler = ElasticSampler(dataset)
+        loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+        for index, batch in enumerate(loader):
+            ...
+            sampler.record_batch(index, 32)
+            state.commit()
+        sampler.set_epoch(epoch + 1)         # at the end of an epoch, not at its beginning
+
+    `dataset`: of constant length. `seed`: the same on all ranks. Ranks get equally many samples: where the rest
+    does not divide, some samples at an epoch's end come twice, as with `DistributedSampler`;
+    `ringtrain.elastic.shard` has each of them once. Part of a `TorchState`, or iterated anew after a change.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.num_replicas, self.rank = 1, 0
+        self.remaining_indices: list[int] = []
+        self.num_samples = self.total_size = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch` with all of its samples."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Count a batch of `batch_size` samples as used on every rank. `batch_idx` is not looked at."""
+        self.processed_num = min(len(self.dataset), self.processed_num + batch_size * self.num_replicas)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a position, of a world of any size."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Cut what is left for the present world; between two worlds for that of before."""
+        if (world := current_or_none()) is not None:
+            self.num_replicas, self.rank = world.config.size, world.config.rank
+        order = Shard(len(self.dataset), 1, 0, 1, self.seed, self.shuffle, "padded").order(self.epoch)
+        self.remaining_indices = order[self.processed_num :].tolist()
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        indices = [*self.remaining_indices]
+        while indices and len(indices) < self.total_size:  # the rest may be shorter than the world is large
+            indices += indices[: self.total_size - len(indices)]
+        return iter(indices[self.rank : self.total_size : self.num_replicas])
+
+    def __len__(self) -> int:
+        return self.num_samples

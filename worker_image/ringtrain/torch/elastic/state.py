@@ -1,0 +1,159 @@
+"""The elastic state of a PyTorch training: models, optimizers, samplers, and plain values."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from ringtrain.elastic.handlers import Reforming, ReformingHandler, Stateful, StatefulHandler, StateHandler
+from ringtrain.elastic.state import HANDLERS, State
+from ringtrain.process_groups.context import RankContext
+from ringtrain.torch.elastic.sampler import ElasticSampler
+from ringtrain.torch.host_optimizer import HostOptimizer
+from ringtrain.torch.objects import TORCH_VALUES
+from ringtrain.torch.optimizer import DistributedMixin
+from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
+
+Registry = list[tuple[type, Any]]
+
+
+class ModelStateHandler(StateHandler):
+    """For modules: parameters and buffers."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+        self._left_out: Collection[str] = ()
+        self._saved: dict[str, Any] = {}
+        self.save()
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Parameters of these names are kept by something else."""
+        self._left_out = names
+        self._saved = {name: value for name, value in self._saved.items() if name not in names}
+
+    def save(self) -> None:
+        kept, self._saved = self._saved, {}
+        for name, value in self._own().items():
+            if not isinstance(value, torch.Tensor):
+                self._saved[name] = copy.deepcopy(value)
+                continue
+            before = kept.get(name)
+            if before is not None and before.shape == value.shape and before.dtype == value.dtype:
+                self._saved[name] = before.copy_(value)  # into the memory of the last commit
+            else:
+                self._saved[name] = value.detach().clone()
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved, strict=not self._left_out)
+
+    def sync(self, root: int = 0) -> None:
+        own = self._own()
+        broadcast_parameters({name: value for name, value in own.items() if isinstance(value, torch.Tensor)}, root)
+
+    def _own(self) -> dict[str, Any]:
+        return {name: value for name, value in self.value.state_dict().items() if name not in self._left_out}
+
+
+class OptimizerStateHandler(StateHandler):
+    """For torch's optimizers and `DistributedOptimizer`: state and options."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        if isinstance(self.value, DistributedMixin):
+            self.value.sync.reset()  # of a world that was left: nothing of it will come
+        self.value.zero_grad()
+        with _shared(self.value):
+            self.value.load_state_dict(self._saved)
+
+    def sync(self, root: int = 0) -> None:
+        with _shared(self.value):
+            broadcast_optimizer_state(self.value, root)
+
+
+@contextlib.contextmanager
+def _shared(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Have what is loaded go into the objects that are there: the optimizer that was wrapped, and a schedule made
+    of that one, hold the same."""
+    groups, state = optimizer.param_groups, optimizer.state
+    yield
+    for own, loaded in zip(groups, optimizer.param_groups, strict=True):
+        own.clear()
+        own.update(loaded)
+    loaded_state = dict(optimizer.state)
+    state.clear()
+    state.update(loaded_state)
+    optimizer.param_groups, optimizer.state = groups, state
+
+
+class SamplerStateHandler(StatefulHandler):
+    """For samplers: what has been used of the epoch."""
+
+
+class TorchValueHandler(StatefulHandler):
+    """For whatever else has `state_dict()` and `load_state_dict()`: schedulers of the learning rate, scalers."""
+
+    foreign = TORCH_VALUES
+
+
+class HostOptimizerHandler(ReformingHandler):
+    """For `ringtrain.torch.HostOptimizer`."""
+
+    def wait(self) -> None:
+        self.value.synchronize()
+
+    def build(self, world: RankContext) -> None:
+        self.value.prepare(world.former.ranks)
+
+
+_handler_registry: Registry = [
+    (HostOptimizer, HostOptimizerHandler),
+    (Reforming, ReformingHandler),
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """Pairs of a type and what keeps a value of it; the first that fits is taken."""
+    return _handler_registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Take other pairs from now on, for states that are made after this."""
+    global _handler_registry
+    _handler_registry = registry
+
+
+class TorchState(State):
+    """Models, optimizers and whatever else a training with PyTorch goes on from, as attributes of this object.
+
+        state = TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)
+
+    `model`, `optimizer`, `kwargs`: models, optimizers (also `DistributedOptimizer` and `HostOptimizer`), samplers,
+    objects with `state_dict()`, and plain values with tensors among them. Parameters that a `HostOptimizer` trains
+    are kept by it: a commit copies none of them. What a registered handler knows is left to it.
+    """
+
+    _foreign = TORCH_VALUES
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+        given = {"model": model, "optimizer": optimizer, **kwargs}
+        elsewhere = [pair for pair in HANDLERS if pair[1] is not StatefulHandler]
+        everything = [*_handler_registry, *elsewhere, (Stateful, TorchValueHandler)]
+        super().__init__(handlers=everything, **given)
+        hosts = [value for value in given.values() if isinstance(value, HostOptimizer)]
+        trained = {name for host in hosts for name in host.trained}
+        for handler in self._handlers.values():
+            if isinstance(handler, ModelStateHandler):
+                handler.leave_out(trained)
