@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # What ours lack, and the page says so.
-NOT_HERE = {
-    "elastic",
-}
+NOT_HERE: set[str] = set()
 # Where horovod.keras and horovod.tensorflow.keras differ from each other, ours is the latter, which has more.
 OF_TENSORFLOW_KERAS = {
     ("keras", "allreduce"),

@@ -51,5 +51,8 @@ def check_names_arguments_and_defaults_are_those_of_horovod():
     assert differences("tensorflow", ringtrain.tensorflow) == []
     assert differences("keras", ringtrain.keras) == []
     assert differences("keras.callbacks", ringtrain.keras.callbacks) == []
+    assert differences("keras.elastic", ringtrain.keras.elastic) == []
+    assert differences("tensorflow.elastic", ringtrain.tensorflow.elastic) == []
+    assert differences("tensorflow.keras.elastic", ringtrain.tensorflow.keras.elastic) == []
     assert differences("tensorflow.keras", ringtrain.tensorflow.keras) == []
     assert differences("tensorflow.keras.callbacks", ringtrain.tensorflow.keras.callbacks) == []

@@ -34,7 +34,7 @@ def _public_names_of(module: str) -> list[str]:
 
 
 def names_on_the_page(text: str = PAGE) -> set[str]:
-    return set(re.findall(r"`(?:callbacks\.)?(\w+)", text))
+    return set(re.findall(r"`(?:callbacks\.|elastic\.)?(\w+)", text))
 
 
 @pytest.mark.parametrize("module", ["torch", "tensorflow", "keras"])
@@ -65,7 +65,9 @@ def test_every_name_that_the_page_calls_the_same_exists():
             name
             for row in rows
             if row[2].strip() in ("same", "different", "new") and "(method)" not in row[1]
-            for name in re.findall(r"`(?:callbacks\.)?(\w+)", row[1])
+            for name in re.findall(r"`(?:callbacks\.|elastic\.)?(\w+)", row[1])
         }
-        callbacks = set(horovod_names()["keras.callbacks"]) if module == "keras" else set()
-        assert promised - set(public_names(module)) - callbacks == set(), module
+        further = {
+            name for below in horovod_names() if below.startswith(f"{module}.") for name in horovod_names()[below]
+        }
+        assert promised - set(public_names(module)) - further == set(), module

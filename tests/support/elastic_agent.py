@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,16 +60,22 @@ class Life:
 
 
 class Slots:
-    """Processes by slot. `env`: variables of all."""
+    """Processes by slot. `env`: variables of all. `context`: how they are started."""
 
     def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str], directory: Path
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        env: Mapping[str, str],
+        directory: Path,
+        context: BaseContext | None = None,
     ) -> None:
         self._function, self._args, self._env, self._directory = function, args, dict(env), directory
         self.living: dict[int, Life] = {}
         self.formation = 0
         self.members: list[int] = []
         self._lives = 0
+        self._context = context
 
     def start(self, slot: int) -> None:
         """Start a process in a slot that has none."""
@@ -80,7 +87,8 @@ class Slots:
         stop = contextlib.ExitStack()
         stop.callback(listener.close)
         env = {"RINGTRAIN_TIMEOUT": "60", **self._env, "RINGTRAIN_AGENT_SOCKET": str(path)}
-        ranks = stop.enter_context(started_ranks(self._function, 1, *self._args, env_of=lambda _: env))
+        started = started_ranks(self._function, 1, *self._args, env_of=lambda _: env, context=self._context)
+        ranks = stop.enter_context(started)
         life = self.living[slot] = Life(slot, ranks, stop, free_addresses(1)[0])
         threading.Thread(target=_serve, args=(listener, life), daemon=True).start()
 
@@ -186,11 +194,15 @@ class Slots:
 
 @contextlib.contextmanager
 def started_slots(
-    function: Callable[..., Any], slots: int, *args: Any, env: Mapping[str, str] | None = None
+    function: Callable[..., Any],
+    slots: int,
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+    context: BaseContext | None = None,
 ) -> Iterator[Slots]:
     """Start `function(*args)` in slots 0 to `slots` - 1; nothing is left after the block."""
     with TemporaryDirectory(prefix="elastic-") as directory:
-        made = Slots(function, args, env or {}, Path(directory))
+        made = Slots(function, args, env or {}, Path(directory), context)
         try:
             for slot in range(slots):
                 made.start(slot)

@@ -74,6 +74,10 @@ class Ranks:
                 self._read(rank)
         return self.messages[rank].pop(0)
 
+    def answer(self, rank: int, word: str = "go on") -> None:
+        """Let `rank` go on, which waits in `ask()`."""
+        self.pipes[rank].send(word)
+
     def outcomes(self, deadline_s: float = DEADLINE_S, ranks: list[int] | None = None) -> list[Outcome]:
         """Wait until `ranks` (default: all) have ended. A rank that has not by the deadline fails the test."""
         wanted = list(range(len(self.processes))) if ranks is None else ranks
@@ -191,6 +195,13 @@ def tell(payload: Any) -> None:
     """In a rank: hand `payload` to the test, which reads it with `Ranks.message(rank)`."""
     assert _pipe is not None, "tell() is for functions that run under started_ranks()"
     _pipe.send(("message", payload))
+
+
+def ask(deadline_s: float = DEADLINE_S) -> Any:
+    """In a rank: wait until the test calls `Ranks.answer(rank)`; return its word."""
+    assert _pipe is not None, "ask() is for functions that run under started_ranks()"
+    assert _pipe.poll(deadline_s), f"the test has not answered for {deadline_s:g} s"
+    return _pipe.recv()
 
 
 def _forkserver() -> multiprocessing.context.ForkServerContext:

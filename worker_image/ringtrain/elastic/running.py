@@ -70,10 +70,18 @@ def _is_loss(error: Exception) -> bool:
 def _leave(state: State, lost: BaseException | None) -> None:
     """Give the world back, and have the last committed values."""
     if lost is not None:
-        log.warning("formation %d: %s; going on from commit %d", CARRIED.formation, lost, state.committed)
+        log.warning(
+            "formation %d: %s; going on from commit %d", CARRIED.formation, _sentence(lost), state.committed
+        )
         CARRIED.lost_steps = state.steps_under_way()
     else:
         log.info("formation %d ends after commit %d: the world is to change", CARRIED.formation, state.committed)
     context.shutdown()
     if lost is not None:
         state.restore()
+
+
+def _sentence(error: BaseException) -> str:
+    """What an error says of a lost peer; a framework may have put pages around it."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line for line in lines if PeerLost.__name__ in line), lines[0])

@@ -10,7 +10,7 @@ if reason := missing("tensorflow"):
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import check_extension, split_list
 from ringtrain.negotiation.queues import barrier
-from ringtrain.tensorflow import mpi_ops
+from ringtrain.tensorflow import elastic, mpi_ops
 from ringtrain.tensorflow.compression import Compression
 from ringtrain.tensorflow.helpers import refs_to_vars, vars_to_refs
 from ringtrain.tensorflow.host import HostStrategy
@@ -47,6 +47,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "check_extension",
+    "elastic",
     "grouped_allreduce",
     "grouped_reducescatter",
     "mpi_ops",

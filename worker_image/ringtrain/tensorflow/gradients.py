@@ -12,10 +12,11 @@ from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
 from ringtrain.negotiation.queues import name_for
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
 from ringtrain.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_op
 from ringtrain.tensorflow.calls import any_rows, host_call
 from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.members import members_as
 from ringtrain.tensorflow.names import name_of_call
 from ringtrain.tensorflow.reduce import scaled_slices
 
@@ -113,8 +114,7 @@ class GradientReducer:
 
         `groups`: positions in `dense` that travel together.
         """
-        options, how = self.options, self.options.reduction
-        process_set = how.process_set
+        options, process_set = self.options, self.options.process_set
         name = name_of_call(self.name) or self.name
         small = [options.compression.compress(results[index]) for index in dense]
         slices = [results[index] for index in sparse]
@@ -122,6 +122,9 @@ class GradientReducer:
 
         def on_host(*given: Any) -> Any:
             reduced, gathered = list(given[: len(dense)]), given[len(dense) :]
+            if trains_alone(process_set):  # in this world; not in the one in which the graph was built
+                return given
+            how = options.reduction
             begun = []
             for group in groups:
                 own = name_for("gradients", f"{name}.{dense[group[0]]}", process_set)
@@ -163,10 +166,10 @@ class GradientReducer:
     def _local_gradient(self, grad: Any) -> Any:
         if not self.options.scale_local_gradients:
             return grad
-        size = members(self.options.process_set)
+        size = members_as(self.options.process_set, grad.dtype)
         if isinstance(grad, tf.IndexedSlices):
-            return tf.IndexedSlices(grad.values / tf.cast(size, grad.dtype), grad.indices, grad.dense_shape)
-        return grad / tf.cast(size, grad.dtype)
+            return tf.IndexedSlices(grad.values / size, grad.indices, grad.dense_shape)
+        return grad / size
 
 
 def identity(variable: Any) -> int:

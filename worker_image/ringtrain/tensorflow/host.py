@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Average
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
+from ringtrain.tensorflow.members import stays_alone
 
 HOST = "/CPU:0"
 
@@ -45,6 +46,6 @@ class HostStrategy:
         pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         with tf.device(HOST), self.scope():
-            if not trains_alone(self._reducer.options.process_set):
+            if not stays_alone(self._reducer.options.process_set):
                 grads = self._reducer.reduce(grads, variables)
             optimizer.apply_gradients(zip(grads, variables, strict=True))

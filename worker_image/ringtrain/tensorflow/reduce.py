@@ -11,12 +11,13 @@ from ringtrain.collectives.tensors import Array
 from ringtrain.compression.casts import run_compressed
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Average
 from ringtrain.tensorflow.calls import any_rows, differentiable_call, value_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.errors import NotSupportedError
 from ringtrain.tensorflow.gather import gathered
+from ringtrain.tensorflow.members import members_as
 from ringtrain.tensorflow.names import name_of_call
 
 
@@ -167,7 +168,7 @@ def scaled_slices(values: Any, how: Reduction) -> Any:
     integers are no integers.
     """
     if how.op == "Average":
-        values = values / tf.cast(members(how.process_set), values.dtype)
+        values = values / members_as(how.process_set, values.dtype)
     factor = how.prescale * how.postscale
     if factor == 1.0:
         return values

@@ -4,9 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.process_groups.process_sets import global_process_set, members
+from ringtrain.process_groups.process_sets import global_process_set
 from ringtrain.tensorflow.gather import allgather
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
+from ringtrain.tensorflow.members import members_as, stays_alone
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):
@@ -22,7 +23,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**{"fused": False, **kwargs} if IS_KERAS_2 else kwargs)
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if members(global_process_set) == 1:
+        if stays_alone(global_process_set):
             return super()._moments(inputs, *args, **kwargs)
         if not IS_KERAS_2:
             return self._moments_of_all(inputs, self.axis, *args, **kwargs)
@@ -52,7 +53,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 @tf.custom_gradient
 def _summing(row: Any) -> Any:
     """Return `row`, whose gradient is that of all ranks' losses: Horovod's allgather gives their mean."""
-    return tf.identity(row), lambda grad: grad * tf.cast(members(global_process_set), grad.dtype)
+    return tf.identity(row), lambda grad: grad * members_as(global_process_set, grad.dtype)
 
 
 def _spread(mask: Any, like: Any) -> Any:

@@ -7,10 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Average
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
+from ringtrain.tensorflow.members import stays_alone
 
 
 class DistributedTape(tf.GradientTape):
@@ -46,7 +47,7 @@ class DistributedTape(tf.GradientTape):
             self._reducer.register_local(variable)
         flat = tf.nest.flatten(sources)
         grads = super().gradient(target, flat, output_gradients)
-        alone = trains_alone(self._reducer.options.process_set)
+        alone = stays_alone(self._reducer.options.process_set)
         return list(grads) if alone else self._reducer.reduce(grads, flat)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.gradients import GradientReducer, identity
+from ringtrain.tensorflow.members import members_as, stays_alone
 
 
 class WrappedOptimizer(tf.compat.v1.train.Optimizer):
@@ -56,7 +57,7 @@ class DistributedV1Optimizer(WrappedOptimizer):
         return _zipped(self._reduced([grad for grad, _ in pairs], _variables(pairs)), pairs)
 
     def _reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        alone = trains_alone(self._reducer.options.process_set)
+        alone = stays_alone(self._reducer.options.process_set)
         return grads if alone else self._reducer.reduce(grads, variables)
 
 
@@ -106,7 +107,7 @@ class AdasumV1Optimizer(WrappedOptimizer):
         combined difference."""
         pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
         variables = _variables(pairs)
-        if trains_alone(self._reducer.options.process_set):
+        if stays_alone(self._reducer.options.process_set):
             return super().apply_gradients(pairs, global_step, name)
         first, last = _run_of_cycle(self._passes)
         starts = [_start_of_cycle(first, variable) for variable in variables]
@@ -203,8 +204,8 @@ class LocalGradientAggregationHelper:
         shared = [i for i, variable in enumerate(variables) if identity(variable) not in self._local]
         reduced = self._reduce([results[i] for i in shared], [variables[i] for i in shared])
         for i in set(range(len(sums))) - set(shared):
-            share = members(self._process_set) if self._scale_local else 1
-            results[i] = results[i] / tf.cast(share, results[i].dtype)
+            if self._scale_local:
+                results[i] = results[i] / members_as(self._process_set, results[i].dtype)
         for i, grad in zip(shared, reduced, strict=True):
             results[i] = grad
         return results

@@ -3,7 +3,7 @@
 from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.tensorflow.compression import Compression
-from ringtrain.tensorflow.keras import callbacks
+from ringtrain.tensorflow.keras import callbacks, elastic
 from ringtrain.tensorflow.keras.load import load_model
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from ringtrain.tensorflow.keras.values import (
@@ -24,6 +24,7 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
+    "elastic",
     "load_model",
     "reducescatter",
 ]

@@ -8,11 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, trains_alone
+from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Adasum, Average
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, check_backend, is_optimizer
+from ringtrain.tensorflow.members import stays_alone
 from ringtrain.tensorflow.tape import layers_of
 
 
@@ -36,7 +37,7 @@ class DistributedKerasMixin:
 
     def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         self._register_local_layers()
-        alone = trains_alone(self._reducer.options.process_set)
+        alone = stays_alone(self._reducer.options.process_set)
         return grads if alone else self._reducer.reduce(grads, variables)
 
     def _add(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
@@ -122,7 +123,7 @@ class AdasumKeras3Mixin(DistributedKeras3Mixin):
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
         wrapped: Any = super(DistributedKeras3Mixin, self)
         wrapped.apply(grads, variables)
-        if not trains_alone(self._reducer.options.process_set):
+        if not stays_alone(self._reducer.options.process_set):
             self._combine_steps(variables, before)
 
 
@@ -157,7 +158,7 @@ class AdasumKeras2Mixin(DistributedKeras2Mixin):
         before = [tf.identity(variable) for variable in variables]
         wrapped: Any = super(DistributedKeras2Mixin, self)
         applied = wrapped.apply_gradients(pairs, *args, **kwargs)
-        if trains_alone(self._reducer.options.process_set):
+        if stays_alone(self._reducer.options.process_set):
             return applied
         with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
             assigned = self._combine_steps(variables, before)

@@ -1,0 +1,282 @@
+"""Scenarios of ringtrain.tensorflow and ringtrain.keras in worlds that change while their processes live.
+
+    python -m frameworks.tensorflow_elastic
+
+imports TensorFlow once, forks the ranks of each scenario, and prints one line of JSON: the traceback of each
+scenario that failed. The gradients are such that the weights tell how often each step has counted, and in a world
+of which size.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import sys
+import traceback
+from typing import Any
+
+import tensorflow as tf
+from support.elastic_agent import Slots, started_slots
+from support.gang import until
+from support.ranks import ask, tell
+
+from ringtrain.process_groups.formations import own_agent
+
+ENV = {
+    "RINGTRAIN_TIMEOUT": "60",
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def pause(step: Any, steps: tuple[Any, ...]) -> None:
+    """At each of `steps` say so, and wait for what the scenario does; for the agent's word of a change, too."""
+    if step in steps:
+        tell(step)
+        if ask() == "change":
+            agent = own_agent()
+            assert agent is not None
+            until("the agent's word", lambda: agent.change_pending)
+
+
+def functions(steps: int, pauses: tuple[int, ...]) -> dict[str, Any]:
+    """Train with a tape in a `tf.function`; one variable is each rank's own, its gradient divided by the ranks."""
+    import ringtrain.tensorflow as hvd
+
+    hvd.init()
+    shared, own = tf.Variable(0.0), tf.Variable(0.0)
+    optimizer = tf.keras.optimizers.SGD(1.0)
+    optimizer.build([shared])
+
+    @tf.function
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = shared * x + own * 6.0
+        tape = hvd.DistributedGradientTape(tape, gradient_predivide_factor=2.0)
+        tape.register_local_source(own)
+        grad, own_grad = tape.gradient(loss, [shared, own])
+        optimizer.apply_gradients([(grad, shared)])
+        own.assign_sub(own_grad)
+
+    state = hvd.elastic.TensorFlowState([shared, own, *optimizer.variables], step=0, sizes=[])
+    resets = []
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.step < steps:
+            pause(state.step, pauses)
+            step(tf.constant(hvd.rank() + 1.0))
+            state.step += 1
+            state.sizes = [*state.sizes, hvd.size()]
+            state.commit()
+
+    train(state)
+    return {
+        "shared": float(shared.numpy()),
+        "own": float(own.numpy()),
+        "updates": int(optimizer.iterations.numpy()),
+        "sizes": state.sizes,
+        "resets": resets,
+        "traces": step.experimental_get_tracing_count(),
+    }
+
+
+def check_functions_go_on_in_worlds_of_other_sizes() -> None:
+    """No graph holds the world that it was built in: 1, 2, 3 ranks, a loss, 2 ranks; each step counts once."""
+    with slots(functions, 1, 8, (1, 2, 4, 6)) as worlds:
+        worlds.form()
+        for step, size in ((1, 2), (2, 3)):
+            said(worlds, step, size - 1)
+            worlds.start(size - 1)
+            worlds.tell_change()
+            go_on(worlds, range(size - 1), "change")
+            # The step that had begun is committed before the world changes.
+            worlds.form()
+        said(worlds, 4, 3)
+        worlds.kill(1)
+        go_on(worlds, (0, 2))
+        worlds.form()
+        said(worlds, 4, (0, 2))
+        go_on(worlds, (0, 2))
+        said(worlds, 6, (0, 2))
+        go_on(worlds, (0, 2))
+        results = worlds.results()
+    assert sorted(results) == [0, 2]
+    for result in results.values():
+        assert result["sizes"] == [1, 1, 2, 3, 2, 2, 2, 2], result
+        assert result["shared"] == -sum((size + 1) / 2 for size in result["sizes"]), result
+        assert result["own"] == -sum(6 / size for size in result["sizes"]), result
+        assert result["updates"] == 8, result
+        assert result["traces"] == 1, result
+    assert results[0]["resets"] == [2, 3, 2]
+    assert results[2]["resets"] == [2]
+
+
+def sessions(steps: int, pauses: tuple[int, ...]) -> dict[str, Any]:
+    """Train in a session of `tf.compat.v1`."""
+    import ringtrain.tensorflow as hvd
+
+    v1 = tf.compat.v1
+    v1.disable_eager_execution()
+    hvd.init()
+    x = v1.placeholder(tf.float32, [])
+    shared = v1.get_variable("shared", [], initializer=v1.zeros_initializer())
+    optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+    update = optimizer.minimize(shared * x)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        state = hvd.elastic.TensorFlowState(session=session, step=0, sizes=[])
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            while state.step < steps:
+                pause(state.step, pauses)
+                session.run(update, {x: hvd.rank() + 1.0})
+                state.step += 1
+                state.sizes = [*state.sizes, hvd.size()]
+                state.commit()
+
+        train(state)
+        return {"shared": float(session.run(shared)), "sizes": state.sizes}
+
+
+def check_sessions_go_on_after_a_loss() -> None:
+    """The graph is the old one; the variables are those of the last committed step."""
+    with slots(sessions, 2, 5, (2,)) as worlds:
+        worlds.form()
+        said(worlds, 2, 2)
+        worlds.kill(0)
+        worlds.start(0)
+        go_on(worlds, [1])
+        worlds.form()
+        said(worlds, 2, 2)
+        go_on(worlds, [0, 1])
+        results = worlds.results()
+    for result in results.values():
+        assert result == {"shared": -1.5 * 5, "sizes": [2] * 5}
+
+
+def fits(
+    epochs: int, steps: int, pauses: tuple[tuple[int, int], ...], first: str, legacy: bool = False
+) -> dict[str, Any]:
+    """Train with Keras' `fit`; each step takes 1 from the weight. `first`: the callback that is first."""
+    import ringtrain.tensorflow.keras as hvd
+
+    hvd.init()
+    keras = tf.keras
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([tf.zeros((1, 1)).numpy()])
+    rules = keras.optimizers.legacy if legacy else keras.optimizers
+    optimizer = hvd.DistributedOptimizer(rules.SGD(1.0))
+    model.compile(optimizer=optimizer, loss=lambda _, predicted: tf.reduce_mean(predicted))
+    ones = tf.ones((4, 1))
+    data = tf.data.Dataset.from_tensors((ones, ones)).repeat()
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    seen = []
+
+    class Witness(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            where = (int(state.epoch), int(state.batch))
+            seen.append(where)
+            pause(where, pauses)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        callbacks = [
+            hvd.elastic.CommitStateCallback(state),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
+        ]
+        if first == "update":
+            callbacks.reverse()
+        # From 0 each time, or on from the epoch where it was: both are in use.
+        spans = {"epochs": epochs - state.epoch} if first == "update" else {}
+        spans = spans or {"initial_epoch": state.epoch, "epochs": epochs}
+        state.model.fit(data, steps_per_epoch=steps, callbacks=[*callbacks, Witness()], verbose=0, **spans)
+
+    train(state)
+    return {
+        "weight": float(model.get_weights()[0][0, 0]),
+        "updates": int(optimizer.iterations.numpy()),
+        "epoch": state.epoch,
+        "batch": state.batch,
+        "seen": seen,
+    }
+
+
+def check_fit_goes_on_within_the_epoch() -> None:
+    """After a loss, and after a change at the end of an epoch; wherever the callbacks stand."""
+    for first in ("commit", "update"):
+        with slots(fits, 2, 3, 4, ((0, 3), (1, 2)), first) as worlds:
+            worlds.form()
+            said(worlds, (0, 3), 2)
+            worlds.tell_change()  # the next commit is that at the end of the epoch
+            worlds.start(2)
+            go_on(worlds, [0, 1], "change")
+            worlds.form()
+            said(worlds, (1, 2), 3)
+            worlds.kill(2)
+            go_on(worlds, [0, 1])
+            worlds.form()
+            said(worlds, (1, 2), 2)
+            go_on(worlds, [0, 1])
+            results = worlds.results()
+        every = [(epoch, batch) for epoch in range(3) for batch in range(4)]
+        for result in results.values():
+            assert result["weight"] == -12.0, (first, result)
+            assert result["updates"] == 12, (first, result)
+            assert (result["epoch"], result["batch"]) == (3, 0), (first, result)
+            assert result["seen"] == sorted([*every, (1, 2)]), (first, result)
+
+
+def check_legacy_optimizers_are_kept() -> None:
+    """Keras 2 has optimizers that make their variables in another way; newcomers get them."""
+    with slots(fits, 1, 1, 3, ((0, 1),), "commit", True) as worlds:
+        worlds.form()
+        said(worlds, (0, 1), 1)
+        worlds.start(1)
+        worlds.tell_change()
+        go_on(worlds, [0], "change")
+        worlds.form()
+        results = worlds.results()
+    assert [(result["weight"], result["updates"]) for result in results.values()] == [(-3.0, 3)] * 2
+    assert results[1]["seen"] == [(0, 2)], results
+
+
+@contextlib.contextmanager
+def slots(function: Any, count: int, *args: Any) -> Any:
+    """As `started_slots`, forked from this process."""
+    with started_slots(function, count, *args, env=ENV, context=multiprocessing.get_context("fork")) as worlds:
+        yield worlds
+
+
+def said(worlds: Slots, what: Any, which: Any) -> None:
+    """Wait until these slots (a number: all so far) have said `what`."""
+    for slot in range(which) if isinstance(which, int) else which:
+        message = worlds.message(slot)
+        assert message == what, (slot, message, what)
+
+
+def go_on(worlds: Slots, which: Any, word: str = "go on") -> None:
+    for slot in which:
+        worlds.living[slot].ranks.answer(0, word)
+
+
+def main() -> None:
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what ranks print is not the answer
+    failed = {}
+    for name, check in list(globals().items()):
+        if name.startswith("check_") and (len(sys.argv) == 1 or name in sys.argv[1:]):
+            try:
+                check()
+            except BaseException:
+                failed[name] = traceback.format_exc()
+    print(json.dumps(failed), file=answer, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A Keras model and its optimizer as an elastic state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringtrain.elastic import ObjectState
+from ringtrain.elastic.state import HANDLERS
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.tensorflow.elastic_state import VariablesHandler
+from ringtrain.tensorflow.keras.api import check_backend, is_optimizer, keras, variables_of
+
+
+class ModelHandler(VariablesHandler):
+    """Keeps a Keras model's variables."""
+
+    def variables(self) -> Sequence[Any]:
+        return list(self.value.variables)
+
+
+class OptimizerHandler(VariablesHandler):
+    """Keeps a Keras optimizer's variables, its count of steps and its learning rate among them."""
+
+    def variables(self) -> Sequence[Any]:
+        return variables_of(self.value)
+
+
+class TensorFlowKerasState(ObjectState):
+    """An elastic state of a Keras model and its optimizer, beside plain values.
+
+        state = TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
+
+    `model`: a model that is built. `optimizer`: default: the one that the model was compiled with; variables that
+    it does not have yet are made. `backend`: accepted for Horovod's sake. The rest as of
+    `ringtrain.elastic.State`.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        check_backend()
+        if not isinstance(model, keras.Model):
+            raise ConfigurationError(f"model is {kind_of(model)}; expected a Keras model")
+        if not model.built:
+            raise ConfigurationError(
+                "the model is not built, so that it has no variables to keep; call model.build(input_shape), or "
+                "the model once with a batch, before it is made a state"
+            )
+        chosen = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        if not is_optimizer(chosen):
+            raise ConfigurationError(
+                f"optimizer is {kind_of(chosen)}; expected a Keras optimizer: pass optimizer=..., or compile the "
+                "model with one"
+            )
+        _make_variables(chosen, model)
+        handlers = [(keras.Model, ModelHandler), (type(chosen), OptimizerHandler), *HANDLERS]
+        super().__init__(handlers=handlers, model=model, optimizer=chosen, **kwargs)
+        self.backend = backend
+
+
+def _make_variables(optimizer: Any, model: Any) -> None:
+    """Have the optimizer make its state: ranks that have trained have it, and newcomers need as much."""
+    if getattr(optimizer, "built", False):
+        return
+    if hasattr(optimizer, "_create_all_weights"):  # the legacy optimizers of Keras 2
+        optimizer._create_all_weights(model.trainable_variables)
+    else:
+        optimizer.build(model.trainable_variables)
