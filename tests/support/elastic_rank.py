@@ -2,8 +2,9 @@
 
 It prints what it is told. With the agent's socket in its environment it lives through formations; without, it is
 a plain program that finds its world in its environment. Files in the directory DIRECTORY tell it what to do, each
-for the slot in its name: `end-3` (end with 0), `fail-3` (end with 3), `deaf-3` (never leave a world), `slow-3` (do
-not say that it is ready), `stay-3` (do not end when told to leave).
+for the slot in its name: `end-3` (end with 0), `fail-3` (end with 3), `deaf-3` (never leave a world), `flee-3`
+(leave the world now, as after a lost peer), `slow-3` (do not say that it is ready), `stay-3` (do not end when told
+to leave).
 """
 
 import json
@@ -69,6 +70,9 @@ def in_world(agent: Agent, step: int) -> tuple[int, int]:
     while True:
         message = agent.next(_STEP_S)
         end_if_told()
+        if told("flee"):
+            (DIRECTORY / f"flee-{SLOT}").unlink()
+            return step, 1
         if message is not None and message["type"] == "change":
             say("change", message["formation"], "urgent" if message["urgent"] else "later")
             if message["urgent"] and not told("deaf"):

@@ -134,7 +134,9 @@ class Slots:
                 if not self._do(self._current, slot, action, now):
                     break
         # Only now: what is said of ranks together with this number must be younger than the order.
-        self.order = self._number
+        if self.order != self._number:
+            self.order = self._number
+            self._host.changed()
 
     def ended(self, slot: int) -> None:
         """The process in `slot` is gone: so is, soon, what it has left behind."""
