@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from ringtrain.errors import ConfigurationError, quoted
 
+_WEEK_S = 604_800
+
 
 class Environment:
     """Typed reads of `env`. An empty variable counts as absent."""
@@ -50,25 +52,28 @@ class Environment:
 
     def seconds(self, name: str, default: float) -> float:
         """The variable as a positive number of seconds, at most a week."""
-        number = self.delay(name, default)
-        if not number:
+        number = self._number(name, default)
+        if not 0 < number <= _WEEK_S:
             raise ConfigurationError(
-                f"{name}={quoted(self.text(name))}: expected seconds above 0 and at most 604800 (a week)"
+                f"{name}={quoted(self.text(name))}: expected seconds above 0 and at most {_WEEK_S} (a week)"
             )
         return number
 
     def delay(self, name: str, default: float) -> float:
         """The variable as a number of seconds, which may be 0, at most a week."""
-        value = self.text(name, str(default))
-        try:
-            number = float(value)
-        except ValueError as exc:
-            raise ConfigurationError(f"{name}={quoted(value)}: expected a number of seconds") from exc
-        if not 0 <= number <= 604800:
+        number = self._number(name, default)
+        if not 0 <= number <= _WEEK_S:
             raise ConfigurationError(
-                f"{name}={quoted(value)}: expected seconds above 0 and at most 604800 (a week)"
+                f"{name}={quoted(self.text(name))}: expected seconds from 0 to {_WEEK_S} (a week)"
             )
         return number
+
+    def _number(self, name: str, default: float) -> float:
+        value = self.text(name, str(default))
+        try:
+            return float(value)
+        except ValueError as exc:
+            raise ConfigurationError(f"{name}={quoted(value)}: expected a number of seconds") from exc
 
     def address(self, name: str) -> str:
         """The variable as `host:port` (`[host]:port` for IPv6)."""

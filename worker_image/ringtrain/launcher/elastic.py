@@ -143,7 +143,7 @@ class ElasticWorld:
         if after.phase is FormationPhase.RUNNING:
             if before.phase is not FormationPhase.RUNNING:
                 names = ", ".join(str(process.slot) for process in after.members)
-                log.info("formation %d is made: %d ranks (slots %s)", after.number, len(after.members), names)
+                log.info("formation %d is made of slots %s", after.number, names)
             return
         if after.number == before.number:
             return
@@ -167,7 +167,7 @@ class ElasticWorld:
         more = (
             f", {state.last_recovery_s:.1f} s after the loss" if state.last_recovery_s and state.recoveries else ""
         )
-        log.info("formation %d runs: its %d ranks have met%s", state.number, len(state.members), more)
+        log.info("formation %d runs, ranks: %d%s", state.number, len(state.members), more)
 
     def _finished(self, view: View) -> int:
         return sum(at is Standing.FINISHED for at in where(self._state, view).values())

@@ -1,0 +1,241 @@
+"""What the launcher of an elastic job is told, who may register, and what it writes down."""
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtrain.control.model import AgentState, Form, Prepare, RankPhase, RankState, Registration
+from ringtrain.errors import ConfigurationError
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.elastic import ElasticWorld
+from ringtrain.launcher.formation import FormationPhase
+from ringtrain.launcher.gang import Gang, OrderStream
+from ringtrain.launcher.status import Reports, Snapshot
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.store import LogStore
+
+JOB = {
+    "RINGTRAIN_JOB_NAME": "digits",
+    "RINGTRAIN_JOB_NAMESPACE": "default",
+    "RINGTRAIN_JOB_UID": "uid-1",
+    "RINGTRAIN_ATTEMPT": "1",
+    "RINGTRAIN_NUM_WORKERS": "3",
+    "RINGTRAIN_SLOTS_PER_WORKER": "2",
+    "RINGTRAIN_TIMEOUT": "12",
+    "RINGTRAIN_ELASTIC": "Replace",
+}
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def worker(index: int, instance: str = "") -> Registration:
+    ports = (7400, 7401)
+    name = instance or f"first-{index}"
+    return Registration("uid-1", 1, index, 2, name, f"pod-{index}", "node", f"h{index}", 0, ports, ports, 7390)
+
+
+class Job:
+    """A launcher without its ports: the test is its agents."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self.config = LauncherConfig.from_env({**JOB, **settings})
+        self.files = AttemptFiles(directory)
+        self.clock = Clock()
+        self.store = LogStore(self.files, "uid-1", 1)
+        self.gang = Gang(self.config, self.clock)
+        self.snapshot = Snapshot(self.config, self.gang, self.store, Reports(self.config.world_size))
+        assert self.config.elastic is not None
+        self.world = ElasticWorld(self.config, self.config.elastic, self.gang, self.snapshot, self.clock)
+        self.snapshot.elastic = self.world.status
+
+    def close(self) -> None:
+        self.store.close()
+
+    def order(self) -> Any:
+        """The order that holds, after the launcher has looked."""
+        assert self.world.tick() is None
+        return self.gang.wait_order(None, OrderStream())
+
+    def say(self, index: int, order: int, instance: str = "", **state: Any) -> None:
+        """An agent registers and sends the state of both its slots."""
+        registration = worker(index, instance)
+        if self.gang.registrations().get(index) != registration:
+            self.gang.register(registration)
+            self.gang.attach(index, registration.instance)
+        ranks = tuple(RankState(2 * index + local, RankPhase.RUNNING, **{"life": 1, **state}) for local in (0, 1))
+        assert self.gang.sync(index, registration.instance, AgentState(ranks, order=order))
+
+    def form(self, *workers: int) -> Form:
+        """Have the first formation, of `workers`."""
+        prepare = self.order()
+        assert isinstance(prepare, Prepare)
+        for index in workers:
+            self.say(index, prepare.number, parked=True)
+        form = self.order()
+        assert isinstance(form, Form)
+        for index in workers:
+            self.say(index, form.number, formation=1, joined=True)
+        return form
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"RINGTRAIN_ELASTIC": "Ignore"}, "RINGTRAIN_ELASTIC='Ignore': expected one of Replace, Shrink, Restart"),
+        ({"RINGTRAIN_ELASTIC_MAX_RANKS": "7"}, "RINGTRAIN_ELASTIC_MAX_RANKS='7': expected an integer from 1 to 6"),
+        (
+            {"RINGTRAIN_ELASTIC_MAX_RANKS": "4", "RINGTRAIN_ELASTIC_MIN_RANKS": "5"},
+            "RINGTRAIN_ELASTIC_MIN_RANKS='5': expected an integer from 1 to 4",
+        ),
+        ({"RINGTRAIN_ELASTIC_JOIN_DELAY": "-1"}, "RINGTRAIN_ELASTIC_JOIN_DELAY='-1': expected seconds from 0 to"),
+        (
+            {"RINGTRAIN_ELASTIC_REPLACE_TIMEOUT": "0"},
+            "RINGTRAIN_ELASTIC_REPLACE_TIMEOUT='0': expected seconds above 0",
+        ),
+    ],
+)
+def test_settings_that_cannot_be(change: dict[str, str], message: str) -> None:
+    """The variable, its value and what was expected."""
+    with pytest.raises(ConfigurationError, match=message):
+        LauncherConfig.from_env({**JOB, **change})
+
+
+def test_defaults() -> None:
+    """Those of the contract; without RINGTRAIN_ELASTIC the job is not elastic, whatever else is set."""
+    elastic = LauncherConfig.from_env(JOB).elastic
+    assert elastic is not None
+    rules = elastic.rules
+    assert (rules.min_ranks, rules.max_ranks, elastic.start_ranks) == (1, 6, 6)
+    assert (rules.replace_timeout_s, rules.join_delay_s, rules.formation_limit) == (120, 30, 100)
+    assert (rules.shrinks, rules.restarts) == (False, False)
+    plain = {name: value for name, value in JOB.items() if name != "RINGTRAIN_ELASTIC"}
+    assert LauncherConfig.from_env({**plain, "RINGTRAIN_ELASTIC_MIN_RANKS": "4"}).elastic is None
+
+
+def test_the_world_of_a_formation(tmp_path: Path) -> None:
+    """Addresses and members by rank; the status says how many there are."""
+    job = Job(tmp_path, RINGTRAIN_ELASTIC_START_RANKS="4")
+    form = job.form(0, 1)
+    assert form.world.ring_addresses == ("h0:7400", "h0:7401", "h1:7400", "h1:7401")
+    assert [(member.slot, member.life) for member in form.world.members] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert (form.world.generation, form.slots) == (1_000_001, (0, 1, 2, 3))
+    status = job.snapshot.status()
+    assert (status["worldSize"], status["elastic"]["ranks"], status["elastic"]["degraded"]) == (4, 4, False)
+    assert status["workers"][2] == {
+        "index": 2, "pod": "digits-worker-2", "node": "", "address": "", "registered": False, "lost": False,
+    }  # fmt: skip
+    job.close()
+
+
+def test_a_status_without_formations_has_no_word_of_them(tmp_path: Path) -> None:
+    """What reads /status of other jobs reads what it always did."""
+    job = Job(tmp_path)
+    job.snapshot.elastic = None
+    assert "elastic" not in job.snapshot.status()
+    assert job.snapshot.status()["worldSize"] == 6
+    job.close()
+
+
+def test_a_new_pod_hears_nothing_that_was_meant_for_the_one_before(tmp_path: Path) -> None:
+    """Its first order is one that was given after it had come."""
+    job = Job(tmp_path)
+    job.form(0, 1, 2)
+    job.gang.detach(1, "first-1")
+    assert job.gang.register(worker(1, "second")) is None
+    old = job.gang.order_for_another(1)
+    assert isinstance(old, Form)
+    assert job.gang.order_for_another(0) is None
+    order = job.order()
+    assert isinstance(order, Prepare)
+    assert order.urgent
+    assert order is not old
+    job.close()
+
+
+def test_a_new_pod_waits_for_the_end_of_the_connection_of_the_one_before(tmp_path: Path) -> None:
+    """It is taken in when that has ended; where it does not end, the new one is refused."""
+    job = Job(tmp_path)
+    job.form(0, 1, 2)
+    ends = threading.Timer(0.1, lambda: job.gang.detach(1, "first-1"))
+    ends.start()
+    assert job.gang.register(worker(1, "second")) is None
+    ends.join()
+    refusal = job.gang.register(worker(0, "second"))
+    assert refusal is not None
+    assert not refusal.misconfigured
+    job.close()
+
+
+def test_a_worker_that_is_silent_is_lost_in_the_status(tmp_path: Path) -> None:
+    """The operator then makes its pod anew."""
+    job = Job(tmp_path)
+    job.form(0, 1, 2)
+    job.clock.now += job.config.lost_after_s
+    job.say(0, 0, formation=1, joined=True)
+    assert [worker["lost"] for worker in job.snapshot.status()["workers"]] == [False, True, True]
+    job.close()
+
+
+def test_another_launcher_process_goes_on(tmp_path: Path) -> None:
+    """It knows formation, members and the wanted number, and tells the agents again."""
+    job = Job(tmp_path)
+    job.form(0, 1, 2)
+    job.world.ask(2)
+    prepare = job.order()
+    assert isinstance(prepare, Prepare)
+    assert not prepare.urgent
+    job.close()
+    again = Job(tmp_path)
+    assert again.world.status()["phase"] == FormationPhase.PREPARING
+    told = again.order()
+    assert isinstance(told, Prepare)
+    assert (told.formation, told.slots, told.urgent) == (2, (0, 1, 2, 3), False)
+    assert told.number > prepare.number
+    again.close()
+
+
+def test_notes_that_cannot_be_read(tmp_path: Path) -> None:
+    """The launcher says so and learns from the processes: the formation after theirs is prepared."""
+    job = Job(tmp_path)
+    job.form(0, 1, 2)
+    job.close()
+    job.files.formation.write_text(json.dumps({"phase": "Running"}))
+    again = Job(tmp_path)
+    for index in range(3):
+        again.say(index, 0, formation=1, joined=True)
+    told = again.order()
+    assert isinstance(told, Prepare)
+    assert (told.formation, told.urgent) == (2, True)
+    again.close()
+
+
+def test_what_is_asked_for_has_bounds(tmp_path: Path) -> None:
+    """The error has the bounds, in ranks."""
+    job = Job(tmp_path, RINGTRAIN_ELASTIC_MIN_RANKS="3")
+    with pytest.raises(ConfigurationError, match="workers is 1, which is 2 ranks; expected 3 to 6 ranks"):
+        job.world.ask(1)
+    job.close()
+
+
+def test_the_last_life_of_a_rank_has_its_own_exit(tmp_path: Path) -> None:
+    """An exit that was seen once is not taken for that of a later process."""
+    job = Job(tmp_path)
+    job.form(0, 1, 2)
+    ended = RankState(0, RankPhase.FAILED, 1, life=1, formation=1)
+    job.gang.sync(0, "first-0", AgentState((ended,)))
+    job.gang.sync(0, "first-0", AgentState((replace(ended, exit_code=2, life=2),)))
+    (exit,) = job.gang.view().exits
+    assert exit.state.exit_code == 2
+    job.close()
