@@ -136,6 +136,14 @@ def signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process, and none has let it go on. A traced process is not meant."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except OSError:  # it has gone
+        return False
+
+
 def kill_descendants() -> bool:
     """SIGKILL every child of this process; returns whether there was one.
 

@@ -10,11 +10,16 @@ from ..spec.job import Job, Mpi
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES
 from .names import checkpoint_folder, launcher_address
 
+# What Kubernetes takes where a pod does not say it.
+DEFAULT_GRACE_S = 30
+# A week: the most that an agent takes for a number of seconds.
+MOST_GRACE_S = 604_800
 DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
 
 
-def worker_environment(job: Job, attempt: int, index: int) -> list[dict[str, Any]]:
-    """Variables of the main container of worker `index`."""
+def worker_environment(job: Job, attempt: int, index: int, grace_s: int) -> list[dict[str, Any]]:
+    """Variables of the main container of worker `index`, whose pod gets `grace_s` from SIGTERM to SIGKILL."""
+    elastic = {contract.ENV_GRACE_PERIOD: str(min(grace_s, MOST_GRACE_S))} if job.spec.elastic is not None else {}
     return _variables(
         _common(job, contract.ROLE_WORKER, attempt)
         | {
@@ -24,6 +29,7 @@ def worker_environment(job: Job, attempt: int, index: int) -> list[dict[str, Any
             contract.ENV_RING_PORT_BASE: str(contract.PORT_RING_BASE),
             contract.ENV_MASTER_PORT: str(contract.PORT_MASTER),
             contract.ENV_TF_PORT_BASE: str(contract.PORT_TF_BASE),
+            **elastic,
         }
     )
 

@@ -51,7 +51,8 @@ def build_worker_pod(
     main = spec["containers"][0]
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
     main["command"] = ["ringtrain", "agent", *(["--", *command] if command else [])]
-    main["env"] = environment.worker_environment(job, attempt, index) + list(main.get("env") or ())
+    grace_s = spec.get("terminationGracePeriodSeconds", environment.DEFAULT_GRACE_S)
+    main["env"] = environment.worker_environment(job, attempt, index, grace_s) + list(main.get("env") or ())
     main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
     _add_devices(main, job.spec.worker.devices)
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_WORKER)

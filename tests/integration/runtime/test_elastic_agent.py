@@ -151,9 +151,9 @@ def test_who_does_not_leave_is_killed(pod: MakePod, stopped: bool) -> None:
     one.launcher.until(1, RankPhase.FAILED)
     one.launcher.give(Prepare(2, (1,), urgent=True))
     state = one.launcher.until(0, RankPhase.STOPPED)
-    assert (state.signal, state.message) == (
-        "SIGKILL", "killed: it did not leave formation 1 within 4 s, for formation 2",
-    )  # fmt: skip
+    why = "a signal has stopped it in formation 1, which formation 2 follows"
+    why = why if stopped else "it did not leave formation 1 within 4 s, for formation 2"
+    assert (state.signal, state.message) == ("SIGKILL", f"killed: {why}")
     assert not psutil.pid_exists(pid)
     one.until_told(0, f"[ringtrain] {state.message}")
     one.parked(1, life=2)

@@ -9,8 +9,6 @@ from ringtrain.control.environment import Environment
 from ringtrain.control.settings import PodSettings, read_pod
 from ringtrain.errors import ConfigurationError
 
-# What Kubernetes gives a pod from SIGTERM to SIGKILL, unless its template says otherwise.
-_POD_GRACE_S = 30.0
 # After the pod was asked to stop and its ranks have ended: how long to try to hand over the last lines.
 LEAVE_S = 5.0
 
@@ -39,6 +37,7 @@ class AgentConfig(PodSettings):
     restore_from: str
     encrypt: str = "none"
     on_loss: str = ""
+    pod_grace_s: float = 30.0
     mpi: bool = False
     mpi_needs_init: bool = True
     mpi_directory: str = ""
@@ -55,6 +54,11 @@ class AgentConfig(PodSettings):
         return self.on_loss in ("Replace", "Shrink")
 
     @property
+    def stopped_fence_s(self) -> float:
+        """The same for a process that a signal has stopped, as SIGSTOP does: it cannot leave."""
+        return min(self.grace_s, self.fence_s)
+
+    @property
     def fence_s(self) -> float:
         """How long a rank may take to leave a world that has lost a member, or a slot that is not wanted."""
         return self.timeout_s
@@ -62,7 +66,7 @@ class AgentConfig(PodSettings):
     @property
     def notice_s(self) -> float:
         """How long ranks of a pod that is asked to stop may take to hand over, before they are signalled."""
-        return max(0.0, _POD_GRACE_S - self.grace_s - LEAVE_S)
+        return max(0.0, self.pod_grace_s - self.grace_s - LEAVE_S)
 
     @property
     def first_rank(self) -> int:
@@ -118,6 +122,7 @@ class AgentConfig(PodSettings):
             restore_from=read.optional(contract.ENV_RESTORE_FROM) or "",
             encrypt=encrypt,
             on_loss=_read_on_loss(read),
+            pod_grace_s=read.delay(contract.ENV_GRACE_PERIOD, 30),
             mpi=backend == "mpi",
             mpi_needs_init=read.flag(contract.ENV_MPI_REQUIRE_INIT, "1"),
             mpi_launcher_first=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),

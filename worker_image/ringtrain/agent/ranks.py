@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringtrain.control.model import ENDED, RankPhase, RankState
-from ringtrain.processes import RankProcess, kill_descendants, reap, signal_group, start_rank
+from ringtrain.processes import RankProcess, is_stopped, kill_descendants, reap, signal_group, start_rank
 
 _SWEEP_S = 5.0
 
@@ -145,6 +145,12 @@ class Ranks:
         """Whether the launcher knows how the last process of a slot ended."""
         with self._lock:
             return self._lives[rank].told
+
+    def stopped(self, rank: int) -> bool:
+        """Whether a signal has stopped the rank's process."""
+        with self._lock:
+            life = self._lives[rank]
+        return life.process is not None and life.state.phase is RankPhase.RUNNING and is_stopped(life.process.pid)
 
     def clear(self, rank: int) -> None:
         """Kill what an ended rank has left behind in its process group."""

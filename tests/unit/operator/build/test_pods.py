@@ -58,6 +58,16 @@ def test_the_command_is_wrapped() -> None:
     assert "args" not in main(pod)
 
 
+@pytest.mark.parametrize(
+    ("written", "told"), [({}, "30"), ({"terminationGracePeriodSeconds": 300}, "300")], ids=["default", "own"]
+)
+def test_the_grace_period_of_an_elastic_jobs_worker(written: dict[str, Any], told: str) -> None:
+    """The agent knows how long its ranks may take to hand over; in another job it has no use for that."""
+    elastic = build_worker_pod(parsed(pod=written, elastic={"maxReplicas": 4}), 1, 0)
+    assert env(elastic)[contract.ENV_GRACE_PERIOD] == told
+    assert contract.ENV_GRACE_PERIOD not in env(build_worker_pod(parsed(pod=written), 1, 0))
+
+
 def test_bounds_of_an_elastic_job() -> None:
     """Both sides know the most workers there may be and what follows a loss, the launcher the bounds in ranks."""
     elastic = {"minReplicas": 2, "maxReplicas": 12, "onLoss": "Shrink", "joinDelaySeconds": 5}

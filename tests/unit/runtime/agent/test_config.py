@@ -50,9 +50,21 @@ def test_inner_deadlines_derive_from_one_knob() -> None:
         assert agent.grace_s < launcher.drain_s
 
 
+@pytest.mark.parametrize(("period", "notice_s"), [(None, 15), ("300", 285), ("10", 0), ("0", 0)])
+def test_how_long_ranks_of_a_pod_that_stops_may_hand_over(period: str | None, notice_s: float) -> None:
+    """All of the pod's grace but what signalled ranks need to end and the last lines to be handed over."""
+    told = {} if period is None else {"RINGTRAIN_GRACE_PERIOD": period}
+    assert AgentConfig.from_env({**WORKER, **told}).notice_s == notice_s
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            {"RINGTRAIN_ELASTIC": "replace"},
+            "RINGTRAIN_ELASTIC='replace': expected one of Replace, Shrink, Restart",
+        ),
+        ({"RINGTRAIN_GRACE_PERIOD": "-1"}, "RINGTRAIN_GRACE_PERIOD='-1': expected seconds from 0"),
         ({"RINGTRAIN_JOB_NAME": ""}, "RINGTRAIN_JOB_NAME is not set"),
         ({"RINGTRAIN_ATTEMPT": "0"}, "RINGTRAIN_ATTEMPT='0': expected an integer from 1 to"),
         ({"RINGTRAIN_NUM_WORKERS": "two"}, "RINGTRAIN_NUM_WORKERS='two': expected an integer"),

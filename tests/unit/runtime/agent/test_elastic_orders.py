@@ -14,7 +14,7 @@ from ringtrain.agent.elastic.orders import (
 )
 from ringtrain.control.model import Form, Member, Prepare, World
 
-DEADLINES = SlotDeadlines(fence_s=60, grace_s=10)
+DEADLINES = SlotDeadlines(fence_s=60, stopped_fence_s=5, grace_s=10)
 WORLD = World(1, ("a:1", "b:1"), ("a:2", "b:2"), "a", 3, 5, (Member(3, 2), Member(1, 1)))
 
 PREPARE = current_order(Prepare(5, (1, 2, 3)), None, restart=False, now=100)
@@ -76,6 +76,7 @@ def test_the_next_step(order: CurrentOrder, slot: OwnSlot, step: SlotAction | No
     [
         pytest.param(URGENT, replace(INSIDE, told=(5, True)), 160, id="does-not-leave-a-broken-world"),
         pytest.param(FORM, replace(INSIDE, slot=2, told=(5, True)), 170, id="does-not-leave-the-former"),
+        pytest.param(URGENT, replace(INSIDE, told=(5, True), stopped=True), 105, id="cannot-leave"),
         pytest.param(PREPARE, replace(PARKED, slot=7, left_since=120), 180, id="does-not-end-when-told"),
         pytest.param(PREPARE, replace(COMING, slot=7), 160, id="is-not-wanted-before-it-is-ready"),
         pytest.param(STOP_ALL, replace(INSIDE, ended_since=100), 110, id="does-not-end-after-sigterm"),

@@ -39,6 +39,7 @@ class OwnSlot:
     `startable`: no process runs, the launcher knows how the last one ended, and its pause is over. `formation`:
     whose world the process has, or had last. `parked`: it waits for a world. `told`: formation and urgency of the
     newest change that it was told. `left_since`, `ended_since`: when it was told to leave, and sent SIGTERM.
+    `stopped`: a signal has stopped it, as SIGSTOP does.
     """
 
     slot: int
@@ -50,13 +51,16 @@ class OwnSlot:
     told: tuple[int, bool] | None = None
     left_since: float | None = None
     ended_since: float | None = None
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
 class SlotDeadlines:
-    """Seconds: `fence_s` from being told to leave to SIGKILL; `grace_s` from SIGTERM to SIGKILL."""
+    """Seconds: `fence_s` from being told to leave to SIGKILL, `stopped_fence_s` for a process that is stopped and
+    cannot leave; `grace_s` from SIGTERM to SIGKILL."""
 
     fence_s: float
+    stopped_fence_s: float
     grace_s: float
 
 
@@ -117,7 +121,8 @@ def _running(order: CurrentOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: 
     urgent = order.urgent_since is not None
     if slot.told != (order.formation, urgent):
         return SlotAction.CHANGE
-    fenced = order.urgent_since is not None and now >= order.urgent_since + deadlines.fence_s
+    fence_s = deadlines.stopped_fence_s if slot.stopped else deadlines.fence_s
+    fenced = order.urgent_since is not None and now >= order.urgent_since + fence_s
     return SlotAction.KILL if fenced else None
 
 

@@ -110,7 +110,7 @@ class Slots:
         self._current: CurrentOrder | None = None
         self._number = 0
         self.order = 0
-        self._deadlines = SlotDeadlines(config.fence_s, config.grace_s)
+        self._deadlines = SlotDeadlines(config.fence_s, config.stopped_fence_s, config.grace_s)
         self._sockets = RankSockets(self._on_connection, self._on_message) if config.living else None
 
     def close(self) -> None:
@@ -168,6 +168,7 @@ class Slots:
             told=said.told,
             left_since=said.left_since,
             ended_since=said.ended_since,
+            stopped=said.told is not None and said.told[1] and self._ranks.stopped(slot),
         )
 
     def _do(self, order: CurrentOrder, slot: int, action: SlotAction, now: float) -> bool:
@@ -244,6 +245,9 @@ class Slots:
         seconds = f"within {self._deadlines.fence_s:g} s"
         if said.left_since is not None or not state.formation:
             return f"killed: it did not end {seconds}, and its slot is not wanted in formation {order.formation}"
+        if self._ranks.stopped(slot):
+            was, follows = state.formation, order.formation
+            return f"killed: a signal has stopped it in formation {was}, which formation {follows} follows"
         return f"killed: it did not leave formation {state.formation} {seconds}, for formation {order.formation}"
 
     def _say(self, slot: int, message: dict[str, Any]) -> None:
