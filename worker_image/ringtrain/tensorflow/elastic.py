@@ -7,10 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.elastic import ObjectState
 from ringtrain.elastic.state import HANDLERS
 from ringtrain.errors import ConfigurationError
-from ringtrain.tensorflow.elastic_state import SessionVariablesHandler, VariablesHandler, run
+from ringtrain.tensorflow.elastic_state import SessionVariablesHandler, VariablesHandler, VariablesState, run
 from ringtrain.tensorflow.keras.elastic_state import TensorFlowKerasState
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
@@ -20,7 +19,7 @@ class _Variables(list[Any]):
     """A list that a handler of its own keeps."""
 
 
-class TensorFlowState(ObjectState):
+class TensorFlowState(VariablesState):
     """An elastic state of a list of variables, beside plain values.
 
         state = TensorFlowState(model.variables + optimizer.variables, batch=0, epoch=0)

@@ -9,12 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from ringtrain.collectives.tensors import flat_signature
-from ringtrain.elastic import StateHandler
+from ringtrain.elastic import ObjectState, StateHandler
 from ringtrain.elastic.running import run_fn
 from ringtrain.errors import MismatchError
 from ringtrain.negotiation import queues
 from ringtrain.process_groups.context import current
 from ringtrain.tensorflow.gradients import identity
+from ringtrain.tensorflow.objects import TENSORFLOW_VALUES
 from ringtrain.wire.dtypes import CODES
 
 T = TypeVar("T")
@@ -27,6 +28,20 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     looked up when they run.
     """
     return run_fn(func, queues.init)
+
+
+class VariablesState(ObjectState):
+    """A state that has variables of TensorFlow; its plain values may be tensors."""
+
+    _foreign = TENSORFLOW_VALUES
+
+    def sync(self) -> None:
+        """As of `ringtrain.elastic.State`. Before it, all ranks join: what newcomers reduce on their way here, to
+        make an optimizer's variables for example, the others meet with zeros, in the place of waiting for each
+        other.
+        """
+        queues.join()
+        super().sync()
 
 
 class VariablesHandler(StateHandler):

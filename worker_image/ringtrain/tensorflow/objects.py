@@ -29,7 +29,7 @@ def broadcast_object(
     ConfigurationError on every rank where the root's object can't be sent.
     """
     with as_tensorflow():
-        return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, _TENSORS)
+        return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TENSORFLOW_VALUES)
 
 
 def broadcast_object_fn(
@@ -52,7 +52,7 @@ def allgather_object(
 ) -> list[Any]:
     """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
     with as_tensorflow():
-        return objects.allgather_object(obj, name, process_set, allow_pickle, _TENSORS)
+        return objects.allgather_object(obj, name, process_set, allow_pickle, TENSORFLOW_VALUES)
 
 
 def _packed(value: Any) -> bytes:
@@ -74,4 +74,4 @@ def _unpacked(data: bytes) -> Any:
         return tf.io.parse_tensor(serialized, tf.as_dtype(name.decode()))
 
 
-_TENSORS: Final = Foreign(_packed, _unpacked)
+TENSORFLOW_VALUES: Final = Foreign(_packed, _unpacked)

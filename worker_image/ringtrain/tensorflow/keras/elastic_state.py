@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ringtrain.elastic import ObjectState
 from ringtrain.elastic.state import HANDLERS
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.tensorflow.elastic_state import VariablesHandler
+from ringtrain.tensorflow.elastic_state import VariablesHandler, VariablesState
 from ringtrain.tensorflow.keras.api import check_backend, is_optimizer, keras, variables_of
 
 
@@ -26,7 +25,7 @@ class OptimizerHandler(VariablesHandler):
         return variables_of(self.value)
 
 
-class TensorFlowKerasState(ObjectState):
+class TensorFlowKerasState(VariablesState):
     """An elastic state of a Keras model and its optimizer, beside plain values.
 
         state = TensorFlowKerasState(model, optimizer, batch=0, epoch=0)

@@ -1,0 +1,81 @@
+"""Scripts in the shape of Horovod's elastic examples, with hosts that change under them."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support.gang import DEADLINE_S, until
+
+SCRIPTS = Path(__file__).with_name("elastic_scripts")
+
+
+def ranks_of(run: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """The processes of `run` that run the script."""
+    found = []
+    for process in psutil.Process(run.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error, IndexError):
+            if process.cmdline()[1].startswith(str(SCRIPTS)):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("script", ["torch_loop", "tensorflow_loop", "keras_fit"])
+def test_a_script_goes_on_while_its_hosts_change(tmp_path: Path, script: str) -> None:
+    """One rank, two, one of them killed and replaced, one again: each batch counts once, in living processes."""
+    hosts, end, output = tmp_path / "hosts", tmp_path / "end", tmp_path / "output"
+    discovery = tmp_path / "discovery"
+    discovery.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    discovery.chmod(0o755)
+    hosts.write_text("localhost:1\n")
+    words = ("--min-np", "1", "--max-np", "2", "--host-discovery-script", str(discovery), "--name", "elastic")
+    with output.open("wb") as out:
+        run = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "ringtrain",
+                "run",
+                "-np",
+                "1",
+                *words,
+                sys.executable,
+                SCRIPTS / f"{script}.py",
+                end,
+            ],
+            cwd=tmp_path,
+            env={**os.environ, "TMPDIR": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+
+    def trains(size: int, since: int = 0) -> int:
+        """Where in the output a batch of a world of `size` was done, after `since`; 0 as long as there is none."""
+        assert run.poll() is None, output.read_text()
+        found = re.compile(rf"batch \d+ of {size} ranks\n").search(output.read_text(), since)
+        return found.end() if found else 0
+
+    try:
+        at = until("a world of one", lambda: trains(1), DEADLINE_S)
+        (first,) = ranks_of(run)
+        hosts.write_text("localhost:2\n")
+        at = until("a world of two", lambda: trains(2, at), DEADLINE_S)
+        (second,) = [rank for rank in ranks_of(run) if rank != first]
+        second.kill()
+        until("a newcomer", lambda: set(ranks_of(run)) - {first, second})
+        at = len(output.read_text())  # the others wait for it: what comes now is of the next world
+        at = until("a world of two again", lambda: trains(2, at), DEADLINE_S)
+        hosts.write_text("localhost:1\n")
+        until("a world of one again", lambda: trains(1, at), DEADLINE_S)
+        until("the end of the other one", lambda: ranks_of(run) == [first])
+        end.touch()
+        assert run.wait(DEADLINE_S) == 0, output.read_text()
+    finally:
+        run.terminate()
+        run.wait(DEADLINE_S)
+    (batches, weight) = re.findall(r"(\d+) batches, weight (\S+)\n", output.read_text())[0]
+    assert int(weight) == -int(batches), output.read_text()
