@@ -15,6 +15,7 @@ from ringtrain.agent.coordinator import CoordinatorClient
 from ringtrain.agent.elastic.slots import RankProgram, Slots
 from ringtrain.agent.lifecycle import Event, Lifecycle
 from ringtrain.agent.main_thread import MainThread
+from ringtrain.agent.mpi.formations import MpiFormations
 from ringtrain.agent.mpi.worker import MPI_DAEMONS, MpiWorker
 from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
@@ -83,7 +84,8 @@ class _Pod:
         self.stopping = False
         self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
         self._post = events.put
-        self._slots = Slots(config, program, self.ranks, self) if config.elastic else None
+        self._slots = Slots(config, program, self.ranks, self) if config.elastic and not config.mpi else None
+        self._formations = MpiFormations(config, self.ranks, self._mpi) if config.elastic and self._mpi else None
         if self._slots is not None:
             stack.callback(self._slots.close)
         self._held = HeldPorts()
@@ -130,24 +132,29 @@ class _Pod:
 
     def go_on(self, histories: tuple[SlotHistory, ...]) -> None:
         """Count lives and log records of slots on from where an earlier agent of this worker was."""
-        if self._slots is None:
-            return
-        for history in histories:
-            self.ranks.number_from(history.slot, history.life)
+        for history in histories if self._config.elastic else ():
+            if self._slots is not None:
+                self.ranks.number_from(history.slot, history.life)
             self._spool.go_on(Stream.LOG, history.slot, history.log_records)
             self._spool.go_on(Stream.REPORT, history.slot, history.report_records)
 
     def follow(self, order: Prepare | Form) -> None:
         """Make `order` come true, bit by bit."""
-        if self._slots is None:
-            log.error("ignored an order of an elastic job: the ranks of this agent are started once")
-        else:
+        if self._formations is not None:
+            self._held.release()
+            _make_directory(self._config.checkpoint_dir)
+            self._formations.follow(order)
+        elif self._slots is not None:
             self._slots.follow(order)
+        else:
+            log.error("ignored an order of an elastic job: the ranks of this agent are started once")
 
     def act(self) -> None:
         """Do what the newest order of an elastic job makes due."""
         if self._slots is not None:
             self._slots.act(starting=not (self.leaving or self.stopping))
+        elif self._formations is not None:
+            self._formations.act()
 
     def prepare_start(self, slot: int) -> None:
         """A process is about to start in `slot`: give it its ports, and make the job's folder."""
@@ -180,9 +187,9 @@ class _Pod:
         """Read what a rank writes that mpirun has started."""
         self._collect([process])
 
-    def rank_started(self, process: RankProcess) -> None:
+    def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
         """A rank runs that mpirun has started."""
-        self.ranks.adopt(process)
+        self.ranks.adopt(process, life, formation)
         self.coordinator.changed()
 
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
@@ -225,7 +232,8 @@ class _Pod:
 
     def state(self) -> AgentState:
         """What the launcher is told at every heartbeat."""
-        order = self._slots.order if self._slots is not None else 0
+        follower = self._slots or self._formations
+        order = follower.order if follower is not None else 0
         drained = self.drained()  # first, as the order: what they cover is in the states that follow
         shown = self.ranks.started or self._config.elastic
         return AgentState(self._states() if shown else (), drained, self.leaving, order)

@@ -68,13 +68,15 @@ class Ranks:
             self._lives[state.rank] = _Life(state, process)
         return process
 
-    def adopt(self, process: RankProcess) -> None:
+    def adopt(self, process: RankProcess, life: int = 0, formation: int = 0) -> None:
         """Count a rank that somebody else has started, and whose end `note_exit` will tell, as running.
 
-        If that one dies, the rank's process becomes a child of this one. Its end is no news then.
+        `life`, `formation`: in an elastic job, which process of its slot it is, and of which world. If whoever
+        started it dies, the rank's process becomes a child of this one. Its end is no news then.
         """
         with self._lock:
-            self._lives[process.rank] = _Life(RankState(process.rank, RankPhase.RUNNING), process, adopted=True)
+            state = RankState(process.rank, RankPhase.RUNNING, life=life, formation=formation)
+            self._lives[process.rank] = _Life(state, process, adopted=True)
 
     def reap(self, other: Callable[[int, int], None] = lambda *_: None) -> list[int]:
         """Take note of processes that ended; returns the ranks among them. `other` gets pid and wait status of
@@ -120,6 +122,11 @@ class Ranks:
             found = self._lives[rank]
             if found.state.life == life:
                 self._lives[rank] = replace(found, state=replace(found.state, **changes))
+
+    def running(self) -> list[int]:
+        """Ranks (or slots) that have a process."""
+        with self._lock:
+            return [rank for rank, life in self._lives.items() if life.state.phase is RankPhase.RUNNING]
 
     def state(self, rank: int) -> RankState:
         """What is known of one rank, complete or not."""
@@ -238,7 +245,8 @@ class Ranks:
                 message=life.reason if phase is RankPhase.STOPPED else "",
             )
             if problem is not None:
-                state = replace(problem, exit_order=self._exits)
+                known = life.state
+                state = replace(problem, exit_order=self._exits, life=known.life, formation=known.formation)
             self._lives[rank] = replace(life, state=state, exited_at=time.monotonic())
 
     def _fail_to_start(self, state: RankState, program: str, exc: OSError) -> None:

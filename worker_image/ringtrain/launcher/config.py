@@ -8,6 +8,7 @@ from ringtrain import contract
 from ringtrain.control.environment import Environment
 from ringtrain.control.model import FORMATIONS, Registration
 from ringtrain.control.settings import PodSettings, read_pod
+from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.formation import Rules
 from ringtrain.mpi.settings import MpiSettings, read_mpi
 
@@ -76,6 +77,13 @@ class LauncherConfig(PodSettings):
         read = Environment(env)
         backend = read.choice(contract.ENV_BACKEND, ("ring", "mpi"), "ring")
         pod = read_pod(read)
+        mpi = read_mpi(read) if backend == "mpi" else None
+        elastic = _read_elastic(read, pod) if read.optional(contract.ENV_ELASTIC) else None
+        if elastic and mpi and (mpi.launcher_as_worker or not elastic.rules.restarts):
+            raise ConfigurationError(
+                f"{contract.ENV_ELASTIC}={read.text(contract.ENV_ELASTIC)} in an mpi job: expected Restart, and a "
+                "launcher without ranks; an MPI world cannot change while its processes live"
+            )
         return cls(
             **vars(pod),
             port=read.port(contract.ENV_LAUNCHER_PORT, contract.PORT_LAUNCHER),
@@ -84,8 +92,8 @@ class LauncherConfig(PodSettings):
             log_root=Path(read.text(contract.ENV_LOG_DIR, contract.LOG_DIR)),
             pod=read.text(contract.ENV_POD_NAME, "launcher"),
             node=read.optional(contract.ENV_NODE_NAME) or "",
-            mpi=read_mpi(read) if backend == "mpi" else None,
-            elastic=_read_elastic(read, pod) if read.optional(contract.ENV_ELASTIC) else None,
+            mpi=mpi,
+            elastic=elastic,
         )
 
 

@@ -5,21 +5,23 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 from ringtrain import contract
-from ringtrain.control.model import Failure, Form, Outcome, Prepare, Reason, Verdict
+from ringtrain.control.model import Failure, Form, Outcome, Prepare, RankPhase, RankState, Reason, Verdict
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain.launcher.elastic_end import RUIN_REASON, AttemptEnd, OwnFailures, Ruin
 from ringtrain.launcher.formation import FormationPhase, FormationState, Formed, advance, joined, where
-from ringtrain.launcher.gang import Gang
 from ringtrain.launcher.losses import Losses
 from ringtrain.launcher.members import MemberProcess, Standing, View
+from ringtrain.launcher.mpi.job import MpiJob
+from ringtrain.launcher.mpi.verdict import decide_mpi
 from ringtrain.launcher.status import Snapshot
-from ringtrain.launcher.verdict import GangView
+from ringtrain.launcher.verdict import GangView, Patience
 from ringtrain.logs.layout import AttemptFiles
 
 log = logging.getLogger(__name__)
@@ -35,12 +37,12 @@ class ElasticWorld:
         self,
         config: LauncherConfig,
         settings: ElasticSettings,
-        gang: Gang,
         snapshot: Snapshot,
         clock: Callable[[], float] = time.monotonic,
+        mpi: MpiJob | None = None,
     ) -> None:
-        self._config, self._settings = config, settings
-        self._gang, self._snapshot, self._clock = gang, snapshot, clock
+        self._config, self._settings, self._mpi = config, settings, mpi
+        self._gang, self._snapshot, self._clock = snapshot.gang, snapshot, clock
         self._journal = FormationJournal(snapshot.store.files)
         self._lock = threading.Lock()
         self._losses = Losses()
@@ -83,17 +85,25 @@ class ElasticWorld:
         self._losses.note(self._state, view, gang, now)
         before = self._state
         decided = advance(before, self._settings.rules, view, now)
-        if decided.end is not None:
+        if decided.end is not None and decided.end.ruin is not None:
             return self._verdict(decided.end, view, gang)
+        if self._mpi is not None and decided.order is None and (failed := self._mpirun_failed(view, gang, now)):
+            return failed
+        if decided.end is not None:
+            # All ranks may have ended well, but a script may go on to its next mpirun, or fail.
+            ended = self._mpi is None or (self._mpi.end is not None and self._mpi.end.code == 0)
+            return self._verdict(decided.end, view, gang) if ended else None
         if decided.order is not None:
             self._say(before, decided.state, view, gang)
             self._journal.write(decided.state, self._asked)
         with self._lock:
             self._state = decided.state
         if isinstance(decided.order, Prepare):
+            if self._mpi is not None:
+                self._mpi.halt(self._config.settle_s)
             self._gang.give(decided.order)
         elif isinstance(decided.order, Formed):
-            self._form(decided.order)
+            self._form(decided.order, new=before.formed != decided.order.formation)
         self._say_met(view)
         return None
 
@@ -126,12 +136,38 @@ class ElasticWorld:
             "degraded": bool(state.formed) and (lost or len(state.members) < asked),
         }
 
-    def _form(self, order: Formed) -> None:
+    def _form(self, order: Formed, *, new: bool) -> None:
         self._note_members()
         if self._snapshot.running_since is None:
             self._snapshot.running_since = time.time()
         world = self._gang.world_of(order.formation, order.members)
         self._gang.give(Form(world, tuple(sorted(order.slots)), order.number))
+        if self._mpi is not None and new:
+            registrations = self._gang.registrations()
+            slots = Counter(process.slot // self._config.slots for process in order.members)
+            self._mpi.start([registrations[worker] for worker in slots], slots)
+
+    def _mpirun_failed(self, view: View, gang: GangView, now: float) -> Verdict | None:
+        """What is wrong when mpirun has ended, and not because a rank or an agent was lost."""
+        if self._mpi is None or self._mpi.end is None or self._state.phase is not FormationPhase.RUNNING:
+            return None
+        slots = [process.slot for process in self._state.members]
+        if any(view.slots[slot].silent for slot in slots):
+            return None  # its agent comes back, or is lost: that is another formation
+        # An agent's word of its ranks' ends may come later than mpirun's.
+        if now - self._mpi.end.at < 2 * self._config.settle_s:
+            return None
+        exits = [exit for exit in gang.exits if exit.state.life == view.slots[exit.state.rank].state.life]
+        waiting = [RankState(slot, RankPhase.WAITING) for slot in slots]
+        lives = {process.slot: process.life for process in self._state.members}
+        ranks = [
+            view.slots[slot].state if view.slots[slot].state.life == lives[slot] else absent
+            for slot, absent in zip(slots, waiting, strict=True)
+        ]
+        seen = replace(gang, ranks=ranks, exits=[exit for exit in exits if exit.state in ranks], members=slots)
+        patience = Patience(self._config.lost_after_s, self._config.settle_s)
+        verdict = decide_mpi(seen, self._mpi.end, self._mpi.failed_daemon, now, patience)
+        return None if verdict is None or verdict.failure is None else verdict
 
     def _note_members(self) -> None:
         if self._state.members:

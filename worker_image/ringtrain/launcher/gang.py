@@ -261,12 +261,19 @@ class Gang:
             slot=slot,
             worker=worker,
             instance=agent.registration.instance,
-            state=agent.states.get(slot) or RankState(slot, RankPhase.WAITING),
+            state=self._state_of(slot, agent),
             order=agent.order,
             silent=quiet or not agent.streams,
             lost=quiet,
             leaving=bool(agent.leaving),
         )
+
+    def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:
+        """The newest process of a slot: mpirun may have been told to start it on another worker."""
+        found = [agent.states[slot]] if slot in agent.states else []
+        if self._config.mpi is not None:
+            found += [other.states[slot] for other in self._agents.values() if slot in other.states]
+        return max(found, key=lambda state: state.life, default=RankState(slot, RankPhase.WAITING))
 
     def _meant_for(self, index: int) -> Order | None:
         order = self._order

@@ -59,7 +59,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         mpi = _prepare_mpi(config, command, stack)
         launcher = _Launcher(config, gang, snapshot, mpi)
         if config.elastic is not None:
-            launcher.elastic = _prepare_elastic(config, config.elastic, gang, snapshot, stack)
+            launcher.elastic = _prepare_elastic(config, config.elastic, snapshot, mpi, stack)
         console = Console(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
         follow_reports(snapshot, console)
@@ -231,9 +231,9 @@ def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStac
 
 
 def _prepare_elastic(
-    config: LauncherConfig, settings: ElasticSettings, gang: Gang, snapshot: Snapshot, stack: ExitStack
+    config: LauncherConfig, settings: ElasticSettings, snapshot: Snapshot, mpi: MpiJob | None, stack: ExitStack
 ) -> ElasticWorld:
-    world = ElasticWorld(config, settings, gang, snapshot)
+    world = ElasticWorld(config, settings, snapshot, mpi=mpi)
     snapshot.elastic = world.status
     if settings.discovery_script:
         discovery = HostDiscovery(settings.discovery_script, config.world_size, settings.rules, world.ask_slots)

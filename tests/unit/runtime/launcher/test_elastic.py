@@ -57,7 +57,7 @@ class Job:
         self.gang = Gang(self.config, self.clock)
         self.snapshot = Snapshot(self.config, self.gang, self.store, Reports(self.config.world_size))
         assert self.config.elastic is not None
-        self.world = ElasticWorld(self.config, self.config.elastic, self.gang, self.snapshot, self.clock)
+        self.world = ElasticWorld(self.config, self.config.elastic, self.snapshot, self.clock)
         self.snapshot.elastic = self.world.status
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from ringtrain.agent.mpi.daemons import DaemonContext, DaemonService, Deadlines
 from ringtrain.agent.mpi.node_name import node_name_variables
 from ringtrain.agent.mpi.rank_registry import Arrival, Departure, RankAssignment, RankRegistry
 from ringtrain.agent.mpi.shared_memory import make_directory
-from ringtrain.agent.rank_env import pod_defaults, rank_variables, usable_cores
+from ringtrain.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain.control.model import RankPhase, RankState, Reason, World
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import daemons_pb2_grpc
@@ -58,8 +58,8 @@ class RankSink(Protocol):
     def collect(self, process: RankProcess) -> None:
         """Read what a rank writes; its `pid` is not known yet."""
 
-    def rank_started(self, process: RankProcess) -> None:
-        """The rank runs."""
+    def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
+        """The rank runs; `life`, `formation`: in an elastic job."""
 
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
         """The rank ended with `code` (negative: a signal); `problem`: what it is to be reported as instead."""
@@ -93,6 +93,10 @@ class MpiWorker:
         self._world = world
         self._begun.set()
 
+    def pause(self) -> None:
+        """Take no ranks until another world begins."""
+        self._begun.clear()
+
     def await_begun(self) -> None:
         """Wait until the launcher has said that all agents are there; what it asks for may arrive before that."""
         if not self._begun.wait(self._config.call_s):
@@ -116,44 +120,56 @@ class MpiWorker:
 
     def assign(self, arrival: Arrival) -> RankAssignment:
         """Take in a rank that mpirun has started here."""
-        config = self._config
-        declared = config.world_size
+        config, world = self._config, self._world
+        if world is None or not self._begun.is_set():
+            raise ConfigurationError("the world of this rank has ended")
+        declared = len(world.ring_addresses)
         if arrival.size != declared:
             message = (
                 f"mpirun has made a world of {arrival.size} ranks, the job declares {declared} "
-                f"({config.workers} workers x {config.slots} slots)"
+                f"({declared // config.slots} workers x {config.slots} slots)"
             )
             problem = _failed(arrival.rank, Reason.SLOTS_MISMATCH, message)
             self._pod.rank_ended(arrival.rank, 0, problem)
             raise ConfigurationError(message)
-        assert self._world is not None, "await_begun comes first"
         log_read, log_write = make_pipe()
         report_read, report_write = make_pipe()
         os.set_blocking(report_write, False)
         self._starters[arrival.rank] = arrival.starter
-        self._assigned[arrival.rank] = process = RankProcess(arrival.rank, 0, log_read, report_read)
+        slot = world.members[arrival.rank].slot if world.members else arrival.rank
+        self._assigned[arrival.rank] = process = RankProcess(slot, 0, log_read, report_read)
         self._pod.collect(process)
         own = range(config.first_rank, config.first_rank + config.slots)
-        variables = rank_variables(config, self._world, arrival.rank)
-        if arrival.rank not in own:  # mapped by the user (--map-by node): MPI's own variables tell its place
+        if world.members:
+            variables = formation_variables(config, world, slot)
+        else:
+            variables = rank_variables(config, world, slot)
+        check_in = self._directory / f"check-in-{arrival.rank}"
+        check_in.unlink(missing_ok=True)  # of a rank of an earlier formation
+        if slot not in own:  # mapped by the user (--map-by node): MPI's own variables tell its place
             variables = {name: variables[name] for name in _EVERYWHERE if name in variables}
-        return RankAssignment(log_write, report_write, variables, self._directory / f"check-in-{arrival.rank}")
+        return RankAssignment(log_write, report_write, variables, check_in)
 
     def started(self, rank: int, pid: int) -> None:
         """The rank's program runs."""
         self._assigned[rank] = process = replace(self._assigned[rank], pid=pid)
-        self._pod.rank_started(process)
+        world = self._world
+        assert world is not None, "assign comes first"
+        life = world.members[rank].life if world.members else 0
+        self._pod.rank_started(process, life, world.formation)
 
     def ended(self, rank: int, departure: Departure) -> None:
         """The rank's program has ended; nothing of it is left."""
         process = self._assigned.pop(rank)
         if process.pid:
             signal_group(process.pid, signal.SIGKILL)
-        problem = None if departure.told and not departure.asked else _stopped(rank, -departure.code)
+        slot = process.rank
+        problem = None if departure.told and not departure.asked else _stopped(slot, -departure.code)
         # Open MPI shows only by rank 0 that MPI_Init was called; and no rank can call it without the others.
         if departure.code == 0 and (rank == 0 or departure.world is not None) and self._config.mpi_needs_init:
-            problem = _no_init(rank, departure, self._starters[rank], self._config.world_size)
-        self._pod.rank_ended(rank, departure.code, problem)
+            size = len(self._world.ring_addresses) if self._world else self._config.world_size
+            problem = _no_init(slot, departure, self._starters[rank], size)
+        self._pod.rank_ended(slot, departure.code, problem)
 
 
 def registry_variables(directory: Path) -> dict[str, str]:

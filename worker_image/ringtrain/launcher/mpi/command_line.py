@@ -80,6 +80,16 @@ def _number(option: str, value: str) -> int:
     return int(value)
 
 
+def refuse_sizes(parts: Sequence[AppContext]) -> None:
+    """Raise MpiCondition (SlotsMismatch) unless the number of ranks, which changes, is left to us."""
+    if len(parts) > 1 or parts[0].per_node or parts[0].processes is not None:
+        raise MpiCondition(
+            Reason.SLOTS_MISMATCH,
+            "the command says how many ranks it starts (-np, or several programs), and in an elastic job their "
+            "number changes; leave -np out and give one program",
+        )
+
+
 def declare_size(parts: Sequence[AppContext], world_size: int) -> list[AppContext]:
     """`parts` with -np: all ranks of the declared world.
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ringtrain.control.rpc import Peer, dial
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.mpi.broker import Broker
-from ringtrain.launcher.mpi.command_line import MpirunLine, is_mpirun
+from ringtrain.launcher.mpi.command_line import MpirunLine, is_mpirun, parse, refuse_sizes
 from ringtrain.launcher.mpi.hosts import Paths, host_names, hostfile, mpirun_environment
 from ringtrain.launcher.mpi.mpirun_shim import write_mpirun_shims
 from ringtrain.launcher.mpi.own_agent import OwnAgent
@@ -41,7 +41,10 @@ _TAIL_LINES = 20
 
 
 class MpiJob:
-    """One attempt's mpirun. `start` once all agents are registered; then look at `end`; `close` at last."""
+    """One attempt's mpirun. `start` once all agents are registered; then look at `end`; `close` at last.
+
+    In an elastic job each formation has its own: `halt` the one before `start`.
+    """
 
     def __init__(self, config: LauncherConfig, settings: MpiSettings, command: Sequence[str]) -> None:
         """Raises ConfigurationError (MpiCondition) for what can be seen to be wrong before any worker is there."""
@@ -53,37 +56,45 @@ class MpiJob:
         named = command[0] if is_mpirun(command[0]) else None
         self._mpirun = find_mpirun(settings.implementation, named)
         if self._calls_mpirun:
-            self._line("").words(command[1:])  # for its errors; the address is not known yet
+            self._line("", config.world_size).words(command[1:])  # for its errors; the address is not known yet
+            if config.elastic is not None:
+                refuse_sizes(parse([*settings.options, *command[1:]], self._mpirun.implementation))
         self._stack = ExitStack()
         self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
         self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
         self._own_agent = self._start_own_agent() if settings.launcher_as_worker else None
         self._agent_peer = Peer(contract.ROLE_WORKER, config.job.uid)
         self._channels: dict[str, grpc.Channel] = {}
+        self._run = self._stack.enter_context(ExitStack())
         self._process: subprocess.Popen[bytes] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.end: CommandEnd | None = None
         self.failed_daemon: DaemonEnd | None = None
 
-    def start(self, workers: Sequence[Registration]) -> None:
-        """Run the command, with the workers in the hostfile, in their order, by their registered addresses."""
+    def start(self, workers: Sequence[Registration], slots: Mapping[int, int] | None = None) -> None:
+        """Run the command, with the workers in the hostfile, in their order, by their registered addresses.
+
+        `slots`: of each worker by its index; all slots that it has without.
+        """
+        count = {worker.worker_index: (slots or {}).get(worker.worker_index, worker.slots) for worker in workers}
+        ranks = sum(count.values())
         other = workers[-1]
         address = self._settings.own_address or own_address(host_port(other.address, other.agent_port))
         names = self._names(workers, address)
-        paths = self._write_files({name: worker.slots for name, worker in names.items()})
+        paths = self._write_files({name: count[worker.worker_index] for name, worker in names.items()})
         for name, worker in names.items():
             channel = dial(host_port(worker.address, worker.agent_port), self._config.secrets, self._agent_peer)
-            self._channels[name] = self._stack.enter_context(channel)
-        self._stack.callback(Broker(paths.socket, self._daemon, self._note_daemon).close)
+            self._channels[name] = self._run.enter_context(channel)
+        self._run.callback(Broker(paths.socket, self._daemon, self._note_daemon).close)
         environment = mpirun_environment(self._settings.implementation, paths, os.environ)
         environment |= self._own_agent.variables() if self._own_agent else {}
-        line = self._line(address)
+        line = self._line(address, ranks)
         if self._calls_mpirun:
             words, program = line.words(self._command[1:]), self._mpirun.path
         else:  # a script: what it calls mpirun is to be ours
             words, program = self._command, self._command[0]
             environment |= write_mpirun_shims(self._directory / "bin", line)
-        log.info("%s starts %d ranks on %d workers", self._mpirun, self._config.world_size, len(workers))
+        log.info("%s starts %d ranks on %d workers", self._mpirun, ranks, len(workers))
         self._process = start_child(
             words,
             environment,
@@ -92,6 +103,14 @@ class MpiJob:
             stderr=subprocess.STDOUT,
         )
         threading.Thread(target=self._follow, args=(self._process,), name="ringtrain-mpirun", daemon=True).start()
+
+    def halt(self, grace_s: float) -> None:
+        """End the command that runs, if one does, and its daemons; another may `start` then."""
+        self._end_process(grace_s)
+        self._run.close()
+        self._process, self.end, self.failed_daemon = None, None, None
+        self._channels.clear()
+        self._tail.clear()
 
     @property
     def running(self) -> bool:
@@ -108,12 +127,15 @@ class MpiJob:
 
     def close(self, grace_s: float) -> None:
         """End the command, and everything made for it."""
+        self._end_process(grace_s)
+        self._stack.close()
+
+    def _end_process(self, grace_s: float) -> None:
         self._signal(signal.SIGTERM)
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace_s)
         self._signal(signal.SIGKILL)
-        self._stack.close()
 
     def _start_own_agent(self) -> OwnAgent:
         agent = OwnAgent(self._directory / "agent", self._config.workers - 1, self._config.port, os.environ)
@@ -124,8 +146,8 @@ class MpiJob:
     def _calls_mpirun(self) -> bool:
         return is_mpirun(self._command[0])
 
-    def _line(self, own_address: str) -> MpirunLine:
-        return MpirunLine(self._mpirun, self._settings.options, self._config.world_size, own_address)
+    def _line(self, own_address: str, ranks: int) -> MpirunLine:
+        return MpirunLine(self._mpirun, self._settings.options, ranks, own_address)
 
     def _names(self, workers: Sequence[Registration], address: str) -> dict[str, Registration]:
         """The workers by their names for mpirun, in the order of their ranks."""
@@ -138,6 +160,7 @@ class MpiJob:
     def _write_files(self, hosts: dict[str, int]) -> Paths:
         paths = Paths(self._directory / "hosts", self._directory / "rsh", self._directory / "rsh.socket")
         paths.hostfile.write_text(hostfile(hosts, self._settings.implementation))
+        paths.socket.unlink(missing_ok=True)  # of the command before this one, in an elastic job
         write_shim(paths.rsh, "ringtrain.mpi.rsh_client")
         return paths
 
@@ -161,9 +184,10 @@ class MpiJob:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
             self._tail.append(line.decode("utf-8", "replace").rstrip())
-        code = process.wait()
-        self.end = CommandEnd(code, time.monotonic(), tuple(self._tail))
-        log.info("the launcher's command ended with %d", self.end.code)
+        end = CommandEnd(process.wait(), time.monotonic(), tuple(self._tail))
+        if process is self._process:  # else it was halted
+            self.end = end
+            log.info("the launcher's command ended with %d", end.code)
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
