@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test sanitize e2e e2e-local images images-check lint docs bench bench-operator generate pod-schema verify clean
+.PHONY: help venv demo test sanitize e2e e2e-local images images-check lint docs bench bench-operator elastic-chaos generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -111,6 +111,9 @@ bench: bench/.venv/.installed  ## collectives and optimizer beside their peers; 
 
 bench-operator: $(VENV)/.installed  ## the operator on a real API server on this machine
 	$(BIN)/python bench/operator/run.py
+
+elastic-chaos: $(VENV)/.installed  ## elastic runs with ranks killed and stopped: SEEDS=1000 of them, or one again with SEED=17
+	cd tests && ../$(BIN)/python -m support.elastic_chaos $(if $(SEED),--seed $(SEED),$(or $(SEEDS),50))
 
 generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and reference pages
 	$(BIN)/python -m ringtrain_operator.generate .

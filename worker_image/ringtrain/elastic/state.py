@@ -51,8 +51,8 @@ class State:
 
     _foreign: Foreign | None = None  # what a framework's State adds to plain data
 
-    def __init__(self, *, handlers: Registry = HANDLERS, **values: Any) -> None:
-        """`handlers`: pairs of a type and what keeps a value of that type; the first that fits is taken."""
+    def __init__(self, *, handlers: Registry = (), **values: Any) -> None:
+        """`handlers`: pairs of a type and what keeps a value of that type; they are looked at before ours."""
         self._handlers: dict[str, Any] = {}
         self._saved: dict[str, Any] = {}
         self._committed = 0
@@ -62,7 +62,7 @@ class State:
         for name, value in values.items():
             if hasattr(type(self), name) or name.startswith("_"):
                 raise ConfigurationError(f"State: {name!r} is the state's own; give the value another name")
-            handler = _handler_of(value, handlers)
+            handler = _handler_of(value, [*handlers, *HANDLERS])
             if handler is None:
                 check_sendable(value, repr(name), self._foreign)
                 self._saved[name] = copy.deepcopy(value)

@@ -28,10 +28,8 @@ from ringtrain.process_groups.formations import CARRIED, Bound, Carried, Former,
 from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.transport.address import is_loopback
 from ringtrain.transport.base import NoPeers, Transport
-from ringtrain.wire.failure import WorldFailure
 from ringtrain.world.agent_socket import AgentSocket
 from ringtrain.world.config import WorkerConfig
-from ringtrain.world.failure_state import FailureState
 from ringtrain.world.membership import Membership
 from ringtrain.world.ring_config import RingConfig
 from ringtrain.world.variables import LONGEST_TIMEOUT_S
@@ -338,9 +336,9 @@ def _joined(config: WorkerConfig, segment_bytes: int, agent: AgentSocket | None)
     return context
 
 
-def _break_when_lost(agent: AgentSocket, formation: int, failure_state: FailureState) -> None:
+def _break_when_lost(agent: AgentSocket, formation: int, member: Membership) -> None:
     """Have whatever waits for a member that was lost fail as soon as the agent says that one was."""
-    agent.while_in(formation, lambda message: failure_state.reach(WorldFailure("lost", message)))
+    agent.while_in(formation, member.break_off)
 
 
 def _own_config(agent: AgentSocket | None) -> WorkerConfig:

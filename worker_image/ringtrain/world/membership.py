@@ -35,15 +35,15 @@ class Membership:
 
     @staticmethod
     def join(
-        ring: RingConfig, transport: Transport, began: Callable[[FailureState], None] | None = None
+        ring: RingConfig, transport: Transport, began: Callable[["Membership"], None] | None = None
     ) -> "Membership":
-        """Meet all peers within the timeout. `began` gets what can end that early.
+        """Meet all peers within the timeout. `began` gets the membership before that, to break it early.
 
         Raises ConfigurationError or PeerLost, on every rank that can be told.
         """
         member = Membership(ring, transport)
         if began is not None:
-            began(member.failure_state)
+            began(member)
         member._meet_all()
         return member
 
@@ -86,6 +86,10 @@ class Membership:
     def activity(self, key: Key, what: Signature) -> Activity:
         """Collective `key`, for messages and reports."""
         return Activity(self.offers.label(key, what), *key)
+
+    def break_off(self, message: str) -> None:
+        """A member was lost, as all members hear from elsewhere: whoever waits in this world raises PeerLost."""
+        self.monitor.adopt(WorldFailure("lost", message))
 
     def raise_failure(self, activity: Activity) -> NoReturn:
         """After a report: raise what the world decides, once all know it; or that this rank has left."""

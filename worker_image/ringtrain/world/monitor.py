@@ -127,7 +127,11 @@ class Monitor:
         message = load_fields(request, failure=str, proof=str)
         if not authentication.same(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
             raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
-        if self._failure_state.reach(WorldFailure.decode(message["failure"])):
+        self.adopt(WorldFailure.decode(message["failure"]))
+
+    def adopt(self, failure: WorldFailure) -> None:
+        """Take a failure that peers hear of without this rank."""
+        if self._failure_state.reach(failure):
             self._announced.set()
 
     def _abort(self, peer: int, failure: WorldFailure) -> bytes:
