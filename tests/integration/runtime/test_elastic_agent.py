@@ -196,6 +196,20 @@ def test_newcomers_that_end_before_they_are_ready(pod: MakePod) -> None:
     assert one.end() == 0
 
 
+def test_a_newcomer_that_is_stopped(pod: MakePod) -> None:
+    """Another takes its slot: one that does nothing cannot keep it."""
+    one = pod(RINGTRAIN_TIMEOUT="4")
+    one.tell("slow", 0)
+    one.launcher.give(Prepare(1, (0,)))
+    one.launcher.until(0, life=1)
+    (first,) = until("the process", one.job.descendants)
+    first.suspend()
+    (one.job.directory / "slow-0").unlink()
+    one.parked(0, life=2)
+    assert one.told(0)[0] == "[ringtrain] killed: a signal has stopped it before it was in any formation"
+    assert one.end() == 0
+
+
 def test_a_pod_that_is_asked_to_stop(pod: MakePod) -> None:
     """Ranks hand over and leave by themselves, with no step lost and no signal; then the pod ends as asked."""
     one = pod()

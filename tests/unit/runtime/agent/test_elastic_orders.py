@@ -76,7 +76,8 @@ def test_the_next_step(order: CurrentOrder, slot: OwnSlot, step: SlotAction | No
     [
         pytest.param(URGENT, replace(INSIDE, told=(5, True)), 160, id="does-not-leave-a-broken-world"),
         pytest.param(FORM, replace(INSIDE, slot=2, told=(5, True)), 170, id="does-not-leave-the-former"),
-        pytest.param(URGENT, replace(INSIDE, told=(5, True), stopped=True), 105, id="cannot-leave"),
+        pytest.param(URGENT, replace(INSIDE, told=(5, True), stopped_since=40), 105, id="cannot-leave"),
+        pytest.param(FORM, replace(COMING, stopped_since=120), 125, id="is-stopped-before-it-is-ready"),
         pytest.param(PREPARE, replace(PARKED, slot=7, left_since=120), 180, id="does-not-end-when-told"),
         pytest.param(PREPARE, replace(COMING, slot=7), 160, id="is-not-wanted-before-it-is-ready"),
         pytest.param(STOP_ALL, replace(INSIDE, ended_since=100), 110, id="does-not-end-after-sigterm"),

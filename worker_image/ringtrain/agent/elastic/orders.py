@@ -39,7 +39,7 @@ class OwnSlot:
     `startable`: no process runs, the launcher knows how the last one ended, and its pause is over. `formation`:
     whose world the process has, or had last. `parked`: it waits for a world. `told`: formation and urgency of the
     newest change that it was told. `left_since`, `ended_since`: when it was told to leave, and sent SIGTERM.
-    `stopped`: a signal has stopped it, as SIGSTOP does.
+    `stopped_since`: when it was first seen that a signal has stopped it, as SIGSTOP does.
     """
 
     slot: int
@@ -51,7 +51,7 @@ class OwnSlot:
     told: tuple[int, bool] | None = None
     left_since: float | None = None
     ended_since: float | None = None
-    stopped: bool = False
+    stopped_since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,14 @@ def _running(order: CurrentOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: 
         return None
     if slot.parked:
         return _parked(order, slot)
-    if slot.formation == 0:  # on its way: it has not been in any world, and holds nobody up
+    if slot.formation == 0:  # on its way: it has not been in any world, and holds up no rank
         unwanted = slot.slot not in order.slots and now >= order.since + deadlines.fence_s
-        return SlotAction.KILL if unwanted else None
+        stuck = slot.stopped_since is not None and now >= slot.stopped_since + deadlines.stopped_fence_s
+        return SlotAction.KILL if unwanted or stuck else None
     urgent = order.urgent_since is not None
     if slot.told != (order.formation, urgent):
         return SlotAction.CHANGE
-    fence_s = deadlines.stopped_fence_s if slot.stopped else deadlines.fence_s
+    fence_s = deadlines.fence_s if slot.stopped_since is None else deadlines.stopped_fence_s
     fenced = order.urgent_since is not None and now >= order.urgent_since + fence_s
     return SlotAction.KILL if fenced else None
 

@@ -83,6 +83,7 @@ class _Said:
     told: tuple[int, bool] | None = None
     left_since: float | None = None
     ended_since: float | None = None
+    stopped_since: float | None = None
     killed: bool = False
     without_world: int = 0
     start_at: float = float("-inf")
@@ -130,6 +131,7 @@ class Slots:
             return
         for slot in self._own:
             now = self._clock()
+            self._note_stopped(slot, now)
             while (action := self._next_action(self._current, slot, starting, now)) is not None:
                 if not self._do(self._current, slot, action, now):
                     break
@@ -154,6 +156,13 @@ class Slots:
     def _next_action(self, order: CurrentOrder, slot: int, starting: bool, now: float) -> SlotAction | None:
         return next_action(order, self._view(slot, starting, now), self._deadlines, now)
 
+    def _note_stopped(self, slot: int, now: float) -> None:
+        """See whether a signal has stopped the process in `slot`: it does nothing then that may be waited for."""
+        said = self._said[slot]
+        since = (now if said.stopped_since is None else said.stopped_since) if self._ranks.stopped(slot) else None
+        if since != said.stopped_since:
+            self._said[slot] = replace(said, stopped_since=since)
+
     def _view(self, slot: int, starting: bool, now: float) -> OwnSlot:
         state, said = self._ranks.state(slot), self._said[slot]
         running = state.phase is RankPhase.RUNNING
@@ -168,7 +177,7 @@ class Slots:
             told=said.told,
             left_since=said.left_since,
             ended_since=said.ended_since,
-            stopped=said.told is not None and said.told[1] and self._ranks.stopped(slot),
+            stopped_since=said.stopped_since,
         )
 
     def _do(self, order: CurrentOrder, slot: int, action: SlotAction, now: float) -> bool:
@@ -242,10 +251,12 @@ class Slots:
         state, said = self._ranks.state(slot), self._said[slot]
         if said.ended_since is not None:
             return f"killed: it did not end within {self._deadlines.grace_s:g} s of SIGTERM"
+        if said.stopped_since is not None and not state.formation:
+            return "killed: a signal has stopped it before it was in any formation"
         seconds = f"within {self._deadlines.fence_s:g} s"
         if said.left_since is not None or not state.formation:
             return f"killed: it did not end {seconds}, and its slot is not wanted in formation {order.formation}"
-        if self._ranks.stopped(slot):
+        if said.stopped_since is not None:
             was, follows = state.formation, order.formation
             return f"killed: a signal has stopped it in formation {was}, which formation {follows} follows"
         return f"killed: it did not leave formation {state.formation} {seconds}, for formation {order.formation}"
