@@ -243,3 +243,18 @@ def test_too_few_ranks_for_too_long(gang: MakeGang) -> None:
     failure = json.loads(json.dumps(job.launcher.message()["failure"]))
     assert (failure["reason"], failure["pod"]) == ("AgentLost", "job-worker-1")
     assert failure["message"].startswith("fewer than 2 ranks for 15.5 s: worker 1 (pod job-worker-1")
+
+
+def test_a_rank_that_has_finished_is_not_started_again(gang: MakeGang) -> None:
+    """It ends with 0 after an order that lists its slot; when the other has finished, the job has."""
+    job = ElasticJob(gang, "Replace", RINGTRAIN_ELASTIC_START_RANKS="2", RINGTRAIN_ELASTIC_MAX_RANKS="3")
+    for slot in (0, 1):
+        job.tell("deaf", slot)
+    job.agents[2] = job.agent(2)
+    assert job.put("/workers", b'{"workers": 3}')[0] == 204
+    job.until_elastic(phase="Preparing")
+    job.tell("end", 0)
+    until("rank 0 has finished", lambda: job.job.status()["ranks"][0]["state"] == "Succeeded")
+    message = job.finish(1)
+    assert (message["outcome"], message["worldSize"], message["ranksSucceeded"]) == ("Succeeded", 2, 2)
+    assert b"process 2 of slot 0" not in job.job.rank_log(0)

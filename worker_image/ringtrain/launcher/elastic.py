@@ -26,6 +26,10 @@ from ringtrain.logs.layout import AttemptFiles
 
 log = logging.getLogger(__name__)
 
+# With a thousand workers a look takes a tenth of a second or more: one is taken when something has changed, and as
+# often as this for what only time changes.
+_LOOK_S = 0.5
+
 
 class ElasticWorld:
     """Keeps the world of an elastic job: asks the machine, gives its orders, says what changes.
@@ -47,7 +51,7 @@ class ElasticWorld:
         self._lock = threading.Lock()
         self._losses = Losses()
         self._met = 0
-        self._said_lost = 0
+        self._seen, self._looked = -1, 0.0
         kept = self._journal.read() if snapshot.store.resumed else None
         if kept is None:
             # Of a number that no order of a launcher before this one can have had.
@@ -79,7 +83,13 @@ class ElasticWorld:
 
     def tick(self) -> Verdict | None:
         """Look, decide, act; returns how the attempt ended, when it has."""
-        now = self._clock()
+        now, changes = self._clock(), self._gang.changes
+        if changes == self._seen and now - self._looked < _LOOK_S:
+            return None
+        self._seen, self._looked = changes, now
+        return self._look(now)
+
+    def _look(self, now: float) -> Verdict | None:
         view = View(self._gang.slots(), self._asked, self._snapshot.reported_step())
         gang = self._gang.view()
         self._losses.note(self._state, view, gang, now)
@@ -94,6 +104,7 @@ class ElasticWorld:
             ended = self._mpi is None or (self._mpi.end is not None and self._mpi.end.code == 0)
             return self._verdict(decided.end, view, gang) if ended else None
         if decided.order is not None:
+            self._seen = -1  # what follows may be due at once
             self._say(before, decided.state, view, gang)
             self._journal.write(decided.state, self._asked)
         with self._lock:
@@ -220,7 +231,7 @@ class ElasticWorld:
 
     def _failure(self, end: AttemptEnd, cause: Failure | None, gang: GangView, view: View) -> Failure:
         rules = self._settings.rules
-        known = cause or Failure(Reason.RANK_FAILED, "")
+        known = cause or Failure(Reason.RANK_FAILED, "a rank has ended, and nobody knows how", end.slot)
         because = f": {cause.message}" if cause else ""
         match end.ruin:
             case Ruin.NOT_ASSEMBLED:

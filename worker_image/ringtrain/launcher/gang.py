@@ -65,6 +65,8 @@ class Gang:
         self._streams: set[OrderStream] = set()
         self._agents: dict[int, RegisteredAgent] = {}
         self._began = clock()
+        # Grows with everything that is worth a look; silence is not seen by it.
+        self.changes = 0
         self._order: Order | None = None
         self._lives: dict[int, int] = {}
 
@@ -78,7 +80,7 @@ class Gang:
                 self._changed.wait_for(lambda: self._duplicate(registration) is None, self._config.vacancy_s)
             refusal = self._mismatch(registration) or self._duplicate(registration)
             if refusal is not None:
-                self._changed.notify_all()
+                self._notify()
                 return refusal
             index = registration.worker_index
             agent = self._agents.get(index)
@@ -88,7 +90,7 @@ class Gang:
                 )
             agent.order = registration.order
             self._note(agent, registration.ranks)
-            self._changed.notify_all()
+            self._notify()
             return None
 
     def sync(self, index: int, instance: str, state: AgentState) -> bool:
@@ -103,7 +105,7 @@ class Gang:
             if state.leaving and not agent.leaving:
                 agent.leaving, agent.leaving_since = state.leaving, self._clock()
             if before != _what_matters(agent):  # most syncs are mere heartbeats
-                self._changed.notify_all()
+                self._notify()
             return True
 
     def attach(self, index: int, instance: str) -> bool:
@@ -124,7 +126,7 @@ class Gang:
         """Make `order` what every agent is to do."""
         with self._changed:
             self._order = order
-            self._changed.notify_all()
+            self._notify()
             for stream in self._streams:
                 stream.news.set()
 
@@ -148,7 +150,7 @@ class Gang:
     def notice(self) -> None:
         """Wake who waits: something has changed that is not the gang's."""
         with self._changed:
-            self._changed.notify_all()
+            self._notify()
 
     def lost_workers(self) -> frozenset[int]:
         """Workers that had registered and have not been heard of for so long that they count as lost."""
@@ -225,6 +227,10 @@ class Gang:
                     exits.append(agent.exits[rank])
             return GangView(self._config.slots, workers, ranks, exits, placed)
 
+    def _notify(self) -> None:
+        self.changes += 1
+        self._changed.notify_all()
+
     def _agent(self, index: int, instance: str) -> RegisteredAgent | None:
         agent = self._agents.get(index)
         if agent is None or agent.registration.instance != instance:
@@ -238,7 +244,7 @@ class Gang:
             if agent is None:
                 return False
             agent.streams += change
-            self._changed.notify_all()
+            self._notify()
             return True
 
     def _note(self, agent: RegisteredAgent, ranks: tuple[RankState, ...]) -> None:

@@ -221,6 +221,21 @@ def test_notes_that_cannot_be_read(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_launcher_whose_gang_does_not_change_looks_now_and_then(tmp_path: Path) -> None:
+    """At once when an agent says something new, and after half a second for what only time changes."""
+    job = Job(tmp_path)
+    job.form(0, 1, 2)
+    assert job.world.tick() is None
+    looked = job.gang.changes
+    job.gang.detach(1, "first-1")
+    assert job.gang.changes > looked
+    job.clock.now += job.config.lost_after_s
+    for index in (0, 2):
+        job.gang.sync(index, f"first-{index}", AgentState(()))
+    assert isinstance(job.order(), Prepare)
+    job.close()
+
+
 def test_what_is_asked_for_has_bounds(tmp_path: Path) -> None:
     """The error has the bounds, in ranks."""
     job = Job(tmp_path, RINGTRAIN_ELASTIC_MIN_RANKS="3")

@@ -167,11 +167,16 @@ class Slots:
         state, said = self._ranks.state(slot), self._said[slot]
         running = state.phase is RankPhase.RUNNING
         fresh = state.phase is RankPhase.WAITING
+        # An order that lists a slot may be older than the end of its program.
+        finished = state.phase is RankPhase.SUCCEEDED and self._config.living
         return OwnSlot(
             slot=slot,
             life=state.life,
             running=running,
-            startable=not running and starting and now >= said.start_at and (fresh or self._ranks.told(slot)),
+            startable=starting
+            and not (running or finished)
+            and now >= said.start_at
+            and (fresh or self._ranks.told(slot)),
             formation=state.formation,
             parked=state.parked,
             told=said.told,
