@@ -40,7 +40,7 @@ def test_output_logs_and_exit_status(tmp_path: Path) -> None:
 
 
 def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
-    """The first cause with its last lines, a line for each rank that lost it; a quiet success says nothing."""
+    """The first cause with its traceback, a line for each rank that lost it; a quiet success says nothing."""
     script = (
         "import ringtrain as rt, numpy as np\n"
         "rt.init()\n"
@@ -49,6 +49,11 @@ def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
     )
     (tmp_path / "train.py").write_text(script)
     out, err = _start(tmp_path, "-np", "3", sys.executable, "train.py").communicate(timeout=DEADLINE_S)
+    assert out.count("Traceback") == 1
+    assert [line.split()[1:3] for line in sorted(out.splitlines()) if not line.startswith("[1]")] == [
+        ["ringtrain.errors.PeerLost:", "rank"]
+    ] * 2
+    assert out.count("train.py:4)") == 2
     assert "First failure: rank 1, RankFailed, exit code 1\n" in err
     assert "  │ ValueError: bad data\n" in err
     assert [line.split(" followed: PeerLost: ")[0] for line in err.splitlines() if "PeerLost" in line] == [
@@ -59,6 +64,25 @@ def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
     assert (out, err) == ("", "")
     (log,) = (tmp_path / "runs").glob("local/true-*/1/job.log")
     assert log.read_text() == ""
+
+
+def test_tracebacks_of_lost_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole where they are asked for, or where the script was handling an error of its own."""
+    script = (
+        "import sys, ringtrain as rt, numpy as np\n"
+        "rt.init()\n"
+        "if rt.rank() == 1: sys.exit(3)\n"
+        "try: {}['a']\n"
+        "except KeyError: rt.allreduce(np.ones(4, np.float32))\n"
+    )
+    (tmp_path / "handling.py").write_text(script)
+    (tmp_path / "plain.py").write_text(script.replace("{}['a']", "{'a': 1}['a']") + "rt.barrier()\n")
+    for name, shown in (("handling.py", "0"), ("plain.py", "1")):
+        monkeypatch.setenv("RINGTRAIN_TRACEBACKS", shown)
+        out, _ = _start(tmp_path, "-np", "2", sys.executable, name).communicate(timeout=DEADLINE_S)
+        assert "[0] Traceback" in out, out
+        assert "[0] ringtrain.errors.PeerLost: rank 1" in out, out
+        assert ("KeyError" in out) == (name == "handling.py"), out
 
 
 def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

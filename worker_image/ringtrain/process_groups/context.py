@@ -26,6 +26,7 @@ from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.process_groups.executor import Executor
 from ringtrain.process_groups.formations import CARRIED, Bound, Carried, Former, former_of, own_agent
 from ringtrain.process_groups.group import ProcessGroup
+from ringtrain.process_groups.uncaught import shorten_lost_peers
 from ringtrain.transport.address import is_loopback
 from ringtrain.transport.base import NoPeers, Transport
 from ringtrain.world.agent_socket import AgentSocket
@@ -323,6 +324,8 @@ def _met(agent: AgentSocket | None, find: Callable[[], WorkerConfig], segment_by
 
 
 def _joined(config: WorkerConfig, segment_bytes: int, agent: AgentSocket | None) -> RankContext:
+    if not config.tracebacks and config.size > 1:
+        shorten_lost_peers()
     if agent is None:
         return RankContext(config, None, segment_bytes)
     CARRIED.formation = config.formation  # from here on this rank is in it, also if it does not meet the others

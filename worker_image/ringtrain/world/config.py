@@ -68,6 +68,7 @@ class WorkerConfig:
     checkpoint_dir: Path | None = None
     restore_from: str = ""
     timeline: Path | None = None
+    tracebacks: bool = False
 
     @staticmethod
     def from_env(env: Mapping[str, str]) -> "WorkerConfig":
@@ -108,6 +109,7 @@ class WorkerConfig:
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
             timeline=_path(env, contract.ENV_TIMELINE),
+            tracebacks=one_of(env, contract.ENV_TRACEBACKS, ("0", "1")) == "1",
         )
 
     def token(self) -> bytes | None:

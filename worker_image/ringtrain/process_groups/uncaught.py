@@ -1,0 +1,46 @@
+"""What a rank prints when it ends because it lost a peer: one line, beside the first failure's whole traceback."""
+
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from ringtrain.errors import PeerLost
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def shorten_lost_peers() -> None:
+    """From now on have a PeerLost that nobody catches print its last line, and where the script was.
+
+    Every other error keeps its traceback, and so does a PeerLost that came while another error was handled. A hook
+    that the script has set stays.
+    """
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print
+
+
+def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, PeerLost) or _follows_another(error):
+        sys.__excepthook__(kind, error, trace)
+        return
+    place = next((f" ({frame.filename}:{frame.lineno})" for frame in _script(error)), "")
+    print(f"{PeerLost.__module__}.{PeerLost.__qualname__}: {error}{place}", file=sys.stderr, flush=True)
+
+
+def _follows_another(error: BaseException) -> bool:
+    """Whether the script was handling an error of another kind: that one may be what the user looks for."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while before is not None:
+        frames = traceback.extract_tb(before.__traceback__)
+        if not frames or not frames[0].filename.startswith(_PACKAGE):
+            return True
+        before = before.__cause__ or (None if before.__suppress_context__ else before.__context__)
+    return False
+
+
+def _script(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the script itself, the innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((_PACKAGE, "<")) and "site-packages" not in f.filename]
+    return list(reversed(own))
