@@ -5,6 +5,7 @@ are the same exact numbers on all ranks, so that weights and state must be those
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateLost
 from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
 from ringtrain.optim.cut import Unjoined
+from ringtrain.optim.mirror import second_homes
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.process_groups.process_sets import group_of
@@ -227,16 +229,8 @@ def test_newcomers_get_what_they_need(size: int, former: list[int | None], name:
         with world_of(size) as world:
             opts = world.run(lambda rank: _trained_there(case))
         with world_of(len(former)) as world:
-
-            def go_on(rank: int) -> list[dict[str, bytes]]:
-                before = former[rank]
-                opt = _made(case, Unjoined()) if before is None else opts[before]
-                opt.reform(group_of(), former)
-                bits = [_bits(opt)]
-                _train(opt, case, LAST)
-                return [*bits, _bits(opt)]
-
-            assert world.run(go_on) == [[expected[DISTURBED], expected[LAST]]] * len(former)
+            states = world.run(lambda rank: _goes_on(case, opts, former, rank))
+            assert states == [[expected[DISTURBED], expected[LAST]]] * len(former)
 
 
 def _trained_there(case: Case) -> HostOptimizer:
@@ -297,3 +291,121 @@ def test_an_optimizer_that_is_not_elastic_says_so() -> None:
     for call in (opt.rollback, lambda: opt.reform(Unjoined(), [0])):
         with pytest.raises(ConfigurationError, match="elastic=True"):
             call()
+
+
+LOSSES: dict[str, tuple[int, list[int | None]]] = {
+    "replaced": (3, [0, None, 2]),
+    "shrunk": (3, [2, 0]),
+    "two-of-four": (4, [None, 1, 3]),
+    "down-to-one": (2, [1]),
+}
+
+
+@pytest.mark.parametrize(("size", "former"), LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("name", ["fused", "fused-half", "clip", "lamb-half-clip", "accumulate", "unsharded"])
+def test_a_lost_shard_is_rebuilt_from_its_second_home(size: int, former: list[int | None], name: str) -> None:
+    """A rank is lost between two updates: those who go on have the bits of a world that was not disturbed."""
+    case = Case(CASES[name].rule, CASES[name].dtype, options=CASES[name].options)
+    with _undisturbed(case, "memory", len(former)) as expected:
+        with world_of(size) as world:
+            opts = world.run(lambda rank: _trained_there(case))
+        with world_of(len(former)) as world:
+            assert world.run(lambda rank: _goes_on(case, opts, former, rank)) == [
+                [expected[DISTURBED], expected[LAST]]
+            ] * len(former)
+
+
+@pytest.mark.parametrize("transport", ["memory", "grpc", "shm"])
+@pytest.mark.parametrize("name", ["fused", "lamb", "clip"])
+def test_a_rank_that_is_lost_in_an_update_costs_no_more_than_that(name: str, transport: str) -> None:
+    """Wherever it leaves, a newcomer in its place gets the bits of the last update that the others have done."""
+    case = CASES[name]
+    with _undisturbed(case, transport) as expected:
+        for fails_at in (1, 3, 4, 6) if transport == "memory" else (3,):
+            victim = fails_at % SIZE
+            with world_of(SIZE, transport, timeout_s=10) as world:
+                opts, done, _ = _fail_at(world, case, victim, fails_at)
+            agreed = min(updates for rank, updates in enumerate(done) if rank != victim)
+            former = [None if rank == victim else rank for rank in range(SIZE)]
+            with world_of(SIZE, transport) as world:
+                for rank in range(SIZE):
+                    if rank != victim:
+                        opts[rank].rollback(agreed)
+                for rank, bits in enumerate(world.run(functools.partial(_goes_on, case, opts, former))):
+                    assert bits == [expected[agreed], expected[LAST]], (fails_at, rank)
+
+
+def _goes_on(case: Case, opts: list[HostOptimizer], former: list[int | None], rank: int) -> list[dict[str, bytes]]:
+    """State after the reform and at the end."""
+    before = former[rank]
+    opt = _made(case, Unjoined()) if before is None else opts[before]
+    opt.reform(group_of(), former)
+    bits = [_bits(opt)]
+    _train(opt, case, LAST)
+    return [*bits, _bits(opt)]
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8-clip"])
+def test_what_compression_owes_goes_on_as_far_as_it_is_known(name: str) -> None:
+    """Weights, state, and what is owed of changes are to the bit; what the lost rank owed of gradients is gone."""
+    case = CASES[name]
+    with _undisturbed(case, "memory") as expected:
+        with world_of(SIZE) as world:
+            opts = world.run(lambda rank: _trained_there(case))
+        former: list[int | None] = [0, None, 2]
+        with world_of(SIZE) as world:
+            for bits, _ in world.run(lambda rank: _goes_on(case, opts, former, rank)):
+                assert _differing(bits, expected[DISTURBED]) <= {"lost"}
+
+
+def _differing(bits: dict[str, bytes], expected: dict[str, bytes]) -> set[str]:
+    """The kinds of arrays that are not alike."""
+    return {name.split()[0] for name, of in expected.items() if bits[name] != of}
+
+
+def test_both_homes_lost_is_said_on_every_rank() -> None:
+    case = CASES["fused"]
+    with world_of(SIZE) as world:
+        opts = world.run(lambda rank: _trained_there(case))
+    with world_of(2) as world:
+        for error in world.errors(lambda rank: _goes_on(case, opts, [0, None], rank)):
+            assert isinstance(error, StateLost)
+            assert error.ranks == (1,)
+            assert "ranks [1, 2] of the former world are lost: nobody else had a copy of the state of [1]" in str(
+                error
+            )
+
+
+def test_a_loaded_state_has_a_second_home() -> None:
+    """A checkpoint that is loaded counts for the copy as well; what was before it can't be gone back to."""
+    case = CASES["bf16"]
+    with _undisturbed(case, "memory") as expected:
+        with world_of(SIZE) as world:
+
+            def load(rank: int) -> HostOptimizer:
+                opt = _trained_there(case)
+                state = opt.state_dict()
+                _train(opt, case, LAST)
+                opt.load_state_dict(state)
+                with pytest.raises(ConfigurationError, match="expected at least 2, where"):
+                    opt.rollback(1)
+                return opt
+
+            opts = world.run(load)
+        with world_of(SIZE) as world:
+            for bits, _ in world.run(lambda rank: _goes_on(case, opts, [0, 1, None], rank)):
+                assert _differing(bits, expected[DISTURBED]) <= {"lost"}
+
+
+@pytest.mark.parametrize(
+    ("pods", "homes"),
+    [
+        ([0, 1], [1, 0]),
+        ([0, 0, 2, 2], [2, 3, 0, 1]),
+        ([0, 0, 0], [1, 2, 0]),
+        ([0, 0, 2, 3], [2, 3, 0, 1]),
+        ([0, 0, 0, 3], [3, 0, 1, 2]),
+    ],
+)
+def test_a_second_home_is_in_another_pod_where_there_is_one(pods: list[int], homes: list[int]) -> None:
+    assert list(second_homes(pods)) == homes

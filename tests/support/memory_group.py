@@ -87,6 +87,10 @@ class MemoryGroup:
         collective = self._join("object", list(parts), None, None)
         return _Column(collective, self.rank)
 
+    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:
+        collective = self._join("object", (to, source), None, None)
+        return _Received(collective, self.rank, target)
+
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return False
 
@@ -129,6 +133,16 @@ class _Column:
 
     def wait(self) -> list[Flat]:
         return [parts[self.rank] for parts in self.collective.wait()]
+
+
+@dataclass
+class _Received:
+    collective: Collective
+    rank: int
+    target: Flat
+
+    def wait(self) -> None:
+        (self.target[...],) = [source for to, source in self.collective.wait() if to == self.rank]
 
 
 class OneOfTwo(MemoryGroup):

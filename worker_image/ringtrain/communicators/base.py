@@ -58,6 +58,12 @@ class Communicator(Protocol):
     def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
         """Send `parts[p]` to position p; return what each position sent here."""
 
+    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+        """Send `source` to position `to`, and fill `target` with what position `origin` sends here.
+
+        On all ranks: each gives to one and gets from one.
+        """
+
     def barrier(self, what: Signature) -> None:
         """Return when every rank has called it."""
 

@@ -8,6 +8,7 @@ See docs/decisions/0001-ring-shift-exchange.md.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -150,6 +151,20 @@ class ExchangeCommunicator:
                         part = received[position][cuts[position][index]]
                         call.read(self.ranks[position], Step.RESULT, index, part)
         return received
+
+    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+        step = max(1, self.segment_bytes // source.itemsize)
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            parts = segments(0, len(source), step) if rank == self.ranks[to] else []
+            return call.frames(Step.RESULT, (source[cut] for cut in parts))
+
+        peers = tuple(dict.fromkeys((self.ranks[to], self.ranks[origin])))
+        what = replace(what, layout=(self.segment_bytes,))
+        call = self._steps.call_among(peers, what, frames_for, source.nbytes + target.nbytes)
+        with call:
+            for index, cut in enumerate(segments(0, len(target), step)):
+                call.read(self.ranks[origin], Step.RESULT, index, target[cut])
 
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
         """The root deals the buffer out, and those who get a chunk pass it on while it comes."""

@@ -107,6 +107,9 @@ class HierarchicalCommunicator:
     def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
         return self._network.all_to_all(what, parts)
 
+    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+        self._network.send_receive(what, source, to, target, origin)
+
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
         self._network.broadcast(what, buffer, root)
 

@@ -107,6 +107,10 @@ class MpiCommunicator:
         self._wait(activity, self._comm.Ialltoallv(sending, receiving), outgoing, incoming)
         return [incoming[start:end].view(parts[0].dtype) for start, end in itertools.pairwise(cuts)]
 
+    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+        parts = [source if position == to else source[:0] for position in range(len(self.ranks))]
+        target[...] = self.all_to_all(what, parts)[origin]
+
     def barrier(self, what: Signature) -> None:
         self._begin(what)
 

@@ -10,7 +10,7 @@ from ringtrain.kernels.structures import differing_layout
 
 _NAME: Final = "ringtrain.kernels._native"
 # Counted up with every change of a signature, or of what a field means, in native/.
-_INTERFACE: Final = 8
+_INTERFACE: Final = 10
 
 
 log = logging.getLogger("ringtrain")

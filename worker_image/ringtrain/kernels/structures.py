@@ -46,8 +46,10 @@ class UpdateStruct(ctypes.Structure):
 
     _fields_ = [
         *_all(ctypes.c_int32, "rule last targets"),
-        *_all(ctypes.c_void_p, "terms weights master"),
+        *_all(ctypes.c_void_p, "terms weights master reduced"),
         ("states", ctypes.c_void_p * 2),
+        ("kept", ctypes.c_void_p * 3),
+        ("kept_count", ctypes.c_void_p),
     ]
 
 

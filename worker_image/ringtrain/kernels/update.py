@@ -20,13 +20,25 @@ class NativeRule:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Room for what an update changes: `arrays` get the own chunk's weights (or master) and states from before it.
+
+    `count`: one uint64 that grows by the elements that are kept, and changed. Elements are changed in their order.
+    """
+
+    arrays: tuple[Flat, ...]
+    count: Flat
+
+
+@dataclass(frozen=True)
 class ChunkUpdate:
     """What becomes of this rank's chunk of gradients once it is reduced.
 
     `weights`: the whole buffer, as long as the gradients and of their dtype; its own chunk holds the weights that
     are updated. `states`: of the own chunk, in the order in which the rule takes them, float32 or float64.
     `master`: the own chunk's weights in float32, where `weights` are of a half type. `last`: no other update
-    follows: return when all ranks have done theirs.
+    follows: return when all ranks have done theirs. `reduced`: gets the own chunk's reduced gradients, if
+    somebody wants them; may be the own chunk of the gradients. `kept`: gets what is changed.
     """
 
     rule: NativeRule
@@ -34,6 +46,8 @@ class ChunkUpdate:
     states: tuple[Flat, ...]
     master: Flat | None
     last: bool
+    reduced: Flat | None = None
+    kept: Kept | None = None
 
     def cut(self, where: slice, own: slice) -> "ChunkUpdate":
         """The update of elements `where` of the buffer, of whose chunk this rank owns `own`."""
@@ -43,6 +57,8 @@ class ChunkUpdate:
             weights=self.weights[where],
             states=tuple(state[within] for state in self.states),
             master=None if self.master is None else self.master[within],
+            reduced=None if self.reduced is None else self.reduced[within],
+            kept=self.kept and Kept(tuple(array[within] for array in self.kept.arrays), self.kept.count),
         )
 
 
@@ -55,7 +71,10 @@ def native_update(change: ChunkUpdate, weights: "ctypes.Array[ctypes.c_void_p]")
         terms=ctypes.addressof(change.rule.terms),
         weights=ctypes.addressof(weights),
         master=None if change.master is None else address_of(change.master),
+        reduced=None if change.reduced is None else address_of(change.reduced),
         states=(ctypes.c_void_p * 2)(*map(address_of, change.states)),
+        kept=(ctypes.c_void_p * 3)(*map(address_of, change.kept.arrays if change.kept else ())),
+        kept_count=change.kept and address_of(change.kept.count),
     )
 
 

@@ -61,7 +61,11 @@ class Arenas:
     def own_values(self, bucket: Bucket) -> dict[str, Flat]:
         """What this process updates: state, and the weights in the precision in which they are updated."""
         state = self.state[bucket.index]
-        return dict(state) if bucket.half else {WEIGHTS: self.weights(bucket)[self.owned(bucket)], **state}
+        return (
+            {MASTER: state[MASTER], **state}
+            if bucket.half
+            else {WEIGHTS: self.weights(bucket)[self.owned(bucket)], **state}
+        )
 
     def round_master(self, bucket: Bucket) -> None:
         """Set the owned weights of a half type from their master copies."""

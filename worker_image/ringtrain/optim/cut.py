@@ -15,12 +15,13 @@ from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import can_fuse
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
+from ringtrain.optim.mirror import Mirror, Tools, second_homes
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.state import check_same_model
 from ringtrain.optim.undo import History, Undo
 from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteWire, HalfWire, Wire
-from ringtrain.process_groups.context import joins_survivors
+from ringtrain.process_groups.context import current_or_none, joins_survivors
 from ringtrain.process_groups.group import Flat, Group, Pending
 from ringtrain.reduction.ops import ReduceOp, Sum
 
@@ -64,6 +65,13 @@ class Cut:
     fused: bool
     views: dict[str, Flat]
 
+    def begin_at(self, updates: int) -> None:
+        """Weights and state were set to those after `updates`: nothing from before can be undone."""
+        if self.context.undo is not None:
+            self.context.undo.begin_at(updates)
+        if self.context.mirror is not None:
+            self.context.mirror.begin_at(updates)
+
 
 def make_cut(model: Model, group: Group) -> Cut:
     """Allocate what a rank of `group` needs: weights and state are zeros. Collective.
@@ -76,8 +84,10 @@ def make_cut(model: Model, group: Group) -> Cut:
     lane = group.beside() if group.size > 1 else None
     wire = None if model.compression is None else _wire((group, lane or group), layout, arenas, model.compression)
     undo = _undo(layout, arenas, wire) if model.elastic else None
+    kernels = best_kernels()
+    mirror = _mirror(model, layout, (group, lane or group), Tools(model.rule, kernels, wire))
     context = UpdateContext(
-        group, layout, arenas, model.rule, model.settings, best_kernels(), model.sharded, wire, lane, undo
+        group, layout, arenas, model.rule, model.settings, kernels, model.sharded, wire, lane, undo, mirror
     )
     inbox = Inbox(layout, arenas, group.rank, model.settings)
     return Cut(context, inbox, can_fuse(context), _views(layout, arenas))
@@ -99,6 +109,17 @@ def _wire(groups: tuple[Group, Group], layout: Layout, arenas: Arenas, compressi
         allowed = ", ".join([*HALVES, INT8])
         raise ConfigurationError(f'compression is "{compression}"; expected one of {allowed}')
     return HalfWire(*groups, layout, arenas, compression)
+
+
+def _mirror(model: Model, layout: Layout, groups: tuple[Group, Group], tools: Tools) -> Mirror | None:
+    """None where each rank has the whole state, or there is no other rank. Collective."""
+    group, lane = groups
+    if not model.elastic or not model.sharded or group.size == 1:
+        return None
+    context = current_or_none()
+    # Ranks of a pod are side by side, so that its first rank identifies it.
+    pod = group.rank if context is None else context.config.rank - context.config.local_rank
+    return Mirror(layout, second_homes(group.allgather_object(pod)), lane, tools)
 
 
 def _undo(layout: Layout, arenas: Arenas, wire: Wire | None) -> Undo:
@@ -155,6 +176,9 @@ class Unjoined:
         self._refuse()
 
     def all_to_all(self, parts: Sequence[Flat]) -> Pending:
+        self._refuse()
+
+    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:
         self._refuse()
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:

@@ -14,8 +14,10 @@ from ringtrain.optim.arenas import MASTER
 from ringtrain.optim.compiled import native_rule
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Bucket
+from ringtrain.optim.mirror import Replay
 from ringtrain.optim.pipeline import Abandoned, Arrivals, UpdateContext
 from ringtrain.optim.rules import FusableRule, StepValues
+from ringtrain.process_groups.group import Pending
 from ringtrain.reduction.ops import Average, Sum
 
 
@@ -51,6 +53,7 @@ class FusedUpdate:
     def run(self) -> None:
         """Return when every weight is new on this rank. Raises what the meeting raised."""
         before: Bucket | None = None
+        copies: list[Pending] = []
         for bucket in self._m.layout.buckets:
             is_early = not self._inbox.is_complete(bucket.index)
             # Use the time until the bucket is complete; where ranks meet for it, the weights before wait for that.
@@ -59,19 +62,21 @@ class FusedUpdate:
                 before = None
             if not self._inbox.wait_complete(bucket.index):
                 raise Abandoned
-            if self._m.undo is not None:
-                self._m.undo.keep(bucket.index, self._number)
             if bucket.local or not bucket.size:
                 self._update_alone(bucket)
                 continue
-            self._update(bucket)
+            copies += self._update(bucket)
             if before is not None:
                 self.arrivals.arrived(before)
             before = bucket
+        for copy in copies:
+            copy.wait()
         self.arrivals.release()
 
-    def _update(self, bucket: Bucket) -> None:
-        arenas, rule = self._m.arenas, self._rule
+    def _update(self, bucket: Bucket) -> list[Pending]:
+        """Return what is under way to second homes."""
+        arenas, rule, mirror, undo = self._m.arenas, self._rule, self._m.mirror, self._m.undo
+        own = arenas.gradients(bucket)[arenas.owned(bucket)]
         state = arenas.state[bucket.index]
         change = ChunkUpdate(
             native_rule(rule.terms(self._step(bucket))),
@@ -79,12 +84,20 @@ class FusedUpdate:
             tuple(state[name] for name in rule.state_names),
             state.get(MASTER),
             last=bucket is self._last,
+            reduced=None if mirror is None else own,
+            kept=None if undo is None else undo.room(bucket.index, self._number),
         )
         with timeline.span(f"reduce and update bucket {bucket.index}", "bucket"):
             self._m.group.update(arenas.gradients(bucket), bucket.bounds, Average if bucket.half else Sum, change)
+        if mirror is None:
+            return []
+        mirror.catch_up(bucket)
+        return [mirror.exchange(bucket, own, Replay(self._step(bucket)))]
 
     def _update_alone(self, bucket: Bucket) -> None:
         began_ns = time.perf_counter_ns()
+        if self._m.undo is not None:
+            self._m.undo.keep(bucket.index, self._number)
         part = self._m.arenas.part(bucket)
         self._rule.update(part, self._step(bucket), self._m.kernels)
         self._m.arenas.store(bucket, part)

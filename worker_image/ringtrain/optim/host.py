@@ -109,6 +109,8 @@ class HostOptimizer:
             for arena in context.arenas.synced_arenas():
                 context.group.broadcast(arena)
         context.arenas.refresh_masters(context.layout.buckets)
+        if context.mirror is not None:
+            context.mirror.take_weights(context.arenas)
 
     @property
     def weights(self) -> Mapping[str, Flat]:
@@ -219,6 +221,7 @@ class HostOptimizer:
         """
         self._require_idle("load_state_dict")
         self._updates = restore_state(self._cut.context, state)
+        self._cut.begin_at(self._updates)
 
     def rollback(self, to: int | None = None) -> int:
         """Give up the update that is under way, set this rank's part of weights and state to those after update
@@ -242,7 +245,10 @@ class HostOptimizer:
         chosen = done if to is None else to
         if chosen not in (done, done - 1) or chosen < 0:
             raise ConfigurationError(f"rollback: to is {to}; expected {done}, the updates done, or one less")
-        for index in undo.restore(chosen):
+        restored = undo.restore(chosen)
+        if (mirror := self._cut.context.mirror) is not None:
+            mirror.settle(chosen)
+        for index in restored:
             bucket = self._cut.context.layout.buckets[index]
             self._cut.context.arenas.round_master(bucket)
             if self._model.sharded and not self._cut.context.stays_here(bucket):

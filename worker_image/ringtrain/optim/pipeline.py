@@ -22,6 +22,7 @@ from ringtrain.optim.arguments import Settings
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.kernels import Floats, Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
+from ringtrain.optim.mirror import Mirror, Replay, layer_cuts
 from ringtrain.optim.norms import Sums, exchange, square_sums, squares_by_parameter
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
 from ringtrain.optim.undo import Undo
@@ -35,7 +36,7 @@ class UpdateContext:
     """What stays the same from update to update. `sharded`: each rank updates its own shard only.
 
     `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
-    `undo`: gets what is about to be changed.
+    `undo`: gets what is about to be changed. `mirror`: the second home of another rank's shard.
     """
 
     group: Group
@@ -48,6 +49,7 @@ class UpdateContext:
     wire: Wire | None = None
     lane: Group | None = None
     undo: Undo | None = None
+    mirror: Mirror | None = None
 
     def stays_here(self, bucket: Bucket) -> bool:
         """Whether no other rank has to do with `bucket`."""
@@ -128,18 +130,33 @@ class Update:
             part = self._m.arenas.part(bucket)
             scale = self._m.mean_scale(bucket) * (1.0 if bucket.local else clip)
             values = StepValues(self._number, self._rate, scale)
+            reduced = self._kept_for_mirror(bucket)
+            layer_rates: tuple[float, ...] = ()
             if isinstance(self._m.rule, LayerRule):
                 self._m.rule.direction(part, values, self._m.kernels)
-                self._descend_by_layer(self._m.rule, bucket, part)
+                layer_rates = self._descend_by_layer(self._m.rule, bucket, part)
             else:
                 self._m.rule.update(part, values, self._m.kernels)
             self._m.arenas.store(bucket, part)
             timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
             gathers.append(self._gather(bucket))
+            if self._m.mirror is not None and reduced is not None:
+                gathers[-1].append(self._m.mirror.exchange(bucket, reduced, Replay(values, layer_rates)))
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
                 gather.wait()
             self.arrivals.arrived(bucket)
+
+    def _kept_for_mirror(self, bucket: Bucket) -> Flat | None:
+        """The reduced gradient of the own shard, which the rule consumes.
+
+        The copy of another rank's shard catches up: this update's gradients are here, so all have done the last.
+        """
+        if self._m.mirror is None or self._m.stays_here(bucket):
+            return None
+        self._m.mirror.catch_up(bucket)
+        kept: Flat = self._m.arenas.gradients(bucket)[self._m.arenas.owned(bucket)].copy()
+        return kept
 
     def _reduce_through(self, index: int) -> None:
         """Begin the reductions of all buckets up to `index`, waiting for their gradients."""
@@ -203,18 +220,19 @@ class Update:
             )
         return min(1.0, clip_norm / (self.norm + 1e-6))
 
-    def _descend_by_layer(self, rule: LayerRule, bucket: Bucket, part: Part) -> None:
+    def _descend_by_layer(self, rule: LayerRule, bucket: Bucket, part: Part) -> tuple[float, ...]:
+        """Return the rate of each parameter."""
         own = [self._square_sums(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
         weight_squares = squares_by_parameter(bucket, weight_sums)
         direction_squares = squares_by_parameter(bucket, direction_sums)
-        owned = self._m.arenas.owned(bucket)
-        for location, weight, direction in zip(bucket.locations, weight_squares, direction_squares, strict=True):
-            start, stop = max(location.start, owned.start), min(location.stop, owned.stop)
-            if start < stop:
-                cut = slice(start - owned.start, stop - owned.start)
-                rate = self._rate * rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
-                self._m.kernels.descend(part.weights[cut], part.gradients[cut], rate)
+        rates = tuple(
+            self._rate * rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
+            for weight, direction in zip(weight_squares, direction_squares, strict=True)
+        )
+        for start, stop, rate in layer_cuts(bucket, self._m.arenas.owned(bucket), rates):
+            self._m.kernels.descend(part.weights[start:stop], part.gradients[start:stop], rate)
+        return rates
 
     def _square_sums(self, bucket: Bucket, values: Floats) -> Sums:
         starts = bucket.segments[self._m.arenas.owned_segments(bucket)] - self._m.arenas.owned(bucket).start

@@ -11,9 +11,11 @@ from itertools import pairwise
 import numpy as np
 
 from ringtrain.errors import ConfigurationError, MismatchError, StateLost
-from ringtrain.optim.arenas import WEIGHTS
+from ringtrain.optim.arenas import MASTER, WEIGHTS
 from ringtrain.optim.cut import Cut, Model, Unjoined, make_cut
 from ringtrain.optim.layout import Bucket
+from ringtrain.optim.mirror import Mirror
+from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.process_groups.group import Flat, Group
 
 
@@ -33,11 +35,15 @@ class Own:
 
 @dataclass(frozen=True)
 class Members:
-    """Who comes from where. `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the
-    former world. `torn`: by rank, the buckets whose weights are not whole there. `updates`: that are done."""
+    """Who comes from where.
+
+    `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the former world, `homes`: the
+    second homes of its shards. `torn`: by rank, the buckets whose weights are not whole there. `updates`: done.
+    """
 
     former: tuple[int | None, ...]
     size: int
+    homes: tuple[int, ...]
     torn: tuple[frozenset[int], ...]
     updates: int
 
@@ -95,6 +101,8 @@ def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own
     where ranks are at different updates or have other models.
     """
     members = _meet(group, former, own)
+    if own.cut.context.mirror is not None and members.former[group.rank] is not None:
+        own.cut.context.mirror.settle(own.updates)
     new = make_cut(model, group)
     _check_all_held(model, members)
     for bucket in new.context.layout.buckets:
@@ -105,6 +113,9 @@ def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own
             transfer.run()
     if not members.updates:
         new.context.arenas.refresh_masters(new.context.layout.buckets)
+    if new.context.mirror is not None:
+        new.context.mirror.take_weights(new.context.arenas, masters=not members.updates)
+    new.begin_at(members.updates)
     return Own(new, members.updates, frozenset())
 
 
@@ -114,6 +125,7 @@ def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
     brought = {
         "updates": own.updates, "size": context.group.size, "rank": context.group.rank, "joined": own.joined,
         "torn": sorted(own.torn), "former": list(former),
+        "homes": [] if context.mirror is None else list(context.mirror.homes),
     }  # fmt: skip
     reported = group.allgather_object(brought)
     if len(former) != group.size:
@@ -129,13 +141,14 @@ def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
     for rank in survivors:
         _compare(rank, reported[rank], first, reported[first], former)
     torn = tuple(frozenset(other["torn"]) for other in reported)
-    return Members(tuple(former), reported[first]["size"], torn, reported[first]["updates"])
+    there = reported[first]
+    return Members(tuple(former), there["size"], tuple(there["homes"]), torn, there["updates"])
 
 
 def _compare(
     rank: int, there: dict[str, object], first: int, expected: dict[str, object], former: Sequence[int | None]
 ) -> None:
-    for what in ("former", "size", "updates"):
+    for what in ("former", "size", "homes", "updates"):
         if there[what] != expected[what]:
             raise MismatchError(
                 f"reform: {what} is {expected[what]} on rank {first} and {there[what]} on rank {rank}; every "
@@ -156,9 +169,13 @@ def _check_all_held(model: Model, members: Members) -> None:
             f"ranks {members.lost} of the former world are lost, and with them their own values of "
             f'"{names[0]}", which is local: load a checkpoint',
         )
-    gone = [rank for rank in members.lost if model.sharded]
-    if gone:
-        raise StateLost(tuple(gone), f"the state of ranks {gone} of the former world is lost: load a checkpoint")
+    gone = [rank for rank in members.lost if not members.homes or members.homes[rank] in members.lost]
+    if gone and model.sharded:
+        raise StateLost(
+            tuple(gone),
+            f"ranks {members.lost} of the former world are lost: nobody else had a copy of the state of {gone}; "
+            "load a checkpoint",
+        )
 
 
 @dataclass(frozen=True)
@@ -191,13 +208,14 @@ class _Transfer:
         self._carry_feedback()
 
     def _held(self) -> list[Held]:
-        """Who holds which elements: owners."""
+        """Who holds which elements: owners, then second homes."""
         members, size = self.members, self.bucket.size
         if members.size == 1 or not self.model.sharded:
             return [Held(rank, 0, size) for rank in members.survivors]
         bounds = self.model.layout(members.size).buckets[self.bucket.index].bounds
-        owners = [(members.rank_now(rank), *edges) for rank, edges in enumerate(pairwise(bounds))]
-        return [Held(rank, start, stop) for rank, start, stop in owners if rank is not None and start < stop]
+        shards = [*enumerate(pairwise(bounds)), *zip(members.homes, pairwise(bounds), strict=bool(members.homes))]
+        holders = [(members.rank_now(rank), *edges) for rank, edges in shards]
+        return [Held(rank, start, stop) for rank, start, stop in holders if rank is not None and start < stop]
 
     def _taken_by(self, rank: int, held: Sequence[Held]) -> list[tuple[str, Move]]:
         """The slots and elements that `rank` needs, in the order in which they travel."""
@@ -212,8 +230,12 @@ class _Transfer:
 
     def _state_of(self, rank: int) -> list[tuple[int, int]]:
         """Which elements' state `rank` keeps from now on."""
-        shard = self.bucket.shard(rank) if self.model.sharded else slice(0, self.bucket.size)
-        return [(shard.start, shard.stop)] if shard.start < shard.stop else []
+        if not self.model.sharded:
+            return [(0, self.bucket.size)]
+        mirror = self.new.context.mirror
+        shards = [self.bucket.shard(rank)]
+        shards += [] if mirror is None else [self.bucket.shard(mirror.homes.index(rank))]
+        return [(shard.start, shard.stop) for shard in shards if shard.start < shard.stop]
 
     def _message(self, moves: Iterable[tuple[str, Move]], taker: int) -> Flat:
         rank = self.new.context.group.rank
@@ -232,18 +254,29 @@ class _Transfer:
             target.view(np.uint8)[:] = received[move.giver][begin:end]
 
     def _source(self, slot: str, move: Move) -> Flat:
-        context = self.old.context
-        if slot == WEIGHTS:
-            return context.arenas.weights(self._old_bucket)[move.start : move.stop]
-        start = context.arenas.owned(self._old_bucket).start
-        return context.slots(self._old_bucket)[slot][move.start - start : move.stop - start]
+        context, bucket = self.old.context, self._old_bucket
+        if slot == WEIGHTS and not self._is_of(context.mirror, bucket, move):
+            return context.arenas.weights(bucket)[move.start : move.stop]
+        found = self._part(context, bucket, MASTER if slot == WEIGHTS and bucket.half else slot, move)
+        return found.astype(bucket.dtype) if slot == WEIGHTS else found
 
     def _target(self, slot: str, move: Move) -> Flat:
-        context = self.new.context
         if slot == WEIGHTS:
-            return context.arenas.weights(self.bucket)[move.start : move.stop]
-        start = context.arenas.owned(self.bucket).start
-        return context.slots(self.bucket)[slot][move.start - start : move.stop - start]
+            return self.new.context.arenas.weights(self.bucket)[move.start : move.stop]
+        return self._part(self.new.context, self.bucket, slot, move)
+
+    def _part(self, context: UpdateContext, bucket: Bucket, slot: str, move: Move) -> Flat:
+        """What a rank keeps of `slot`, as the owner of the moved elements or as their second home."""
+        if context.mirror is not None and self._is_of(context.mirror, bucket, move):
+            values, start = context.mirror.values(bucket), context.mirror.shard(bucket).start
+        else:
+            values, start = context.slots(bucket), context.arenas.owned(bucket).start
+        return values[slot][move.start - start : move.stop - start]
+
+    @staticmethod
+    def _is_of(mirror: Mirror | None, bucket: Bucket, move: Move) -> bool:
+        shard = slice(0, 0) if mirror is None else mirror.shard(bucket)
+        return shard.start <= move.start and move.stop <= shard.stop
 
     def _copy_weights(self) -> None:
         self.new.context.arenas.weights(self.bucket)[:] = self.old.context.arenas.weights(self._old_bucket)

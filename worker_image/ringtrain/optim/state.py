@@ -12,6 +12,7 @@ import numpy as np
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
+from ringtrain.optim.mirror import Mirror
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.wire import LOST, LOST_CHANGE, Wire
 from ringtrain.process_groups.group import Flat, Group
@@ -60,7 +61,23 @@ def restore_state(context: UpdateContext, state: Mapping[str, Any]) -> int:
             whole = _flat(context, bucket, state["arrays"][slot])
             values[:] = whole if values.size == bucket.size else whole[context.arenas.owned(bucket)]
     _restore_feedback(context, state.get(FEEDBACK, {}))
+    if context.mirror is not None:
+        _restore_mirror(context, context.mirror, state)
     return int(state["updates"])
+
+
+def _restore_mirror(context: UpdateContext, mirror: Mirror, state: Mapping[str, Any]) -> None:
+    """Set the copy of another rank's shard."""
+    for bucket in mirror.buckets:
+        shard = mirror.shard(bucket)
+        for slot, values in mirror.values(bucket).items():
+            owed = state.get(FEEDBACK, {}).get(LOST_CHANGE, {})
+            whole = (
+                _flat_change(bucket, owed)
+                if slot == LOST_CHANGE
+                else _flat(context, bucket, state["arrays"][slot])
+            )
+            values[:] = whole[shard]
 
 
 def _agree(context: UpdateContext, asked: Mapping[str, Any]) -> None:
@@ -128,15 +145,23 @@ def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Fl
     """
     rank, ranks = context.group.rank, context.group.size
     for bucket, wire in _compressed(context):
-        lost, change = wire.lost(bucket), np.zeros(bucket.size, np.float32)
+        lost, change = wire.lost(bucket), _flat_change(bucket, owed.get(LOST_CHANGE, {}))
         lost[:] = 0
         for location in bucket.locations:
             if location.spec.name in owed.get(LOST, {}):
                 rows = owed[LOST][location.spec.name]
                 own = rows[rank] if len(rows) == ranks else rows.mean(axis=0, dtype=np.float64)
                 lost[location.start : location.stop] = own.reshape(-1)
-                change[location.start : location.stop] = owed[LOST_CHANGE][location.spec.name].reshape(-1)
         wire.lost_change(bucket)[:] = change[bucket.shard(rank)]
+
+
+def _flat_change(bucket: Bucket, lost_change: Mapping[str, Flat]) -> Flat:
+    """What changes of all of `bucket` are owed; nothing where the state holds none."""
+    change = np.zeros(bucket.size, np.float32)
+    for location in bucket.locations:
+        if location.spec.name in lost_change:
+            change[location.start : location.stop] = lost_change[location.spec.name].reshape(-1)
+    return change
 
 
 def _flat(context: UpdateContext, bucket: Bucket, by_name: Mapping[str, Flat]) -> Flat:

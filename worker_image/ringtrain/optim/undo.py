@@ -6,44 +6,77 @@ bucket is enough, made between that moment and the bucket's next change; buckets
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from ringtrain.errors import RingtrainError
+from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.kernels.update import Kept
 from ringtrain.process_groups.group import Flat
 
 
+@dataclass
+class _Copy:
+    """`arrays` from after update `number` (-1: none), of the elements before `count`: others were not changed."""
+
+    arrays: dict[str, Flat]
+    count: Flat
+    number: int = -1
+
+
 class History:
-    """`live` arrays that updates change in place, and copies of them from before their last changes.
+    """`live` arrays, equally long, that updates change in place, and copies from before their last changes.
 
     `generations`: how many changes can be undone.
     """
 
     def __init__(self, live: Mapping[str, Flat], generations: int) -> None:
         self._live = dict(live)
-        self._copies = [{name: np.empty_like(values) for name, values in live.items()} for _ in range(generations)]
-        self._numbers = [-1] * generations  # the update after which each copy was made; -1: none
+        self._copies = [
+            _Copy({name: np.empty_like(values) for name, values in live.items()}, np.zeros(1, np.uint64))
+            for _ in range(generations)
+        ]
         self.changed_by = -1  # the last update that began to change them; -1: none that can be undone
 
     def keep(self, number: int) -> None:
         """Copy what update `number` is about to change."""
-        oldest = self._numbers.index(min(self._numbers))
-        self._numbers[oldest] = -1  # what an update that fails here leaves is no copy
-        for name, copy in self._copies[oldest].items():
-            np.copyto(copy, self._live[name])
-        self._numbers[oldest] = number - 1
-        self.changed_by = number
+        copy = self._oldest()
+        for name, kept in copy.arrays.items():
+            np.copyto(kept, self._live[name])
+            copy.count[0] = len(kept)
+        copy.number, self.changed_by = number - 1, number
+
+    def room(self, number: int) -> Kept:
+        """Return where update `number` itself puts what it changes."""
+        copy = self._oldest()
+        copy.number, self.changed_by = number - 1, number
+        return Kept(tuple(copy.arrays.values()), copy.count)
+
+    def forget(self) -> None:
+        """The arrays were set to something else: no copy is of any use."""
+        for copy in self._copies:
+            copy.number = -1
+        self.changed_by = -1
 
     def restore(self, to: int) -> bool:
-        """Make the arrays those after update `to`. Return whether that changed them."""
+        """Make the arrays those after update `to`. Return whether a later one had begun to change them."""
         if self.changed_by <= to:
             return False
-        if to not in self._numbers:
-            raise RingtrainError(f"there is no copy from after update {to}; copies are of {self._numbers}")
-        for name, copy in self._copies[self._numbers.index(to)].items():
-            np.copyto(self._live[name], copy)
+        found = next((copy for copy in self._copies if copy.number == to), None)
+        if found is None:
+            numbers = [copy.number for copy in self._copies]
+            raise RingtrainError(f"there is no copy from after update {to}; copies are of {numbers}")
+        changed = slice(0, int(found.count[0]))
+        for name, copy in found.arrays.items():
+            np.copyto(self._live[name][changed], copy[changed])
         self.changed_by = to
         return True
+
+    def _oldest(self) -> _Copy:
+        """The copy that is made anew. What an update that fails here leaves in it is none."""
+        oldest = min(self._copies, key=lambda copy: copy.number)
+        oldest.number, oldest.count[0] = -1, 0
+        return oldest
 
 
 class Undo:
@@ -52,10 +85,21 @@ class Undo:
     def __init__(self, own: Iterable[History], lost: Mapping[int, History]) -> None:
         self._own = tuple(own)
         self._lost = dict(lost)
+        self._first = 0
+
+    def begin_at(self, updates: int) -> None:
+        """The arrays were set to those after `updates`."""
+        self._first = updates
+        for history in (*self._own, *self._lost.values()):
+            history.forget()
 
     def keep(self, bucket: int, number: int) -> None:
         """Call it right before update `number` changes weights and state of `bucket`."""
         self._own[bucket].keep(number)
+
+    def room(self, bucket: int, number: int) -> Kept:
+        """In the place of `keep`, where what changes the weights keeps them, then the states, by itself."""
+        return self._own[bucket].room(number)
 
     def keep_lost(self, bucket: int, number: int) -> None:
         """Call it right before update `number` rounds the gradients of `bucket`."""
@@ -63,6 +107,11 @@ class Undo:
 
     def restore(self, to: int) -> set[int]:
         """Go back to after update `to`. Return the buckets that a later update had begun to change."""
+        if to < self._first:
+            raise ConfigurationError(
+                f"rollback: to is {to}; expected at least {self._first}, where weights and state were loaded or "
+                "came into this world"
+            )
         for lost in self._lost.values():
             lost.restore(to)
         return {index for index, own in enumerate(self._own) if own.restore(to)}

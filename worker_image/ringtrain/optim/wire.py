@@ -81,6 +81,16 @@ class Wire(ABC):
         """What rounding has taken from the last change of the own shard; writable."""
         return self._feedback[bucket.index].lost_change
 
+    def round_change(self, before: Flat, weights: Flat, lost: Flat) -> None:
+        """Make of `weights` what they are on all ranks when an update has led from `before` to them, and of `lost`
+        what rounding took from that change: what `remember` and `all_gather` do to an owner's shard."""
+        message = self._encode(weights - before, lost)
+        np.add(before, self._decode(message, len(before)), out=weights)
+
+    @abstractmethod
+    def _encode(self, change: Flat, lost: Flat) -> Flat:
+        """`change` + `lost` as a message; `lost` gets what that has not."""
+
     @abstractmethod
     def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
         """A message of all ranks, with the own `change` + `lost` in it, and where each rank's part begins."""
@@ -99,8 +109,8 @@ class HalfWire(Wire):
     def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: Arenas, compression: str) -> None:
         """Raises ConfigurationError for an unknown `compression`."""
         super().__init__(group, gatherer, layout, arenas)
-        dtype = half_dtype(compression)
-        self._halves = {bucket.index: np.empty(bucket.size, dtype) for bucket in self._carried}
+        self._dtype = half_dtype(compression)
+        self._halves = {bucket.index: np.empty(bucket.size, self._dtype) for bucket in self._carried}
 
     def reduce_scatter(self, bucket: Bucket) -> Pending:
         half, gradients = self._halves[bucket.index], self._arenas.gradients(bucket)
@@ -108,6 +118,11 @@ class HalfWire(Wire):
         squeeze(gradients, self.lost(bucket), half)
         pending = self._group.reduce_scatter(half, bucket.bounds, Average)
         return Then(pending, lambda _: stretch(half[shard], gradients[shard]))
+
+    def _encode(self, change: Flat, lost: Flat) -> Flat:
+        half = np.empty(len(change), self._dtype)
+        squeeze(change, lost, half)
+        return half
 
     def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
         half = self._halves[bucket.index]
@@ -140,6 +155,9 @@ class ByteWire(Wire):
             np.divide(own, np.float32(self._group.size), out=own)
 
         return Then(self._group.all_to_all(parts), fold)
+
+    def _encode(self, change: Flat, lost: Flat) -> Flat:
+        return int8.encode(change, lost)
 
     def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
         bounds = offsets([int8.encoded_length(end - start) for start, end in pairwise(bucket.bounds)])

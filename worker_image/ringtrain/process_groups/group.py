@@ -61,6 +61,12 @@ class Group(Protocol):
     def all_to_all(self, parts: Sequence[Flat]) -> Pending:
         """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank."""
 
+    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:
+        """Send `source` (1-d) to rank `to`, and fill `target` with what rank `origin` sends here.
+
+        Every rank gives to one and gets from one. Lengths may differ between pairs.
+        """
+
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
 
@@ -149,6 +155,10 @@ class ProcessGroup:
         dtypes = dict.fromkeys(dtype_name(part.dtype) for part in parts)
         what = Signature("all_to_all", tuple(Tensor(None, dtype, (ANY_ROWS,)) for dtype in dtypes))
         return self.begin(lambda communicator: communicator.all_to_all(what, parts))
+
+    def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Handle[None]:
+        what = Signature("send_receive", (Tensor(None, dtype_name(source.dtype), (ANY_ROWS,)),))
+        return self.begin(lambda communicator: communicator.send_receive(what, source, to, target, origin))
 
     def broadcast(self, buffer: Flat) -> None:
         what = flat_signature("broadcast", buffer, None, None)

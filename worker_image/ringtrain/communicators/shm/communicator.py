@@ -82,6 +82,10 @@ class SharedMemoryCommunicator:
         self.barrier(what)
         return self._network.all_to_all(what, parts)
 
+    def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
+        self.barrier(what)
+        self._network.send_receive(what, source, to, target, origin)
+
     def barrier(self, what: Signature) -> None:
         self._group.run(what, Work(((0, 0),) * self._size, _NOTHING))
 

@@ -73,7 +73,12 @@ typedef struct {
     const void *terms;
     char *const *weights; /* the whole buffer of every rank; the own one holds the weights before the update */
     char *master;         /* own chunk in float32, for half types; else NULL */
+    char *reduced;        /* own chunk: gets the reduced gradients, as a reduction leaves them; may be NULL, or the
+                             own contribution */
     char *states[2];      /* own chunk, in the accumulator's type; NULL where the rule has less */
+    char *kept[3];        /* own chunk, in the accumulator's type: get weights (or master) and states from before the
+                             update; NULL where nobody wants them */
+    uint64_t *kept_count; /* grows by the elements that are kept, and changed */
 } update;
 
 enum rule { RULE_SGD = 1, RULE_ADAM };

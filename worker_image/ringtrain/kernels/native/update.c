@@ -41,6 +41,13 @@ static void apply(const update *u, int kind, char *w, char *gradient, uint64_t f
         ringtrain_adam(kind, w, gradient, one, two, count, u->terms);
 }
 
+/* Copy what is about to change. */
+static void keep(const update *u, int kind, const char *w, uint64_t first, uint64_t count) {
+    uint64_t offset = first * element_bytes(kind), bytes = count * element_bytes(kind);
+    for (int i = 0; i < 3; i++)
+        if (u->kept[i]) copy_away(u->kept[i] + offset, i ? u->states[i - 1] + offset : w, bytes);
+}
+
 /* Elements `begin` to `end` of the gradients and weights; states and master begin at `begin`. */
 static void update_range(const channel *c, const job *j, const update *u, uint64_t begin, uint64_t end) {
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
@@ -55,8 +62,11 @@ static void update_range(const channel *c, const job *j, const update *u, uint64
             narrow(j->dtype, wide, running, count, j->divisor);
             widen(j->dtype, running, wide, count);
         }
+        if (u->reduced) copy_away(u->reduced + first * bytes, kind != j->dtype ? wide : running, count * bytes);
         char *own = u->weights[c->rank] + at * bytes;
-        apply(u, kind, u->master ? u->master + first * element_bytes(kind) : own, running, first, count);
+        char *updated = u->master ? u->master + first * element_bytes(kind) : own;
+        if (u->kept_count) keep(u, kind, updated, first, count);
+        apply(u, kind, updated, running, first, count);
         if (u->master) narrow(j->dtype, own, u->master + first * element_bytes(kind), count, 0);
         for (int r = 0; r < u->targets; r++)
             if (r != c->rank) copy_away(u->weights[r] + at * bytes, own, count * bytes);
@@ -64,6 +74,7 @@ static void update_range(const channel *c, const job *j, const update *u, uint64
 #if defined(__SSE2__)
     _mm_sfence();
 #endif
+    if (u->kept_count) *u->kept_count += end - begin;
 }
 
 /* The same for `count` elements that `parts`, one of each rank, have brought here over a network. `u->weights`: the

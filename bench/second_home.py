@@ -1,0 +1,135 @@
+"""What an elastic optimizer costs in a step that nothing disturbs, by the way in which a shard has a second home.
+
+    python -m bench.second_home --ranks 2 4 8 --transports grpc shm
+
+All ways live in the same ranks and take turns, so that a busy moment of the machine hits all alike. Prints
+medians, and ratios to an optimizer that is not elastic.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import ringtrain as rt
+from bench.steps import resnet50_shapes
+from ringtrain.optim import AdamW, HostOptimizer
+from ringtrain.optim.arenas import WEIGHTS, Arenas
+from ringtrain.optim.layout import Bucket, Layout
+from ringtrain.optim.mirror import Mirror, Replay, Tools
+from ringtrain.process_groups.group import Flat, Group, Pending
+
+WAYS = ("none", "undo", "replay", "state")
+
+
+class StateMirror(Mirror):
+    """The owner sends its state. Weights are there anyway; the copy from before the update is kept beside it."""
+
+    def __init__(self, layout: Layout, homes: Sequence[int], group: Group, tools: Tools, arenas: Arenas) -> None:
+        super().__init__(layout, homes, group, tools)
+        self._own = arenas
+        self._group = group
+        self._before = {b.index: {n: v.copy() for n, v in self.values(b).items()} for b in self.buckets}
+
+    def catch_up(self, bucket: Bucket) -> None:
+        """Nothing is to be replayed."""
+
+    def exchange(self, bucket: Bucket, reduced: Flat, replay: Replay) -> Pending:
+        into = (self.values(bucket), self._before[bucket.index])[replay.values.number % 2]
+        into[WEIGHTS][:] = self._own.weights(bucket)[self.shard(bucket)]
+        state = self._own.state[bucket.index]
+        return _All(
+            [
+                self._group.send_receive(own.view(np.uint8), self.home, into[name].view(np.uint8), self.ward)
+                for name, own in state.items()
+            ]
+        )
+
+
+class _All:
+    def __init__(self, pending: list[Pending]) -> None:
+        self._pending = pending
+
+    def wait(self) -> None:
+        for one in self._pending:
+            one.wait()
+
+
+class Variant(HostOptimizer):
+    """A host optimizer that keeps of an elastic one what `way` says."""
+
+    def __init__(self, params: dict[str, Flat], way: str) -> None:
+        super().__init__(params, AdamW(lr=1e-3), elastic=way != "none")
+        context = self._cut.context
+        if way == "undo":
+            self._cut = replace(self._cut, context=replace(context, mirror=None))
+        if way == "state" and context.mirror is not None:
+            tools = Tools(context.rule, context.kernels, None)
+            lane = context.lane or context.group
+            mirror = StateMirror(context.layout, context.mirror.homes, lane, tools, context.arenas)
+            self._cut = replace(self._cut, context=replace(context, mirror=mirror))
+
+
+def measure(shapes: list[tuple[int, ...]], seconds: float) -> dict[str, list[float]]:
+    """Return the seconds of the steps of each way; the slowest rank counts."""
+    rt.init()
+    random = np.random.default_rng(0)
+    gradients = {f"p{i}": random.standard_normal(shape, dtype=np.float32) for i, shape in enumerate(shapes)}
+    ones = {name: np.ones_like(gradient) for name, gradient in gradients.items()}
+    variants = {way: Variant(ones, way) for way in WAYS}
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for way in WAYS:
+        _step(variants[way], gradients)
+    began = time.monotonic()
+    while rt.broadcast_object(time.monotonic() - began < seconds):
+        for way in WAYS:
+            rt.barrier()
+            times[way].append(max(rt.allgather_object(_step(variants[way], gradients))))
+    rt.shutdown()
+    return times
+
+
+def _step(optimizer: HostOptimizer, gradients: dict[str, Flat]) -> float:
+    began = time.perf_counter()
+    for name in reversed(gradients):
+        optimizer.submit(name, gradients[name])
+    optimizer.step()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--transports", nargs="+", default=["grpc", "shm"])
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--part", type=int, default=1, help="one of so many of ResNet-50's parameters")
+    arguments = parser.parse_args()
+    shapes = resnet50_shapes()[:: arguments.part]
+    for transport in arguments.transports:
+        for ranks in arguments.ranks:
+            os.environ["RINGTRAIN_TRANSPORT"] = transport
+            times = rt.run(measure, (shapes, arguments.seconds), np=ranks)[0]
+            print(json.dumps({"transport": transport, "ranks": ranks, **_summary(times)}), flush=True)
+
+
+def _summary(times: dict[str, list[float]]) -> dict[str, Any]:
+    medians = {way: statistics.median(of) for way, of in times.items()}
+    ratios = {
+        way: round(statistics.median(a / b for a, b in zip(times[way], times["none"], strict=True)), 3)
+        for way in WAYS
+    }
+    return {
+        "steps": len(times["none"]),
+        "ms": {way: round(1000 * median, 1) for way, median in medians.items()},
+        "ratios": ratios,
+    }
+
+
+if __name__ == "__main__":
+    main()
