@@ -15,6 +15,7 @@ from ringtrain.launcher.elastic import ElasticWorld
 from ringtrain.launcher.formation import FormationPhase
 from ringtrain.launcher.gang import Gang, OrderStream
 from ringtrain.launcher.status import Reports, Snapshot
+from ringtrain.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.store import LogStore
 
@@ -253,4 +254,29 @@ def test_the_last_life_of_a_rank_has_its_own_exit(tmp_path: Path) -> None:
     job.gang.sync(0, "first-0", AgentState((replace(ended, exit_code=2, life=2),)))
     (exit,) = job.gang.view().exits
     assert exit.state.exit_code == 2
+    job.close()
+
+
+def test_who_was_lost_is_named_by_slot(tmp_path: Path) -> None:
+    """Ranks name each other by their numbers in the formation; the log and the failure name slots."""
+    exits = [Exit(RankState(0, RankPhase.FAILED, 1, log_tail=("PeerLost: rank 0 (h1:7400) is silent",)), 1.0)]
+    workers = [WorkerView(0, "pod-0"), WorkerView(1, "pod-1")]
+    ranks = [RankState(slot, RankPhase.RUNNING) for slot in range(4)]
+    # Rank 0 of this formation is slot 2, and slot 0 has rank 1.
+    view = GangView(2, workers, ranks, exits, members=(2, 0, 1, 3))
+    failure = first_cause(view, failures_by_time(exits), [])
+    assert failure is not None
+    assert (failure.rank, failure.pod) == (2, "pod-1")
+
+
+def test_a_lost_pod_is_named_after_another_has_taken_its_place(tmp_path: Path, caplog: Any) -> None:
+    """The log has the pod that is gone, not the new one."""
+    caplog.set_level("INFO")
+    job = Job(tmp_path)
+    job.form(0, 1, 2)
+    job.order()
+    job.gang.detach(1, "first-1")
+    job.gang.register(replace(worker(1, "second"), pod="pod-1-again"))
+    job.order()
+    assert "formation 1 is lost: worker 1 (pod pod-1 on node node) is no longer heard of" in caplog.text
     job.close()
