@@ -14,7 +14,7 @@ def go_on(slots: Slots, *which: int) -> None:
         slots.living[slot].ranks.pipes[0].send("go on")
 
 
-@pytest.mark.parametrize("kind", ["distributed"])
+@pytest.mark.parametrize("kind", ["distributed", "host"])
 def test_a_replaced_rank_leaves_no_trace(kind: str) -> None:
     """Killed in a step and replaced: weights, rates and the ledger are those of an undisturbed run."""
     with started_slots(elastic_torch.trains, 2, kind, 2, ()) as slots:
@@ -35,7 +35,7 @@ def test_a_replaced_rank_leaves_no_trace(kind: str) -> None:
     assert undisturbed[0]["ledger"] == [(e, i) for e in range(2) for i in range(elastic_torch.SAMPLES)]
 
 
-@pytest.mark.parametrize("kind", ["distributed"])
+@pytest.mark.parametrize("kind", ["distributed", "host"])
 def test_the_ledger_over_growing_and_shrinking_worlds(kind: str) -> None:
     """1 to 3 to 2 ranks, with a kill: each sample once an epoch; all ranks end with the same weights."""
     with started_slots(elastic_torch.trains, 1, kind, 2, (3, 9)) as slots:

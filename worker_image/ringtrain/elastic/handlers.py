@@ -148,12 +148,8 @@ class ReformingHandler(StateHandler):
             return False
         if world.former.ranks[world.config.rank] is not None:
             self.value.rollback(updates)
-        self.build(world)
-        return True
-
-    def build(self, world: RankContext) -> None:
-        """Have the optimizer build the new cut. Collective."""
         self.value.prepare(world.group(), world.former.ranks)
+        return True
 
 
 def sync_handler(handler: Any, root: int) -> None:

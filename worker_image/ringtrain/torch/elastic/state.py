@@ -11,7 +11,6 @@ import torch
 
 from ringtrain.elastic.handlers import Reforming, ReformingHandler, Stateful, StatefulHandler, StateHandler
 from ringtrain.elastic.state import HANDLERS, State
-from ringtrain.process_groups.context import RankContext
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
 from ringtrain.torch.objects import TORCH_VALUES
@@ -105,18 +104,7 @@ class TorchValueHandler(StatefulHandler):
     foreign = TORCH_VALUES
 
 
-class HostOptimizerHandler(ReformingHandler):
-    """For `ringtrain.torch.HostOptimizer`."""
-
-    def wait(self) -> None:
-        self.value.synchronize()
-
-    def build(self, world: RankContext) -> None:
-        self.value.prepare(world.former.ranks)
-
-
 _handler_registry: Registry = [
-    (HostOptimizer, HostOptimizerHandler),
     (Reforming, ReformingHandler),
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
