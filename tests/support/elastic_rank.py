@@ -4,13 +4,14 @@ It prints what it is told. With the agent's socket in its environment it lives t
 a plain program that finds its world in its environment. Files in the directory DIRECTORY tell it what to do, each
 for the slot in its name: `end-3` (end with 0), `fail-3` (end with 3), `deaf-3` (never leave a world), `flee-3`
 (leave the world now, as after a lost peer), `slow-3` (do not say that it is ready), `stay-3` (do not end when told
-to leave).
+to leave), `child-3` (start a process in a session of its own).
 """
 
 import json
 import os
 import select
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -86,6 +87,8 @@ def in_world(agent: Agent, step: int) -> tuple[int, int]:
 
 def live(path: str) -> None:
     agent = Agent(path)
+    if told("child"):
+        say("child", subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
     formation = step = lost = 0
     while told("slow"):
         time.sleep(_STEP_S)

@@ -124,6 +124,19 @@ def test_a_killed_rank_is_replaced(pod: MakePod) -> None:
     assert one.launcher.store.dropped == 0
 
 
+def test_what_a_lost_rank_has_started_ends_with_it(pod: MakePod) -> None:
+    """Whatever session it is in, though other ranks go on: it would keep devices from the next process."""
+    one = pod()
+    one.tell("child", 1)
+    one.assemble()
+    (child,) = re.findall(r"^child (\d+) pid", one.job.rank_log(1).decode(), flags=re.MULTILINE)
+    os.kill(one.pid(1), signal.SIGKILL)
+    one.launcher.until(1, RankPhase.FAILED)
+    until("the child is gone", lambda: not psutil.pid_exists(int(child)))
+    assert psutil.pid_exists(one.pid(0))
+    assert one.end() == 0
+
+
 def test_a_loss_is_not_mended_before_the_launcher_says_so(pod: MakePod) -> None:
     """While the order is the formation that the rank was a member of, its slot stays as it ended."""
     one = pod()

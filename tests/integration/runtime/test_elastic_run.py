@@ -178,3 +178,17 @@ def test_interrupted(run: StartRun) -> None:
     _, err = one.process.communicate(timeout=DEADLINE_S)
     assert (one.process.returncode, "state  Stopped" in err) == (130, True)
     assert time.monotonic() - began < DEADLINE_S
+
+
+def test_a_run_within_a_run(tmp_path: Path) -> None:
+    """A run that a rank starts is one of its own: it is not elastic because the outer one is."""
+    inner = 'echo "rank $RANK of $WORLD_SIZE, elastic: ${RINGTRAIN_ELASTIC-no}, slot: ${RINGTRAIN_SLOT-none}"'
+    ringtrain = [sys.executable, "-m", "ringtrain", "run", "-q", "-np", "1"]
+    done = subprocess.run(
+        [*ringtrain, "--on-loss", "Restart", *ringtrain, "sh", "-c", inner],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "[0] [0] rank 0 of 1, elastic: no, slot: none\n")
