@@ -43,6 +43,7 @@ def command_of(pod: Pod, places: Places, pod_dir: Path, secrets: Secrets) -> Com
     paths[main["terminationMessagePath"]] = termination
     declared = _declared(pod, main)
     declared.update(_ports(declared, places))
+    declared.update(_temporary(declared, pod_dir))
     env = {name: _mapped(value, paths) for name, value in declared.items()}
     argv = [_mapped(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
     attempt = metadata["labels"][contract.LABEL_ATTEMPT]
@@ -118,6 +119,16 @@ def _ports(declared: Mapping[str, str], places: Places) -> dict[str, str]:
         contract.ENV_TF_PORT_BASE: "0",
     }
     return {name: value for name, value in local.items() if name in declared}
+
+
+def _temporary(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
+    """A directory for temporary files that goes with the pod, as a container's: pods of an elastic job are killed
+    while the job runs on, and leave what they had there."""
+    if contract.ENV_ELASTIC not in declared or "TMPDIR" in declared:
+        return {}
+    directory = pod_dir / "tmp"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return {"TMPDIR": str(directory)}
 
 
 def _mounts(

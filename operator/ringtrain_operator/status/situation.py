@@ -77,8 +77,19 @@ class Situation:
         return tuple(name for name in self.wanted_names if name not in existing)
 
     @property
+    def has_world(self) -> bool:
+        """Whether this is an elastic job whose present attempt has had a world, whatever its launcher says now.
+
+        A launcher whose process came back waits for the agents of ranks that run.
+        """
+        world = self.status.elastic
+        return self.job.spec.elastic is not None and world is not None and world.formation > 0
+
+    @property
     def gang_began(self) -> bool:
         """Whether the present attempt's ranks have started; from then on a pod that is gone is a loss."""
+        if self.has_world:
+            return True
         if self.launcher is not None and self.launcher.finished:
             failure = failure_in(self.launcher, self.attempt)
             if failure.get("rank") is not None or failure.get("reason") == "AgentLost":

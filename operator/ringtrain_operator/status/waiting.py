@@ -60,13 +60,12 @@ def _pending_pods(s: Situation, absent: Sequence[str]) -> ConditionChange | None
 
 def _gang(s: Situation) -> ConditionChange:
     """All pods run; whether the gang does is for its launcher to say."""
-    if s.report is not None and s.report.phase == "Waiting":
-        registered = sum(bool(worker.get("registered")) for worker in s.report.workers)
-        absent = [
-            str(worker.get("pod") or worker.get("index"))
-            for worker in s.report.workers
-            if not worker.get("registered")
-        ]
+    if s.report is not None and s.report.phase == "Waiting" and not s.has_world:
+        # An elastic job's launcher tells of as many as there may ever be.
+        most = s.status.ledger.attempt_workers if s.job.spec.elastic is not None else len(s.report.workers)
+        workers = s.report.workers[:most]
+        registered = sum(bool(worker.get("registered")) for worker in workers)
+        absent = [str(w.get("pod") or w.get("index")) for w in workers if not w.get("registered")]
         count = f"{registered} of {counted(s.status.ledger.attempt_workers, 'worker')} registered"
         return _not("WaitingForAgents", count + (f"; not yet: {_first(absent)}" if absent else ""))
     if s.report is not None or s.status.is_true("Running"):
@@ -94,7 +93,7 @@ def _world(s: Situation) -> str:
     """How large the world is, and which one it is."""
     said = (s.report.elastic if s.report is not None else None) or {}
     formation, ranks = said.get("formation"), said.get("ranks")
-    if s.job.spec.elastic is None or not is_whole(formation) or not is_whole(ranks):
+    if s.job.spec.elastic is None or not formation or not is_whole(formation) or not is_whole(ranks):
         return counted(s.world_size, "rank")
     return f"{ranks} of {counted(s.world_size, 'rank')}, formation {formation}"
 

@@ -151,6 +151,18 @@ def test_a_killed_launcher_may_come_back_in_its_pod() -> None:
     assert w.status.attempt == 2
 
 
+def test_a_launcher_that_came_back_and_waits_for_agents_has_lost_no_gang() -> None:
+    """The job runs, and an agent that gave up on the launcher meanwhile is one lost worker."""
+    w = elastic()
+    w.launcher_says("Waiting")
+    w.settle()
+    assert w.status.state == "Running"
+    w.pod_ends(VICTIM, contract.EXIT_GANG_STOPPED)
+    w.run(seconds=31)
+    w.run(seconds=1)
+    assert (w.status.attempt, w.status.restarts, incarnation(w)) == (1, 0, 2)
+
+
 def test_incarnations_go_on_over_attempts() -> None:
     """The next attempt's pods have the next numbers: a number and an index are one pod in all of a job's life."""
     w = elastic()
@@ -308,6 +320,22 @@ def test_success_is_attested_for_the_last_world(ranks: int, state: str) -> None:
     w.change(runPolicy={"backoffLimit": 0})
     w.settle()
     assert w.status.state == state
+
+
+def test_only_wanted_workers_are_waited_for() -> None:
+    """The launcher tells of all that there may ever be."""
+    w = elastic()
+    w.launcher_ends(1)
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    for name in w.pods:
+        w.pod_runs(name)
+    w.launcher_says("Waiting")
+    assert w.report is not None
+    w.report["workers"] = [{"index": i, "pod": f"p{i}", "registered": i < 2} for i in range(8)]
+    w.settle()
+    assert condition(w, "Running")[2] == "2 of 3 workers registered; not yet: p2"
 
 
 def test_degraded_while_the_world_is_too_small() -> None:
