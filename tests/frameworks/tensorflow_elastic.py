@@ -246,6 +246,45 @@ def check_legacy_optimizers_are_kept() -> None:
     assert results[1]["seen"] == [(0, 2)], results
 
 
+def passes(updates: int, pauses: tuple[int, ...]) -> dict[str, Any]:
+    """Train with three backward passes an update, a commit after each pass, and Horovod's callback for weights."""
+    import ringtrain.tensorflow.keras as hvd
+
+    hvd.init()
+    keras = tf.keras
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([tf.zeros((1, 1)).numpy()])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=3)
+    model.compile(optimizer=optimizer, loss=lambda _, predicted: tf.reduce_mean(predicted))
+    ones = tf.ones((4, 1))
+    state = hvd.elastic.KerasState(model, step=0)
+    weights = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while float(model.get_weights()[0][0, 0]) > -3.0 * updates:
+            pause(state.step, pauses)
+            model.fit(ones, ones, batch_size=4, epochs=1, verbose=0, callbacks=[weights])
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return {"weight": float(model.get_weights()[0][0, 0]), "steps": state.step}
+
+
+def check_passes_of_an_update_begin_anew() -> None:
+    """Newcomers have none of the passes that survivors have: all begin the update anew, in place of waiting."""
+    with slots(passes, 1, 2, (1,)) as worlds:
+        worlds.form()
+        said(worlds, 1, 1)
+        worlds.start(1)
+        worlds.tell_change()
+        go_on(worlds, [0], "change")
+        worlds.form()
+        results = worlds.results()
+    assert list(results.values()) == [{"weight": -6.0, "steps": 2 + 6}] * 2
+
+
 @contextlib.contextmanager
 def slots(function: Any, count: int, *args: Any) -> Any:
     """As `started_slots`, forked from this process."""

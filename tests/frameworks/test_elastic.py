@@ -15,6 +15,7 @@ SCENARIOS = {
         "functions_go_on_in_worlds_of_other_sizes",
         "sessions_go_on_after_a_loss",
         "fit_goes_on_within_the_epoch",
+        "passes_of_an_update_begin_anew",
     ),
     "keras-2": ("fit_goes_on_within_the_epoch", "legacy_optimizers_are_kept"),
 }

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -12,6 +13,7 @@ from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
+from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import global_process_set
 from ringtrain.tensorflow.gradients import identity
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras, variables_of
@@ -31,6 +33,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._root_rank = root_rank
         self._local = {identity(variable) for variable in local_variables or ()}
         self._done = False
+        self._world: weakref.ref[Any] | None = None  # the one that it was done in
         self._steps = 0
         self._step_began_ns = self._batch_began_ns = 0
 
@@ -39,6 +42,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local.add(identity(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
+        if self._world is None or self._world() is not current():
+            self._done, self._world = False, weakref.ref(current())
         if self.model.built and not self._done:
             self._send(self.model.variables)
         self._step_began_ns = time.perf_counter_ns()

@@ -9,6 +9,7 @@ from ringtrain.elastic.state import HANDLERS
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.elastic_state import VariablesHandler, VariablesState
 from ringtrain.tensorflow.keras.api import check_backend, is_optimizer, keras, variables_of
+from ringtrain.tensorflow.keras.optimizer import DistributedKerasMixin
 
 
 class ModelHandler(VariablesHandler):
@@ -23,6 +24,15 @@ class OptimizerHandler(VariablesHandler):
 
     def variables(self) -> Sequence[Any]:
         return variables_of(self.value)
+
+    def sync(self, root: int = 0) -> None:
+        super().sync(root)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Begin an update of several backward passes anew: those of lost ranks are lost."""
+        if isinstance(self.value, DistributedKerasMixin):
+            self.value.begin_passes()
 
 
 class TensorFlowKerasState(VariablesState):

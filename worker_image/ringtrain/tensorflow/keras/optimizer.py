@@ -31,6 +31,11 @@ class DistributedKerasMixin:
         """Leave the gradient of `var` out of the reduction."""
         self._reducer.register_local(var)
 
+    def begin_passes(self) -> None:
+        """Forget the passes since the last update: the next one is the first of the next update."""
+        if self._sums is not None:
+            self._sums.clear()
+
     def _register_local_layers(self) -> None:
         for variable in trainable(self._local_layers):  # known when a layer was built
             self._reducer.register_local(variable)
@@ -85,6 +90,12 @@ class Accumulator:
         with tf.init_scope():
             self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._count.assign(0)
+        for total in self._sums:
+            total.assign(tf.zeros_like(total))
 
     def add(self, grads: list[Any], at_last: Any, iterations: Any) -> Any:
         """Add `grads`; at the last pass call `at_last` with the sums (or means), and begin anew.
