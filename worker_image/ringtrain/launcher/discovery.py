@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 _EVERY_S: Final = 1.0
 # A script may ask a cloud's API; one that hangs must not hide that the world could change.
 _DEADLINE_S: Final = 10.0
+_POLL_S: Final = 0.1
 _MOST_BYTES: Final = 64 << 10
 
 
@@ -81,12 +83,12 @@ class HostDiscovery:
     def close(self) -> None:
         """Run the script no more."""
         self._closed.set()
-        self._thread.join(_DEADLINE_S + 1)
+        self._thread.join(_DEADLINE_S)
 
     def _follow(self) -> None:
         while not self._closed.is_set():
             try:
-                hosts = parse_hosts(run_script(self._script, _DEADLINE_S), own_names())
+                hosts = parse_hosts(run_script(self._script, _DEADLINE_S, self._closed), own_names())
                 self._check(sum(hosts.values()))
                 self._ask(self._slots.assign(hosts))
                 self._problem = ""
@@ -107,8 +109,8 @@ class HostDiscovery:
         self._problem = problem
 
 
-def run_script(script: str, deadline_s: float) -> str:
-    """What the shell command `script` prints. ConfigurationError when it fails or takes too long."""
+def run_script(script: str, deadline_s: float, closed: threading.Event) -> str:
+    """What the shell command `script` prints. ConfigurationError when it fails, is late, or `closed` is set."""
     process = subprocess.Popen(
         script,
         shell=True,
@@ -118,7 +120,7 @@ def run_script(script: str, deadline_s: float) -> str:
         start_new_session=True,
     )
     try:
-        output, errors = process.communicate(timeout=deadline_s)
+        output, errors = _read(process, time.monotonic() + deadline_s, closed)
     except subprocess.TimeoutExpired:
         raise ConfigurationError(f"it took longer than {deadline_s:g} s") from None
     finally:
@@ -129,3 +131,12 @@ def run_script(script: str, deadline_s: float) -> str:
         said = errors.decode(errors="replace").strip().splitlines()
         raise ConfigurationError(f"it exited with {process.returncode}" + (f" ({said[-1]})" if said else ""))
     return output[:_MOST_BYTES].decode(errors="replace")
+
+
+def _read(process: "subprocess.Popen[bytes]", end: float, closed: threading.Event) -> tuple[bytes, bytes]:
+    while True:
+        try:
+            return process.communicate(timeout=_POLL_S)
+        except subprocess.TimeoutExpired:
+            if closed.is_set() or time.monotonic() >= end:
+                raise

@@ -56,13 +56,22 @@ def test_a_host_keeps_its_slots() -> None:
 
 def test_a_script_that_fails_or_hangs() -> None:
     """The error has its code and the last line that it wrote, or the deadline."""
-    assert run_script("echo here:2", 30) == "here:2\n"
+    closed = threading.Event()
+    assert run_script("echo here:2", 30, closed) == "here:2\n"
     with pytest.raises(ConfigurationError, match=r"it exited with 3 \(no such cloud\)"):
-        run_script("echo no such cloud >&2; exit 3", 30)
+        run_script("echo no such cloud >&2; exit 3", 30, closed)
     began = time.monotonic()
     with pytest.raises(ConfigurationError, match=r"it took longer than 0.2 s"):
-        run_script("sleep 60", 0.2)
+        run_script("sleep 60", 0.2, closed)
     assert time.monotonic() - began < 30
+
+
+def test_a_script_that_hangs_holds_nobody_up() -> None:
+    """When the run ends, so does the script."""
+    discovery = HostDiscovery("sleep 600", 8, RULES, lambda slots: None)
+    began = time.monotonic()
+    discovery.close()
+    assert time.monotonic() - began < 8
 
 
 @pytest.fixture
