@@ -35,7 +35,7 @@ def ringtrain_rank(directory: Path) -> None:
     weights = {f"layer{i}": np.zeros(PARAMETERS // ARRAYS, np.float32) for i in range(ARRAYS)}
     gradient = np.full(PARAMETERS // ARRAYS, 0.1, np.float32)
     rt.init()
-    optimizer = rt.optim.HostOptimizer(weights, rt.optim.AdamW(lr=1e-3), sharded=False, elastic=True)
+    optimizer = rt.optim.HostOptimizer(weights, rt.optim.AdamW(lr=1e-3), elastic=True)
     state = elastic.State(optimizer=optimizer, step=0, is_over=False)
 
     @elastic.run

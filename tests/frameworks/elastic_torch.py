@@ -38,7 +38,7 @@ def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
     model = model_of(hvd.rank())
     shard = rt.elastic.shard(SAMPLES, rt.elastic.FixedGlobal(12), seed=1)
     if kind == "host":
-        optimizer: Any = hvd.HostOptimizer(model, rt.optim.AdamW(lr=0.01), sharded=False, elastic=True)
+        optimizer: Any = hvd.HostOptimizer(model, rt.optim.AdamW(lr=0.01), elastic=True)
         scheduler = None
     else:
         plain = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -24,7 +24,6 @@ from support.guard import GUARD
 
 DEADLINE_S = 240.0
 STEPS = 20
-SECOND_HOME = False  # whether the part of the state that a lost rank had is somewhere else as well
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,7 @@ def case_of(seed: int) -> Case:
         faults.append(_second(other, kind, chance.uniform(0, 0.05)))
     on_loss, transport = chance.choice(["Replace", "Shrink"]), chance.choice(["grpc", "shm"])
     # Two ranks that are lost at once may have been all that had a part of the state.
-    sharded = SECOND_HOME and kind not in ("park", "enter")
-    return Case(seed, ranks, transport, on_loss, sharded, tuple(faults))
+    return Case(seed, ranks, transport, on_loss, kind not in ("park", "enter"), tuple(faults))
 
 
 def _second(slot: int, on: str, delay_s: float) -> dict[str, Any]:
