@@ -1,0 +1,52 @@
+"""What `dtj why` and the metrics tell of an elastic job's losses."""
+
+from __future__ import annotations
+
+import json
+
+from support.planworld import elastic
+
+from ringtrain_operator.cli.why import explain
+from ringtrain_operator.cluster.metrics import Metrics
+from ringtrain_operator.cluster.poll import Endpoint
+from ringtrain_operator.cluster.reconcile import wanted_workers
+
+VICTIM = "digits-worker-1"
+
+
+def test_why_tells_the_losses() -> None:
+    """What is missing, what became of it, and what it has cost so far."""
+    w = elastic()
+    w.evict(VICTIM)
+    w.settle()
+    w.world_is(2, 2, lostSteps=1, recoveries=1, lastRecoverySeconds=1.5)
+    w.settle()
+    told = "\n".join(explain(json.loads(json.dumps(w.job)), [], []))
+    assert "Degraded=True" in told
+    assert "2 of 3 ranks train: digits-worker-1" in told
+    assert "1 worker lost so far, 1 step done again; went on 1 time, the last within 1.5 s" in told
+    assert f"{VICTIM} (incarnation 1) on node node-of-{VICTIM} was disrupted (TerminationByKubelet)" in told
+
+
+def test_losses_are_counted() -> None:
+    """Each once, by what is new in a status."""
+    metrics, w = Metrics(), elastic()
+    before = w.job["status"]
+    w.evict(VICTIM)
+    w.settle()
+    w.world_is(3, 2, lostSteps=1, recoveries=2)
+    w.settle()
+    metrics.status_changed(before, w.job["status"])
+    metrics.status_changed(w.job["status"], w.job["status"])
+    text = metrics.text().decode()
+    for name, value in (("workers_lost", 1), ("recoveries", 2), ("steps_lost", 1), ("formations", 2)):
+        assert f"ringtrain_job_{name}_total {value}.0\n" in text
+
+
+def test_an_elastic_jobs_launcher_is_told_and_no_other() -> None:
+    """How many workers the status says, beside its /status."""
+    w = elastic(workers=3)
+    assert wanted_workers(w.job) == 3
+    del w.job["spec"]["elastic"]
+    assert wanted_workers(w.job) is None
+    assert Endpoint("http://10.0.0.7:7351/status").workers_url == "http://10.0.0.7:7351/workers"
