@@ -76,31 +76,35 @@ class Variant(HostOptimizer):
             self._cut = replace(self._cut, context=replace(context, mirror=mirror))
 
 
-def measure(shapes: list[tuple[int, ...]], seconds: float) -> dict[str, list[float]]:
-    """Return the seconds of the steps of each way; the slowest rank counts."""
+def measure(shapes: list[tuple[int, ...]], seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """Of each way's steps: the seconds of the slowest rank, and processor seconds of all ranks."""
     rt.init()
     random = np.random.default_rng(0)
     gradients = {f"p{i}": random.standard_normal(shape, dtype=np.float32) for i, shape in enumerate(shapes)}
     ones = {name: np.ones_like(gradient) for name, gradient in gradients.items()}
     variants = {way: Variant(ones, way) for way in WAYS}
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for way in WAYS:
         _step(variants[way], gradients)
     began = time.monotonic()
     while rt.broadcast_object(time.monotonic() - began < seconds):
         for way in WAYS:
             rt.barrier()
-            times[way].append(max(rt.allgather_object(_step(variants[way], gradients))))
+            took, processor = zip(*rt.allgather_object(_step(variants[way], gradients)), strict=True)
+            times[way].append((max(took), sum(processor)))
     rt.shutdown()
     return times
 
 
-def _step(optimizer: HostOptimizer, gradients: dict[str, Flat]) -> float:
-    began = time.perf_counter()
+def _step(optimizer: HostOptimizer, gradients: dict[str, Flat]) -> tuple[float, float]:
+    """Seconds and processor seconds of this rank."""
+    began, processor = time.perf_counter(), time.process_time()
     for name in reversed(gradients):
         optimizer.submit(name, gradients[name])
     optimizer.step()
-    return time.perf_counter() - began
+    took = time.perf_counter() - began
+    rt.barrier()  # what other ranks still read of this one is this rank's work
+    return took, time.process_time() - processor
 
 
 def main() -> None:
@@ -118,17 +122,17 @@ def main() -> None:
             print(json.dumps({"transport": transport, "ranks": ranks, **_summary(times)}), flush=True)
 
 
-def _summary(times: dict[str, list[float]]) -> dict[str, Any]:
-    medians = {way: statistics.median(of) for way, of in times.items()}
-    ratios = {
-        way: round(statistics.median(a / b for a, b in zip(times[way], times["none"], strict=True)), 3)
-        for way in WAYS
-    }
-    return {
-        "steps": len(times["none"]),
-        "ms": {way: round(1000 * median, 1) for way, median in medians.items()},
-        "ratios": ratios,
-    }
+def _summary(times: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"steps": len(times["none"])}
+    for index, what in enumerate(("step", "processor")):
+        of = {way: [values[index] for values in times[way]] for way in WAYS}
+        summary[f"{what} ms"] = {way: round(1000 * statistics.median(of[way]), 1) for way in WAYS}
+        summary[f"{what} ratio"] = {way: _ratio(of[way], of["none"]) for way in WAYS}
+    return summary
+
+
+def _ratio(values: list[float], others: list[float]) -> float:
+    return round(statistics.median(a / b for a, b in zip(values, others, strict=True)), 2)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateLost
+from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateCorrupt, StateLost
 from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
 from ringtrain.optim.cut import Unjoined
+from ringtrain.optim.memory_check import EVERY
 from ringtrain.optim.mirror import second_homes
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.group import ProcessGroup
@@ -409,3 +410,65 @@ def test_a_loaded_state_has_a_second_home() -> None:
 )
 def test_a_second_home_is_in_another_pod_where_there_is_one(pods: list[int], homes: list[int]) -> None:
     assert list(second_homes(pods)) == homes
+
+
+def _flip(values: Any) -> None:
+    values.view(np.uint8)[5] ^= 16
+
+
+@pytest.mark.parametrize("where", ["state", "copy", "weights"])
+def test_a_bit_that_flips_between_two_updates_is_found_on_its_rank(where: str) -> None:
+    """StateCorrupt on all ranks names the one whose memory it was."""
+    case = CASES["fused"]
+    with world_of(SIZE) as world:
+
+        def run(rank: int) -> None:
+            opt = _Opened(_made(case, group_of()))
+            _train(opt.optimizer, case, EVERY)
+            if rank == 1:
+                _flip(opt.memory(where))
+            _train(opt.optimizer, case, EVERY + 1)
+
+        for error in world.errors(run):
+            assert isinstance(error, StateCorrupt)
+            assert error.ranks == (1,)
+            assert f"ranks [1] changed between update {EVERY} and {EVERY + 1}" in str(error)
+
+
+def test_a_bit_that_flipped_earlier_is_found_by_its_two_homes() -> None:
+    """Which of the two is wrong is not claimed."""
+    case = CASES["lamb-half-clip"]
+    with world_of(SIZE) as world:
+
+        def run(rank: int) -> None:
+            opt = _Opened(_made(case, group_of()))
+            _train(opt.optimizer, case, EVERY - 1)
+            if rank == 2:
+                _flip(opt.memory("state"))
+            _train(opt.optimizer, case, EVERY + 1)
+
+        for error in world.errors(run):
+            assert isinstance(error, StateCorrupt)
+            assert error.ranks == (2, 0)
+            assert "rank 2 and rank 0, the second home of its state, hold different bits of it" in str(error)
+
+
+def test_copies_are_alike_after_many_updates() -> None:
+    """Whatever the rule and the way of the gradients."""
+    for name in ("lamb-half-clip", "int8-clip"):
+        with world_of(2) as world:
+            world.run(lambda rank, name=name: _train(_made(CASES[name], group_of()), CASES[name], EVERY + 1))
+
+
+class _Opened:
+    """The memory of an optimizer, as a fault of the machine sees it."""
+
+    def __init__(self, optimizer: HostOptimizer) -> None:
+        self.optimizer = optimizer
+
+    def memory(self, where: str) -> Any:
+        context = vars(self.optimizer)["_cut"].context
+        bucket = context.mirror.buckets[0]
+        if where == "copy":
+            return context.mirror.values(bucket)["mean"]
+        return context.arenas.own_values(bucket)["mean" if where == "state" else "weights"]

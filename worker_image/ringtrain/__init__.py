@@ -39,6 +39,7 @@ from ringtrain.errors import (
     PeerLost,
     RankFailed,
     RingtrainError,
+    StateCorrupt,
     StateLost,
 )
 from ringtrain.local_ranks import run
@@ -80,6 +81,7 @@ __all__ = [
     "RankFailed",
     "ReduceOp",
     "RingtrainError",
+    "StateCorrupt",
     "StateLost",
     "Sum",
     "add_process_set",

@@ -6,6 +6,7 @@
     ├── MismatchError          ranks disagree on a shape, dtype, op, root or name; names both
     ├── PeerLost               a peer died, stalled or left in the middle; names the rank
     ├── StateLost              a part of the optimizer's state went with lost ranks; a checkpoint has it
+    ├── StateCorrupt           two copies of the optimizer's state differ; names the ranks
     ├── RankFailed             a rank that ringtrain.run() started has failed; names it and has its traceback
     ├── DataError              a data set, shard or file is not what it should be
     └── CheckpointError        no checkpoint can be read or written
@@ -43,6 +44,17 @@ class PeerLost(RingtrainError, ConnectionError):
 
 class StateLost(RingtrainError):
     """A part of the optimizer's state is on no rank of the new world. `ranks`: who had it in the former one."""
+
+    def __init__(self, ranks: tuple[int, ...], message: str) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class StateCorrupt(RingtrainError):
+    """Copies of the optimizer's state differ, or memory changed by itself.
+
+    `ranks`: whose; an owner and its second home where it is not known which of them is wrong.
+    """
 
     def __init__(self, ranks: tuple[int, ...], message: str) -> None:
         super().__init__(message)

@@ -1,7 +1,8 @@
 """The host-side optimizer.
 
 A gradient enters in `inbox`, is reduced and becomes an update in `pipeline`, through `rules` and `kernels`;
-weights and state lie in `arenas` as `layout` decided; `host` is what a trainer holds.
+weights and state lie in `arenas` as `layout` decided; `host` is what a trainer holds. `cut` is all of that in one
+world; `undo`, `mirror` and `reform` are for worlds that change.
 """
 
 from ringtrain.optim.host import HostOptimizer

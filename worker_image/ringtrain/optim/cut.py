@@ -15,6 +15,7 @@ from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import can_fuse
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
+from ringtrain.optim.memory_check import MemoryCheck
 from ringtrain.optim.mirror import Mirror, Tools, second_homes
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.rules import Rule
@@ -58,12 +59,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Cut:
-    """The optimizer in one world. `views`: the weights by name, whole on every rank."""
+    """The optimizer in one world. `views`: the weights by name, whole on every rank. `check`: compares copies."""
 
     context: UpdateContext
     inbox: Inbox
     fused: bool
     views: dict[str, Flat]
+    check: MemoryCheck | None
 
     def begin_at(self, updates: int) -> None:
         """Weights and state were set to those after `updates`: nothing from before can be undone."""
@@ -90,7 +92,8 @@ def make_cut(model: Model, group: Group) -> Cut:
         group, layout, arenas, model.rule, model.settings, kernels, model.sharded, wire, lane, undo, mirror
     )
     inbox = Inbox(layout, arenas, group.rank, model.settings)
-    return Cut(context, inbox, can_fuse(context), _views(layout, arenas))
+    check = None if mirror is None else MemoryCheck(context, mirror)
+    return Cut(context, inbox, can_fuse(context), _views(layout, arenas), check)
 
 
 def _views(layout: Layout, arenas: Arenas) -> dict[str, Flat]:

@@ -45,7 +45,7 @@ class FusedUpdate:
         self._rule = context.rule
         self._m = context
         self._inbox = inbox
-        self._number = number
+        self.number = number
         self._rate = rate
         self._last = _shared(context)[-1]
         self.arrivals = Arrivals(context.layout.buckets)
@@ -85,7 +85,7 @@ class FusedUpdate:
             state.get(MASTER),
             last=bucket is self._last,
             reduced=None if mirror is None else own,
-            kept=None if undo is None else undo.room(bucket.index, self._number),
+            kept=None if undo is None else undo.room(bucket.index, self.number),
         )
         with timeline.span(f"reduce and update bucket {bucket.index}", "bucket"):
             self._m.group.update(arenas.gradients(bucket), bucket.bounds, Average if bucket.half else Sum, change)
@@ -97,7 +97,7 @@ class FusedUpdate:
     def _update_alone(self, bucket: Bucket) -> None:
         began_ns = time.perf_counter_ns()
         if self._m.undo is not None:
-            self._m.undo.keep(bucket.index, self._number)
+            self._m.undo.keep(bucket.index, self.number)
         part = self._m.arenas.part(bucket)
         self._rule.update(part, self._step(bucket), self._m.kernels)
         self._m.arenas.store(bucket, part)
@@ -105,7 +105,7 @@ class FusedUpdate:
         self.arrivals.arrived(bucket)
 
     def _step(self, bucket: Bucket) -> StepValues:
-        return StepValues(self._number, self._rate, self._m.mean_scale(bucket))
+        return StepValues(self.number, self._rate, self._m.mean_scale(bucket))
 
 
 def _shared(context: UpdateContext) -> list[Bucket]:

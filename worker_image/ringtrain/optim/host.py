@@ -319,7 +319,12 @@ class HostOptimizer:
 
     def _run(self, update: Update | FusedUpdate) -> None:
         try:
+            check, number = self._cut.check, update.number
+            if check is not None:
+                check.before(number)
             update.run()
+            if check is not None:
+                check.after(number)
         except Abandoned:
             return
         except BaseException as error:

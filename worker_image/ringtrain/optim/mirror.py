@@ -70,6 +70,14 @@ class Mirror:
         """The copy, by name: weights in the precision in which they are updated, and state."""
         return self._values[bucket.index]
 
+    def all_values(self) -> list[Flat]:
+        """The arrays of the whole copy."""
+        return [array for values in self._values.values() for array in values.values()]
+
+    def gradients(self) -> list[Flat]:
+        """The gradients that the next `catch_up` applies."""
+        return list(self._gradients.values())
+
     def shard(self, bucket: Bucket) -> slice:
         """The elements of `bucket` that are copied here."""
         return bucket.shard(self.ward)

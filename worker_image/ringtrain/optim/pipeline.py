@@ -105,7 +105,7 @@ class Update:
     def __init__(self, context: UpdateContext, inbox: Inbox, number: int, rate: float) -> None:
         self._m = context
         self._inbox = inbox
-        self._number = number
+        self.number = number
         self._rate = rate
         self._reductions: list[list[Pending]] = []
         self.arrivals = Arrivals(context.layout.buckets)
@@ -124,12 +124,12 @@ class Update:
                 self._reduce_next_if_complete(bucket.index)
             began_ns = time.perf_counter_ns()
             if self._m.undo is not None:
-                self._m.undo.keep(bucket.index, self._number)
+                self._m.undo.keep(bucket.index, self.number)
             if (wire := self._m.wire_of(bucket)) is not None:
                 wire.remember(bucket)
             part = self._m.arenas.part(bucket)
             scale = self._m.mean_scale(bucket) * (1.0 if bucket.local else clip)
-            values = StepValues(self._number, self._rate, scale)
+            values = StepValues(self.number, self._rate, scale)
             reduced = self._kept_for_mirror(bucket)
             layer_rates: tuple[float, ...] = ()
             if isinstance(self._m.rule, LayerRule):
@@ -176,7 +176,7 @@ class Update:
             return []
         if (wire := self._m.wire_of(bucket)) is not None:
             if self._m.undo is not None:
-                self._m.undo.keep_lost(bucket.index, self._number)
+                self._m.undo.keep_lost(bucket.index, self.number)
             return [wire.reduce_scatter(bucket)]
         buffer, group = self._m.arenas.gradients(bucket), self._m.group
         # Half types are averaged by the ring, in float32: their sum could overflow. Others are summed, and the
@@ -215,7 +215,7 @@ class Update:
         self.norm = math.sqrt(math.fsum(scaled))
         if self._m.settings.check_finite and not math.isfinite(self.norm):
             raise ConfigurationError(
-                f"update {self._number}: the global gradient norm is {self.norm}; lower the learning rate "
+                f"update {self.number}: the global gradient norm is {self.norm}; lower the learning rate "
                 f"or look for an overflow in the loss"
             )
         return min(1.0, clip_norm / (self.norm + 1e-6))
