@@ -46,8 +46,10 @@ def ringtrain_rank(directory: Path) -> None:
             state.optimizer.step()
             state.step += 1
             state.is_over = bool(rt.broadcast_object((directory / "end").exists()))
-            state.commit()
-            note(directory, slot, os.environ["RINGTRAIN_FORMATION"])
+            try:
+                state.commit()
+            finally:  # a commit that ends the world because others join counts as well
+                note(directory, slot, os.environ["RINGTRAIN_FORMATION"])
 
     train(state)
 
