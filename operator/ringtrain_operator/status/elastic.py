@@ -43,7 +43,8 @@ def degraded(s: Situation) -> ConditionChange | None:
     wanted = s.status.ledger.attempt_workers * s.job.spec.slots
     ranks = _whole(said, "ranks")
     if ranks >= wanted and said.get("degraded") is not True:
-        return ConditionChange("Degraded", "False", "Complete", f"{counted(ranks, 'rank')} train")
+        verb = "trains" if ranks == 1 else "train"
+        return ConditionChange("Degraded", "False", "Complete", f"{counted(ranks, 'rank')} {verb}")
     reason, why = _why_fewer(s)
     return ConditionChange("Degraded", "True", reason, f"{ranks} of {counted(wanted, 'rank')} train: {why}")
 

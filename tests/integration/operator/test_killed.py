@@ -151,8 +151,11 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
 
 
 def _without_cause(event: dict[str, Any]) -> str:
-    """An event's message; of a lost worker its name: who was away sees only that it is gone."""
+    """An event's message; of a lost worker its name, and of a complete world nothing: who was away sees only that
+    a worker is gone, and how many ranks train by now."""
     message = str(event["message"])
+    if event["reason"] == "WorldComplete":
+        return ""
     return message.partition(" ")[0] if event["reason"] == "WorkerLost" else message
 
 

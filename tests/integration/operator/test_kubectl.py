@@ -47,7 +47,7 @@ async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_p
         await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1")
         await s.until_running(attempt=2)
         wide = (await kubectl(control_plane, "get", "dtj", "-n", s.namespace, "-o=wide")).splitlines()
-        assert wide[0].split()[-4:] == ["PROGRESS", "REASON", "DISRUPTIONS", "AGE"]
+        assert wide[0].split()[-5:] == ["PROGRESS", "REASON", "FORMATION", "DISRUPTIONS", "AGE"]
         assert wide[1].split()[-3:-1] == ["Disrupted", "1"]
         await kubectl(control_plane, "scale", "dtj", "digits", "--replicas=3", "-n", s.namespace)
         await s.until_running(attempt=3, workers=3)
