@@ -61,6 +61,7 @@ class ElasticWorld:
             self._state, self._asked = kept
             if self._state.phase is FormationPhase.RUNNING:
                 self._met = self._state.number
+        self._recoveries = self._state.recoveries  # that the log has told
         self._note_members()
 
     def ask(self, workers: int) -> None:
@@ -191,6 +192,7 @@ class ElasticWorld:
             if before.phase is not FormationPhase.RUNNING:
                 names = ", ".join(str(process.slot) for process in after.members)
                 log.info("formation %d is made of slots %s", after.number, names)
+                self._say_state_lost(before, after)
             return
         if after.number == before.number:
             return
@@ -206,14 +208,24 @@ class ElasticWorld:
             before.formed,
         )
 
+    def _say_state_lost(self, before: FormationState, after: FormationState) -> None:
+        """A training that begins anew must not look like one that goes on."""
+        survivors = {process.member for process in before.members} & {process.member for process in after.members}
+        if before.formed and not survivors and not self._settings.rules.restarts:
+            log.warning(
+                "no rank of formation %d is left: training begins at its last checkpoint, or anew without one; "
+                "what was done since, up to step %d, is lost",
+                before.formed,
+                before.progress,
+            )
+
     def _say_met(self, view: View) -> None:
         state = self._state
         if state.number <= self._met or not joined(state, self._settings.rules, view):
             return
         self._met = state.number
-        more = (
-            f", {state.last_recovery_s:.1f} s after the loss" if state.last_recovery_s and state.recoveries else ""
-        )
+        more = f", {state.last_recovery_s:.1f} s after the loss" if state.recoveries > self._recoveries else ""
+        self._recoveries = state.recoveries
         log.info("formation %d runs, ranks: %d%s", state.number, len(state.members), more)
 
     def _finished(self, view: View) -> int:

@@ -75,7 +75,8 @@ class Job:
         if self.gang.registrations().get(index) != registration:
             self.gang.register(registration)
             self.gang.attach(index, registration.instance)
-        ranks = tuple(RankState(2 * index + local, RankPhase.RUNNING, **{"life": 1, **state}) for local in (0, 1))
+        given = {"phase": RankPhase.RUNNING, "life": 1, **state}
+        ranks = tuple(RankState(2 * index + local, **given) for local in (0, 1))
         assert self.gang.sync(index, registration.instance, AgentState(ranks, order=order))
 
     def form(self, *workers: int) -> Form:
@@ -279,4 +280,62 @@ def test_a_lost_pod_is_named_after_another_has_taken_its_place(tmp_path: Path, c
     job.gang.register(replace(worker(1, "second"), pod="pod-1-again"))
     job.order()
     assert "formation 1 is lost: worker 1 (pod pod-1 on node node) is no longer heard of" in caplog.text
+    job.close()
+
+
+def test_training_that_begins_anew_is_told(tmp_path: Path, caplog: Any) -> None:
+    """Where no rank is left that has the state, the log says what is lost; where one is, it does not."""
+    job = Job(tmp_path, RINGTRAIN_ELASTIC_START_RANKS="4")
+    form = job.form(0, 1)
+    for index in (0, 1):
+        job.say(index, form.number, formation=1, joined=True, committed=7)
+    job.order()
+    for survivors in (True, False):
+        job.say(0, form.number, formation=form.world.formation, phase=RankPhase.FAILED, exit_code=137)
+        if not survivors:
+            job.say(1, form.number, formation=form.world.formation, phase=RankPhase.FAILED, exit_code=137)
+        prepare = job.order()
+        assert isinstance(prepare, Prepare)
+        job.say(0, prepare.number, life=prepare.formation, parked=True)
+        life = 1 if survivors else 2
+        job.say(1, prepare.number, life=life, parked=True, formation=form.world.formation if survivors else 0)
+        form = job.order()
+        assert isinstance(form, Form)
+        assert ("no rank of formation" in caplog.text) != survivors
+        job.say(0, form.number, life=prepare.formation, formation=form.world.formation, joined=True)
+        job.say(1, form.number, life=life, formation=form.world.formation, joined=True)
+        job.order()
+    assert "no rank of formation 2 is left" in caplog.text
+    assert "up to step 7, is lost" in caplog.text
+    job.close()
+
+
+def test_only_a_recovery_is_timed(tmp_path: Path, caplog: Any) -> None:
+    """A world that grows later says nothing of the seconds that the recovery before took."""
+    caplog.set_level("INFO")
+    job = Job(tmp_path, RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC_JOIN_DELAY="0")
+    first = job.form(0, 1)
+    job.order()
+    job.say(0, first.number, formation=1, phase=RankPhase.FAILED, exit_code=137)
+    lost = job.order()
+    job.say(0, lost.number, life=2, parked=True)
+    job.say(1, lost.number, formation=1, parked=True)
+    second = job.order()
+    for index, life in ((0, 2), (1, 1)):
+        job.say(index, second.number, life=life, formation=2, joined=True)
+    job.order()
+    assert "formation 2 runs, ranks: 4, 0.0 s after the loss" in caplog.text
+    job.world.ask(3)
+    grown = job.order()
+    job.say(2, grown.number, parked=True)
+    grown = job.order()
+    for index, life in ((0, 2), (1, 1)):
+        job.say(index, grown.number, life=life, formation=2, parked=True)
+    job.say(2, grown.number, parked=True)
+    third = job.order()
+    assert isinstance(third, Form)
+    for index, life in ((0, 2), (1, 1), (2, 1)):
+        job.say(index, third.number, life=life, formation=3, joined=True)
+    job.order()
+    assert caplog.text.endswith("formation 3 runs, ranks: 6\n")
     job.close()
