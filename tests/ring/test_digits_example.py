@@ -90,3 +90,20 @@ def test_mnist_is_read_from_a_directory(tmp_path: Path) -> None:
         output, _ = failing.communicate(timeout=DEADLINE_S)
     assert failing.returncode == 1
     assert "none of t10k-labels-idx1-ubyte, t10k-labels-idx1-ubyte.gz" in output
+
+
+def test_an_elastic_run_learns_the_digits(tmp_path: Path) -> None:
+    """The elastic example under `ringtrain run`: two ranks, 96 % on unseen digits."""
+    script = SCRIPT.with_name("train_elastic.py")
+    run = [sys.executable, "-m", "ringtrain", "run", "-np", "2", "--min-np", "1", "--max-np", "2"]
+    quiet = {name: value for name, value in os.environ.items() if not name.startswith(("RINGTRAIN_", "TF_CONFIG"))}
+    ended = subprocess.run(
+        [*run, "--log-dir", str(tmp_path), sys.executable, str(script), "--epochs", "20"],
+        env=quiet | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert float(_found(r"test accuracy: (0\.\d+)$", ended.stdout)) >= 0.96
+    assert "2 ranks go on with epoch 0" in ended.stdout
