@@ -65,6 +65,14 @@ _ELASTIC = {
     "joinDelaySeconds": 0,
     "formationLimit": 100_000,
 }
+_SCHEDULING = {
+    "gang": "Volcano",
+    "queue": "research",
+    "priorityClassName": "high",
+    "minAvailable": 3,
+    "timeoutSeconds": 60,
+    "topology": {"required": "topology.kubernetes.io/rack"},
+}
 
 ACCEPTED = [
     Case("smallest", manifest()),
@@ -111,6 +119,8 @@ ACCEPTED = [
     Case("networking", manifest(networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30})),
     Case("encryption", manifest(networking={"encryption": "tensors"})),
     Case("longest-name", manifest(name="a" * 51)),
+    Case("scheduling", manifest(scheduling=_SCHEDULING)),
+    Case("scheduling-preferred", manifest(scheduling={"topology": {"preferred": "kubernetes.io/hostname"}})),
     Case("elastic", manifest(elastic={"maxReplicas": 2})),
     Case("elastic-with-everything", manifest(elastic=_ELASTIC)),
     Case("elastic-mpi", manifest(backend="mpi", elastic={"maxReplicas": 4, "onLoss": "Restart"})),
@@ -282,6 +292,29 @@ REJECTED = [
         "spec.mpi.runLauncherAsWorker",
         "has none of its own",
     ),
+    Case("gang-unknown", manifest(scheduling={"gang": "Slurm"}), "spec.scheduling.gang", "Coscheduling"),
+    Case("queue-no-name", manifest(scheduling={"queue": "Research"}), "spec.scheduling.queue", "pattern"),
+    Case("min-available-zero", manifest(scheduling={"minAvailable": 0}), "spec.scheduling.minAvailable", "1"),
+    Case(
+        "min-available-above-all",
+        manifest(scheduling={"minAvailable": 4}),
+        "spec.scheduling.minAvailable",
+        "worker.replicas + 1",
+    ),
+    Case("gang-timeout-zero", manifest(scheduling={"timeoutSeconds": 0}), "spec.scheduling.timeoutSeconds", "1"),
+    Case("topology-of-nothing", manifest(scheduling={"topology": {}}), "spec.scheduling.topology", "not both"),
+    Case(
+        "topology-twice",
+        manifest(scheduling={"topology": {"required": "rack", "preferred": "zone"}}),
+        "spec.scheduling.topology",
+        "not both",
+    ),
+    Case(
+        "topology-no-label",
+        manifest(scheduling={"topology": {"required": "a/b/c"}}),
+        "spec.scheduling.topology.required",
+        "pattern",
+    ),
     Case("timeout-zero", manifest(networking={"timeoutSeconds": 0}), "spec.networking.timeoutSeconds", "1"),
     Case("name-too-long", manifest(name="a" * 52), "metadata.name", "51"),
     Case("name-begins-with-a-digit", manifest(name="7up"), "metadata.name", "letter"),
@@ -449,6 +482,7 @@ _SECTIONS = {
     "checkpoint": _claim("c"),
     "logs": _claim("l"),
     "networking": {"timeoutSeconds": 7},
+    "scheduling": {"queue": "research"},
     "elastic": {"maxReplicas": 4},
 }
 _UP_TO_THREE = manifest(elastic={"maxReplicas": 3})

@@ -147,6 +147,9 @@ def _finish(job: Job, pod: Pod) -> None:
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"  # else it asks the node's servers, which know no Service
+    priority = job.spec.scheduling.priority_class_name
+    if priority and not spec.get("priorityClassName"):
+        spec["priorityClassName"] = priority
     main = spec["containers"][0]
     path = main.setdefault("terminationMessagePath", environment.DEFAULT_TERMINATION_MESSAGE_PATH)
     main["env"].append({"name": contract.ENV_TERMINATION_MESSAGE_PATH, "value": path})

@@ -15,6 +15,7 @@ from ..contract import CHECKPOINT_DIR
 from .base import Rule, Schema, SpecModel
 from .elastic import Elastic
 from .policy import RunPolicy
+from .scheduling import Scheduling
 from .template import LauncherTemplate, WorkerTemplate, device_count, template_devices
 
 DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
@@ -197,6 +198,10 @@ class JobSpec(SpecModel):
         "Unset: any loss restarts the gang.",
     )
     mpi: Mpi | None = Field(default=None, description="How ranks are started under the mpi backend.")
+    scheduling: Scheduling = Field(
+        default=Scheduling(),
+        description="How the job's pods are placed together, and which queue the job waits in.",
+    )
     run_policy: RunPolicy = Field(
         default=RunPolicy(), description="When the job starts, restarts, ends and is cleaned up."
     )
@@ -260,12 +265,22 @@ class JobSpec(SpecModel):
             path="mpi.runLauncherAsWorker",
             holds=lambda s: s.elastic is None or s.mpi is None or not s.mpi.run_launcher_as_worker,
         ),
+        Rule(
+            cel="!has(self.scheduling.minAvailable) || self.scheduling.minAvailable <= self.worker.replicas + 1",
+            message="scheduling.minAvailable must not be greater than worker.replicas + 1: the job's pods are its "
+            "workers and the launcher",
+            path="scheduling.minAvailable",
+            holds=lambda s: (s.scheduling.min_available or 0) <= s.worker.replicas + 1,
+        ),
         _frozen("backend"),
         _frozen("slotsPerWorker", optional=True),
         _frozen("worker.devices", optional=True, name="devices"),
         _frozen("worker.template", name="a pod template"),
         _frozen("launcher.template", name="a pod template"),
-        *(_frozen(section, optional=True) for section in ("checkpoint", "elastic", "logs", "mpi", "networking")),
+        *(
+            _frozen(section, optional=True)
+            for section in ("checkpoint", "elastic", "logs", "mpi", "networking", "scheduling")
+        ),
         Rule(
             cel=_unchanged("managedBy", optional=True),
             message="managedBy cannot change; delete the job and create it anew",
@@ -310,6 +325,12 @@ class Job:
     def most_agents(self) -> int:
         """Pods that may run ranks at a time: those of `num_agents`, or an elastic job's most workers."""
         return self.spec.elastic.max_replicas if self.spec.elastic is not None else self.num_agents
+
+    @property
+    def min_available(self) -> int:
+        """Pods, the launcher among them, without which the gang does not begin."""
+        least = self.spec.elastic.min_replicas if self.spec.elastic is not None else self.num_workers
+        return self.spec.scheduling.min_available or least + 1
 
     @property
     def world_size(self) -> int:

@@ -358,3 +358,24 @@ def test_the_longest_names_resolve() -> None:
     host = address.rpartition(":")[0]
     assert host == f"{'j' * 51}-launcher.{'j' * 51}"
     assert len(f"{host}.{'n' * 63}.svc.cluster.local") <= 253
+
+
+def test_all_pods_have_the_jobs_priority_unless_a_template_names_another():
+    """`scheduling.priorityClassName` is of launcher and workers; a template's own stands."""
+    scheduling = {"priorityClassName": "high"}
+    both = parsed(scheduling=scheduling)
+    assert [
+        pod["spec"]["priorityClassName"] for pod in (build_launcher_pod(both, 1), build_worker_pod(both, 1, 0))
+    ] == [
+        "high",
+        "high",
+    ]
+    own = parsed(pod={"priorityClassName": "low"}, scheduling=scheduling)
+    assert build_worker_pod(own, 1, 0)["spec"]["priorityClassName"] == "low"
+
+
+def test_a_gang_is_launcher_and_workers_unless_it_says_less():
+    """An elastic job begins with its launcher and minReplicas; `minAvailable` overrules both."""
+    assert parsed(workers=3).min_available == 4
+    assert parsed(workers=3, elastic={"minReplicas": 2, "maxReplicas": 4}).min_available == 3
+    assert parsed(workers=3, scheduling={"minAvailable": 2}).min_available == 2

@@ -1,0 +1,84 @@
+"""`spec.scheduling`: how the job's pods are placed together, and which queue the job waits in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Rule, SpecModel
+
+# A label's key, as nodes have it.
+TopologyKey = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=316,
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    ),
+]
+
+
+class Topology(SpecModel):
+    """Workers near each other: on nodes that have the same value of a label."""
+
+    required: TopologyKey | None = Field(
+        default=None,
+        description="Label of nodes, for example topology.kubernetes.io/rack: all workers run where it has one "
+        "value, or none does.",
+    )
+    preferred: TopologyKey | None = Field(
+        default=None, description="Label of nodes: workers run where it has one value, if they find room there."
+    )
+
+    RULES = (
+        Rule(
+            cel="has(self.required) != has(self.preferred)",
+            message="give required or preferred, and not both",
+            path="required",
+            holds=lambda t: (t.required is None) != (t.preferred is None),
+        ),
+    )
+
+
+class Scheduling(SpecModel):
+    """How the job's pods are placed together, and which queue the job waits in."""
+
+    gang: Literal["Auto", "None", "Kubernetes", "Coscheduling", "Volcano"] = Field(
+        default="Auto",
+        description="Who places all pods or none. Auto: the first of Kubernetes, Coscheduling and Volcano that "
+        "the operator's installation turned on and the cluster serves, else None. None: pods are placed one by "
+        "one; of jobs that hold a part of what they need the younger ones give it back and wait without pods.",
+    )
+    queue: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="Queue that the job waits in: a LocalQueue of Kueue in the job's namespace, or with gang: "
+        "Volcano a queue of Volcano.",
+    )
+    priority_class_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="PriorityClass of all pods whose template names none.",
+    )
+    min_available: int | None = Field(
+        default=None,
+        ge=1,
+        le=1025,
+        description="Pods, the launcher among them, that are placed together. Default: the launcher and all "
+        "workers; in an elastic job the launcher and elastic.minReplicas.",
+    )
+    timeout_seconds: int = Field(
+        default=300,
+        ge=1,
+        le=86400,
+        description="How long a gang that is not placed whole may hold places without another being added while "
+        "other jobs wait. Then the next has its turn.",
+    )
+    topology: Topology | None = Field(
+        default=None, description="Workers near each other. Unset: wherever there is room."
+    )
