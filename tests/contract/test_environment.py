@@ -25,7 +25,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.mpi.implementation import Implementation
 from ringtrain.mpi.settings import read_mpi
-from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.world.config import WorkerConfig
 from ringtrain_operator import build
 from ringtrain_operator.spec.job import Job

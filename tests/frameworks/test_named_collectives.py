@@ -16,8 +16,8 @@ import ringtrain as rt
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.negotiation import arrays, queues
 from ringtrain.optim import SGD, HostOptimizer
-from ringtrain.process_groups.context import RankContext
 from ringtrain.process_groups.process_sets import ProcessSet, open_group
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.world.config import WorkerConfig
 
 OVER = pytest.mark.parametrize("transport", TRANSPORTS)

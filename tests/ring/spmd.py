@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 from support.ports import free_addresses
 
-from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.world.config import WorkerConfig
 from ringtrain.world.mpi_library import load_mpi
 

@@ -18,7 +18,7 @@ from support.ports import free_addresses
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.transport.address import split_address
 from ringtrain.world.config import WorkerConfig
 

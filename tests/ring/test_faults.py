@@ -16,7 +16,7 @@ from support.ranks import started_ranks
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ringtrain.optim import AdamW, HostOptimizer
-from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.transport.rpc import RpcTransport
 from ringtrain.world.config import WorkerConfig
 

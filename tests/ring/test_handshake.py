@@ -17,7 +17,7 @@ import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import world_of
 from ringtrain.errors import ConfigurationError, PeerLost, RingtrainError
-from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.transport.base import Broken, Caller, How, Transport
 from ringtrain.transport.rpc import RpcTransport
 from ringtrain.wire.frame import Frame

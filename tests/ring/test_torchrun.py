@@ -14,7 +14,7 @@ import pytest
 from support.ports import free_ports
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.context import warn_of_strangers
+from ringtrain.process_groups.rank_context import warn_of_strangers
 from ringtrain.world.config import WorkerConfig
 from ringtrain.world.gathering import gather_addresses
 from ringtrain.world.ring_config import RingConfig

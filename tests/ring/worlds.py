@@ -15,7 +15,7 @@ from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 
 from ringtrain.communicators.exchange import SEGMENT_BYTES
-from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.transport.base import Transport
 from ringtrain.transport.rpc import RpcTransport
 from ringtrain.world.config import WorkerConfig

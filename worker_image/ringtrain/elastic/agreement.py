@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from ringtrain.errors import MismatchError
-from ringtrain.process_groups.context import RankContext
 from ringtrain.process_groups.formations import Former
+from ringtrain.process_groups.rank_context import RankContext
 
 
 @dataclass(frozen=True)

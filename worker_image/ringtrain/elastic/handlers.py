@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ringtrain.elastic.transfer import broadcast
-from ringtrain.process_groups.context import RankContext, current_or_none
+from ringtrain.process_groups.context import current_or_none
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.wire.values import Foreign
 
 

@@ -16,8 +16,8 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation.queue import NamedQueue
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups import context, process_sets
-from ringtrain.process_groups.context import RankContext
 from ringtrain.process_groups.process_sets import ProcessSet, add_process_set, global_process_set, number_of
+from ringtrain.process_groups.rank_context import RankContext
 
 
 @dataclass

@@ -3,269 +3,35 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
-import itertools
 import logging
 import os
 import threading
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ringtrain import contract, timeline
-from ringtrain.communicators.base import Communicator
-from ringtrain.communicators.choose import choose_communicator
-from ringtrain.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
-from ringtrain.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
+from ringtrain.communicators.exchange import SEGMENT_BYTES
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
-from ringtrain.process_groups.executor import Executor
-from ringtrain.process_groups.formations import CARRIED, Bound, Carried, Former, former_of, own_agent
-from ringtrain.process_groups.group import ProcessGroup
+from ringtrain.process_groups.formations import CARRIED, own_agent
+from ringtrain.process_groups.rank_context import ENTERED, RankContext
 from ringtrain.process_groups.uncaught import shorten_lost_peers
-from ringtrain.transport.address import is_loopback
-from ringtrain.transport.base import NoPeers, Transport
 from ringtrain.world.agent_socket import AgentSocket
 from ringtrain.world.config import WorkerConfig
-from ringtrain.world.membership import Membership
-from ringtrain.world.ring_config import RingConfig
 from ringtrain.world.variables import LONGEST_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from ringtrain.transport.tls import Tls
+    pass
 
 log = logging.getLogger("ringtrain")
 T = TypeVar("T")
-
-
-class Runner(Protocol):
-    """Something of a world that runs collectives on a thread of its own."""
-
-    def stop(self) -> None:
-        """Begin nothing any more; what has not begun fails."""
-
-    def wait_stopped(self, timeout_s: float) -> None:
-        """Wait for what is under way. The world has been left, so that it ends."""
-
-    def in_flight(self) -> str:
-        """Name what users have begun by name and not got, for messages; empty if that is nothing."""
-
-
-class RankContext:
-    """A rank in its world: its configuration, its process groups, and what runs collectives in them."""
-
-    def __init__(
-        self,
-        config: WorkerConfig,
-        transport: Transport | None,
-        segment_bytes: int = SEGMENT_BYTES,
-        agent: AgentSocket | None = None,
-    ) -> None:
-        """`agent`: who says in an elastic job that a member was lost."""
-        self.config = config
-        self.former = Former(0, (None,) * config.size)
-        self.state_is_synced = False  # in an elastic job, since this world was formed
-        self._segment_bytes = segment_bytes
-        ring = RingConfig(
-            config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
-            config.stall_timeout_s, config.local_size,
-        )  # fmt: skip
-        warn_of_strangers(ring)
-        began = None if agent is None else partial(_break_when_lost, agent, config.formation)
-        self._member = Membership.join(ring, transport or _transport(ring, config), began)
-        self._executor = Executor()  # of all groups of the public collectives: they keep one order
-        self._runners: list[tuple[int, Runner]] = [(WORLD, self._executor)]  # with the set they belong to
-        self._lock = threading.Lock()
-        self._set_numbers = itertools.count(WORLD)
-        self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
-        self._set_objects: dict[int, weakref.ref[Any]] = {}  # what users hold, by set
-        self._groups: dict[int, ProcessGroup] = {}  # of the public collectives, by set
-        self._communicators: dict[int, Communicator] = {}  # all, by number
-        self._further: Counter[int] = Counter()  # communicators of a set beside those of queue and collectives
-        self._attached: dict[type[Any], Any] = {}
-        self._closing = False
-        try:
-            self.add_set(tuple(range(config.size)))
-            if config.check_in_file is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
-                config.check_in_file.write_text(f"ringtrain: world of {config.size}\n")
-        except BaseException:
-            self.close()
-            raise
-
-    def group(self, process_set: int = WORLD) -> ProcessGroup:
-        """The group that the public collectives of a set run on."""
-        return self._groups[process_set]
-
-    def add_set(self, ranks: tuple[int, ...]) -> int:
-        """Return the number of a new set; all ranks add the same sets in the same order."""
-        number = next(self._set_numbers)  # never that of a set that was removed
-        self._sets[number] = ranks
-        if self.config.rank in ranks:
-            self._groups[number] = self._open(number, number, self._executor)
-        return number
-
-    def added_sets(self) -> list[list[int]]:
-        """The ranks of every set but that of all ranks."""
-        return [list(ranks) for number, ranks in self._sets.items() if number != WORLD]
-
-    def bind_set(self, process_set: Bound, number: int) -> None:
-        """Have `process_set` be the set of that number, in the next world of an elastic job as well."""
-        self._set_objects[number] = weakref.ref(process_set)
-        process_set.bind(self, number)
-
-    def unbound_set(self, ranks: Sequence[int]) -> int | None:
-        """The set of these ranks that the former world has left to this one and nobody here holds yet."""
-        for number, members in self._sets.items():
-            if number != WORLD and number not in self._set_objects and list(members) == list(ranks):
-                return number if self.config.formation else None
-        return None
-
-    def join_formation(self, carried: Carried) -> None:
-        """Learn who comes from where, and make the process sets of the former world again. Collective.
-
-        A set keeps its rank numbers; one with a rank that this world does not have is given up.
-        """
-        told = self.group().allgather_object(carried.told())
-        self.former = former_of(told)
-        kept: list[list[int]] = next((told[rank]["sets"] for rank in self.former.survivors), [])
-        objects = {tuple(ranks): held for ranks, held in carried.sets}
-        for ranks in kept:
-            if max(ranks) >= self.config.size:
-                log.warning("process set %s is given up: this world has %d ranks", ranks, self.config.size)
-                continue
-            number = self.add_set(tuple(ranks))
-            held = objects.get(tuple(ranks))
-            if held is not None and (process_set := held()) is not None:
-                self.bind_set(process_set, number)
-
-    def leave_formation(self, carried: Carried) -> None:
-        """Note what the next world takes over from this one."""
-        carried.formation = self.config.formation
-        carried.sets = [
-            (list(ranks), self._set_objects.get(number)) for number, ranks in self._sets.items() if number != WORLD
-        ]
-
-    def ranks_of_set(self, process_set: int) -> list[int] | None:
-        """World ranks of a set; None if there is no such set."""
-        ranks = self._sets.get(process_set)
-        return None if ranks is None else list(ranks)
-
-    def in_flight(self, process_set: int) -> str:
-        """Name what this rank has begun by name in a set and not got; empty if that is nothing."""
-        with self._lock:
-            runners = [runner for number, runner in self._runners if number == process_set]
-        return ", ".join(filter(None, (runner.in_flight() for runner in runners)))
-
-    def remove_set(self, process_set: int) -> None:
-        """Close what a set has; nothing may be under way in it."""
-        ranks = self._sets.pop(process_set)
-        self._set_objects.pop(process_set, None)
-        if self.config.rank not in ranks:
-            return
-        self._groups.pop(process_set)
-        with self._lock:
-            stopped = [runner for number, runner in self._runners if number == process_set]
-            self._runners = [entry for entry in self._runners if entry[0] != process_set]
-        for runner in stopped:
-            runner.stop()
-        for runner in stopped:
-            runner.wait_stopped(self.config.timeout_s)
-        further = range(further_number(process_set, 0), further_number(process_set, PER_SET - 1) + 1)
-        for number in [n for n in self._communicators if n == process_set or n in further]:
-            self._communicators.pop(number).close()
-
-    def open_group(self, process_set: int) -> ProcessGroup:
-        """Return another group of a set's ranks, with an executor of its own. Its ranks open the same in the same
-        order."""
-        executor = Executor()
-        with self._lock:
-            self._further[process_set] += 1
-            index = QUEUE + self._further[process_set]
-            self._runners.append((process_set, executor))
-        return self._open(process_set, further_number(process_set, index), executor)
-
-    def open_queue_communicator(self, process_set: int) -> Communicator:
-        """Return the communicator of a set's named queue. Once for each set, whenever its ranks need it."""
-        return self._communicator(process_set, further_number(process_set, QUEUE))
-
-    def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
-        """Have `details` name what the queue of a set has in flight, for messages of ranks that wait."""
-        self._member.offers.describe(further_number(process_set, QUEUE), details)
-
-    def run_with_set(self, process_set: int, runner: Runner) -> None:
-        """Stop `runner` when the set is removed or the world is left."""
-        with self._lock:
-            self._runners.append((process_set, runner))
-            if self._closing:
-                runner.stop()
-
-    def attached(self, kind: type[T], make: Callable[[], T]) -> T:
-        """The one `kind` that a higher layer keeps with this world; made when it is first asked for."""
-        with self._lock:
-            if kind not in self._attached:
-                self._attached[kind] = make()
-            found: T = self._attached[kind]
-            return found
-
-    @property
-    def local_sizes(self) -> tuple[int, ...]:
-        """How many ranks the host or pod of each rank has."""
-        return self._member.local_sizes
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether this world has ended because a member was lost."""
-        failure = self._member.failure_state.failure
-        return failure is not None and failure.kind == "lost"
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[RankContext]:
-        """Make this the current world of the calling thread: so that one process can hold several ranks."""
-        token = _entered.set(self)
-        try:
-            yield self
-        finally:
-            _entered.reset(token)
-
-    def close(self) -> None:
-        """Leave the world. What is under way fails. Calling it again does nothing."""
-        with self._lock:
-            self._closing = True
-            runners = [runner for _, runner in self._runners]
-        for runner in runners:
-            runner.stop()
-        self._member.leave()
-        for runner in runners:
-            runner.wait_stopped(self.config.timeout_s)
-        with self._lock:
-            opened, self._communicators = list(self._communicators.values()), {}
-        for communicator in opened:
-            communicator.close()
-
-    def _open(self, process_set: int, number: int, executor: Executor) -> ProcessGroup:
-        communicator = self._communicator(process_set, number)
-        return ProcessGroup(communicator, executor, lambda: self.open_group(process_set))
-
-    def _communicator(self, process_set: int, number: int) -> Communicator:
-        network = ExchangeCommunicator(self._member, number, self._sets[process_set], self._segment_bytes)
-        chosen = choose_communicator(self._member, number, network, self.config)
-        with self._lock:
-            if not self._closing:
-                self._communicators[number] = chosen
-                return chosen
-        chosen.close()  # nobody else would: a queue has opened it while the world was left
-        raise NotInitializedError("ringtrain was shut down while a communicator was opened")
 
 
 _RANK_PROCESS = "_RINGTRAIN_RANK_PROCESS"  # set while this process is a rank, so that its children know
 
 _lock = threading.Lock()
 _context: RankContext | None = None
-_entered: ContextVar[RankContext | None] = ContextVar("ringtrain_context", default=None)
 
 
 def init(
@@ -337,11 +103,6 @@ def _joined(config: WorkerConfig, segment_bytes: int, agent: AgentSocket | None)
         context.close()
         raise
     return context
-
-
-def _break_when_lost(agent: AgentSocket, formation: int, member: Membership) -> None:
-    """Have whatever waits for a member that was lost fail as soon as the agent says that one was."""
-    agent.while_in(formation, member.break_off)
 
 
 def _own_config(agent: AgentSocket | None) -> WorkerConfig:
@@ -439,7 +200,7 @@ def current() -> RankContext:
 
 def current_or_none() -> RankContext | None:
     """This process's world, if there is one."""
-    return _entered.get() or _context
+    return ENTERED.get() or _context
 
 
 def rank() -> int:
@@ -470,44 +231,3 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """The number of hosts or pods that have a rank with this local rank."""
     return current().config.cross_size
-
-
-def warn_of_strangers(ring: RingConfig) -> None:
-    """Say in the log that anyone can take part, where that is so."""
-    address = ring.addresses[ring.rank]
-    if ring.size > 1 and ring.token is None and not is_loopback(address):
-        log.warning(
-            "rank %d has no token: whoever reaches %s can take part in this world and change its weights. Give "
-            "all ranks the same RINGTRAIN_TOKEN_FILE (or RINGTRAIN_TOKEN)",
-            ring.rank, address,
-        )  # fmt: skip
-
-
-def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
-    if ring.size == 1:
-        return NoPeers()
-    # Data loaders fork. gRPC's handlers for that wait for its threads, which are ours, and hang the child or abort
-    # it. It looks here when it is loaded.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
-    from ringtrain.transport.rpc import RpcTransport
-
-    return RpcTransport(ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _tls(config))
-
-
-def _tls(config: WorkerConfig) -> Tls | None:
-    """What ranks encrypt with, where they are to. Raises ConfigurationError where they can't."""
-    if config.encrypt == "none":
-        return None
-    if config.transport == "mpi":
-        raise ConfigurationError(
-            "RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_TRANSPORT is mpi, which ringtrain can't encrypt; use auto"
-        )
-    if not config.job_uid:
-        raise ConfigurationError(
-            "RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_JOB_UID is not set; peers are known by the name "
-            "worker.<uid>.ringtrain in their certificates"
-        )
-    from ringtrain.transport.tls import Tls
-
-    return Tls.load(config.secret_dir, f"{contract.ROLE_WORKER}.{config.job_uid}.ringtrain")

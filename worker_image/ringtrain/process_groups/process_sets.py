@@ -10,8 +10,9 @@ import numpy as np
 
 from ringtrain.communicators.numbers import WORLD
 from ringtrain.errors import ConfigurationError
-from ringtrain.process_groups.context import RankContext, current, current_or_none, joins_survivors
+from ringtrain.process_groups.context import current, current_or_none, joins_survivors
 from ringtrain.process_groups.group import ProcessGroup
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.wire.signature import Signature
 
 

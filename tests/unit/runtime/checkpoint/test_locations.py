@@ -11,7 +11,7 @@ from support.memory_group import MemoryGroup, Table
 
 from ringtrain.checkpoint import Checkpoints, Saved, attempt_directory, readable_directories
 from ringtrain.errors import CheckpointError
-from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.world.config import WorkerConfig
 
 OLD = "11111111-1111-1111-1111-111111111111"

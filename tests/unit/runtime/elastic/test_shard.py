@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringtrain import elastic
 from ringtrain.errors import ConfigurationError, DataError
-from ringtrain.process_groups.context import RankContext
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.world.config import WorkerConfig
 
 
