@@ -91,5 +91,6 @@ def _whole(said: dict[str, Any], field: str) -> int:
 
 
 def _seconds(value: object, before: float | None) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
-    return round(float(value), 3) if known else before  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
+        return before
+    return round(float(value), 3)

@@ -1,10 +1,11 @@
 """The options of `ringtrain run` for a world that changes while its ranks run."""
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -44,6 +45,7 @@ class ElasticRun:
 def elastic_options(command: F) -> F:
     """`command` with the options, of which it gets one value, `elastic`."""
 
+    @functools.wraps(command)
     def gathered(
         *args: Any,
         min_np: int | None,
@@ -57,8 +59,6 @@ def elastic_options(command: F) -> F:
         options = ElasticOptions(min_np, max_np, host_discovery_script, on_loss, replace_timeout, reset_limit)
         return command(*args, elastic=options, **others)
 
-    gathered.__name__, gathered.__doc__ = command.__name__, command.__doc__
-    gathered.__dict__.update(command.__dict__)
     count = click.IntRange(1, 1024)
     seconds = click.FloatRange(0, 604800, min_open=True)
     for option in (
@@ -98,7 +98,7 @@ def elastic_options(command: F) -> F:
         ),
     ):
         gathered = option(gathered)
-    return gathered  # type: ignore[return-value]
+    return cast(F, gathered)
 
 
 def elastic_run(ranks: int, hosts: str, options: ElasticOptions) -> ElasticRun | None:

@@ -6,7 +6,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,10 +24,10 @@ from ringtrain.cli.ending import read_outcome, say, say_end
 from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.control.ports import HeldPorts
+from ringtrain.launcher.discovery import own_names
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.processes import signal_handler, start_child
 
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
 _POLL_S = 0.2
 # Between the log directory and a job's name in it, where a cluster has its namespaces.
 NAMESPACE = "local"
@@ -105,7 +104,7 @@ def check_hosts(hosts: str, ranks: int) -> None:
     slots = 0
     for entry in filter(None, hosts.split(",")):
         host, _, count = entry.strip().partition(":")
-        if host not in _LOCAL:
+        if host not in own_names():
             raise click.UsageError(
                 f"-H {hosts}: {host} is not this machine, and `ringtrain run` starts processes here only. "
                 "To train on several hosts, submit a DistributedTrainingJob (dtj submit job.yaml)."

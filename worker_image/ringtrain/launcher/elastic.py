@@ -124,12 +124,6 @@ class ElasticWorld:
         view = View(self._gang.slots(), self._asked)
         return Verdict(Outcome.STOPPED, 128 + 15, self._finished(view))
 
-    @property
-    def ranks(self) -> int:
-        """Ranks of the formation that was made last; 0 before the first."""
-        with self._lock:
-            return len(self._state.members)
-
     def status(self) -> dict[str, Any]:
         """The part of `/status` that only an elastic job has."""
         with self._lock:
