@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,30 +14,28 @@ from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.wire.values import Foreign
 
 
-class StateHandler:
+class StateHandler(ABC):
     """Keeps one value of a `State`. Derive from it for types that no handler knows, and put the class into the
     registry of handlers.
 
-    A handler with Horovod's `sync(self)`, without a rank, is taken as well.
+    A handler with Horovod's `sync(self)`, without a rank, is taken as well. A method `refresh(self)` is called
+    in the place of `sync` where nobody needs the value: the world has another size now.
     """
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
+    @abstractmethod
     def save(self) -> None:
         """Copy the value as it is now: a step is committed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self) -> None:
         """Make the value what it was at the last `save`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sync(self, root: int = 0) -> None:
         """Make the value that of rank `root`. Collective."""
-        raise NotImplementedError
-
-    def refresh(self) -> None:
-        """The world has another size now; called in the place of `sync` where nobody needs the value."""
 
     def set_value(self, value: Any) -> None:
         """Keep `value` from now on."""
@@ -103,11 +102,11 @@ class Reforming(Protocol):
     def discard(self) -> None: ...
 
 
-class ReformingHandler(StateHandler):
+class ReformingHandler:
     """For host optimizers. Nothing is copied: the optimizer can undo its last update."""
 
     def __init__(self, value: Reforming) -> None:
-        super().__init__(value)
+        self.value = value
         self._made_in = current_or_none()
         self.save()
 
@@ -125,10 +124,17 @@ class ReformingHandler(StateHandler):
         """Return when the weights are those of the last step. Raises what made it fail."""
         self.value.wait_for()
 
+    def set_value(self, value: Reforming) -> None:
+        """Keep `value` from now on."""
+        self.value = value
+        self.save()
+
     def save(self) -> None:
+        """Note that its updates are committed."""
         self._updates = int(self.value.updates)
 
     def restore(self) -> None:
+        """Go back to the last commit."""
         self.value.rollback(self._updates)
 
     def settle(self, was_adopted: bool) -> None:
