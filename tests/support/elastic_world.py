@@ -125,6 +125,12 @@ class World:
         agent = self.agents.get(slot // self.slots)
         return agent.ranks.get(slot) if agent else None
 
+    def process(self, slot: int) -> Rank:
+        """The process of `slot`, which is there."""
+        rank = self.rank(slot)
+        assert rank is not None, f"slot {slot} has no process"
+        return rank
+
     def in_formation(self) -> dict[int, int]:
         """Formation of each slot whose process is in one, of agents that are not cut off."""
         return {

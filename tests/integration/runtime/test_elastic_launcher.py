@@ -43,7 +43,7 @@ class ElasticJob:
     def worlds(self, slot: int) -> list[tuple[int, int, int, int]]:
         """Formation, rank, size and process id of each world that a slot was told."""
         found = re.findall(rb"^formation (\d+) rank (\d+) of (\d+) .* pid (\d+)$", self.job.rank_log(slot), re.M)
-        return [tuple(map(int, one)) for one in found]  # type: ignore[misc]
+        return [(int(formation), int(rank), int(size), int(pid)) for formation, rank, size, pid in found]
 
     def until_formed(self, formation: int, slots: Any) -> dict[int, int]:
         """Wait for a formation of `slots`, by rank; returns their process ids."""

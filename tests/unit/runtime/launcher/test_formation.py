@@ -173,7 +173,7 @@ def test_a_program_that_always_fails() -> None:
     world = running()
     for life in (1, 2, 3):
         world.until(lambda: met(world) or world.end is not None)
-        assert world.rank(3).life == life  # type: ignore[union-attr]
+        assert world.process(3).life == life
         world.kill(3, code=1)
         world.step()
     world.until(lambda: world.end is not None)
@@ -193,12 +193,12 @@ def test_a_rank_that_only_lost_a_peer_has_no_error_of_its_own() -> None:
 def test_all_ranks_end_with_0() -> None:
     """The attempt has succeeded; a rank that ends before the others is no loss."""
     world = running()
-    world.rank(0).end(RankPhase.SUCCEEDED, 0)  # type: ignore[union-attr]
+    world.process(0).end(RankPhase.SUCCEEDED, 0)
     for _ in range(5):
         world.step()
     assert (world.state.phase, world.end) == (FormationPhase.RUNNING, None)
     for slot in range(1, 6):
-        world.rank(slot).end(RankPhase.SUCCEEDED, 0)  # type: ignore[union-attr]
+        world.process(slot).end(RankPhase.SUCCEEDED, 0)
     world.until(lambda: world.end is not None)
     assert world.end == AttemptEnd()
 
@@ -207,7 +207,7 @@ def test_the_last_ranks_die_after_the_others_have_finished() -> None:
     """Nobody is left who knows what they had: the attempt has failed."""
     world = running()
     for slot in range(5):
-        world.rank(slot).end(RankPhase.SUCCEEDED, 0)  # type: ignore[union-attr]
+        world.process(slot).end(RankPhase.SUCCEEDED, 0)
     world.kill(5)
     world.until(lambda: world.end is not None)
     assert world.end == AttemptEnd(Ruin.NO_SURVIVOR, 5)
