@@ -4,20 +4,13 @@ import hashlib
 from typing import Any
 
 import torch
+from support.elastic_agent import await_go_on
 from support.ranks import tell
 
 import ringtrain as rt
 import ringtrain.torch as hvd
 
 SAMPLES = 96
-
-
-def wait_for_the_test() -> None:
-    from support.ranks import _pipe
-
-    assert _pipe is not None
-    if _pipe.poll(120):
-        _pipe.recv()
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +48,7 @@ def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
                 state.step += 1
                 if state.step in told:
                     tell(state.step)
-                    wait_for_the_test()
+                    await_go_on()
                 state.optimizer.zero_grad()
                 rows = torch.from_numpy(batch.indices)
                 loss = torch.nn.functional.mse_loss(state.model(x[rows]), y[rows]) * batch.weight
@@ -99,7 +92,7 @@ def samples(epochs: int, batch_size: int, told: tuple[int, ...]) -> list[list[in
                 state.batches += 1
                 if state.batches in told:
                     tell(state.batches)
-                    wait_for_the_test()
+                    await_go_on()
                 for used in hvd.allgather_object(batch.tolist()):
                     state.seen[state.sampler.epoch] += used
                 state.sampler.record_batch(index, batch_size)

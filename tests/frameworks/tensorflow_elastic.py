@@ -16,11 +16,8 @@ import traceback
 from typing import Any
 
 import tensorflow as tf
-from support.elastic_agent import Slots, started_slots
-from support.gang import until
-from support.ranks import ask, tell
-
-from ringtrain.process_groups.formations import own_agent
+from support.elastic_agent import Slots, await_go_on, started_slots
+from support.ranks import tell
 
 ENV = {
     "RINGTRAIN_TIMEOUT": "60",
@@ -32,13 +29,10 @@ ENV = {
 
 
 def pause(step: Any, steps: tuple[Any, ...]) -> None:
-    """At each of `steps` say so, and wait for what the scenario does; for the agent's word of a change, too."""
+    """At each of `steps` say so, and wait for what the scenario does."""
     if step in steps:
         tell(step)
-        if ask() == "change":
-            agent = own_agent()
-            assert agent is not None
-            until("the agent's word", lambda: agent.change_pending)
+        await_go_on()
 
 
 def functions(steps: int, pauses: tuple[int, ...]) -> dict[str, Any]:
@@ -92,17 +86,17 @@ def check_functions_go_on_in_worlds_of_other_sizes() -> None:
             said(worlds, step, size - 1)
             worlds.start(size - 1)
             worlds.tell_change()
-            go_on(worlds, range(size - 1), "change")
+            worlds.go_on(*range(size - 1))
             # The step that had begun is committed before the world changes.
             worlds.form()
         said(worlds, 4, 3)
         worlds.kill(1)
-        go_on(worlds, (0, 2))
+        worlds.go_on(0, 2)
         worlds.form()
         said(worlds, 4, (0, 2))
-        go_on(worlds, (0, 2))
+        worlds.go_on(0, 2)
         said(worlds, 6, (0, 2))
-        go_on(worlds, (0, 2))
+        worlds.go_on(0, 2)
         results = worlds.results()
     assert sorted(results) == [0, 2]
     for result in results.values():
@@ -150,10 +144,10 @@ def check_sessions_go_on_after_a_loss() -> None:
         said(worlds, 2, 2)
         worlds.kill(0)
         worlds.start(0)
-        go_on(worlds, [1])
+        worlds.go_on(1)
         worlds.form()
         said(worlds, 2, 2)
-        go_on(worlds, [0, 1])
+        worlds.go_on(0, 1)
         results = worlds.results()
     for result in results.values():
         assert result == {"shared": -1.5 * 5, "sizes": [2] * 5}
@@ -215,14 +209,14 @@ def check_fit_goes_on_within_the_epoch() -> None:
             said(worlds, (0, 3), 2)
             worlds.tell_change()  # the next commit is that at the end of the epoch
             worlds.start(2)
-            go_on(worlds, [0, 1], "change")
+            worlds.go_on(0, 1)
             worlds.form()
             said(worlds, (1, 2), 3)
             worlds.kill(2)
-            go_on(worlds, [0, 1])
+            worlds.go_on(0, 1)
             worlds.form()
             said(worlds, (1, 2), 2)
-            go_on(worlds, [0, 1])
+            worlds.go_on(0, 1)
             results = worlds.results()
         every = [(epoch, batch) for epoch in range(3) for batch in range(4)]
         for result in results.values():
@@ -239,7 +233,7 @@ def check_legacy_optimizers_are_kept() -> None:
         said(worlds, (0, 1), 1)
         worlds.start(1)
         worlds.tell_change()
-        go_on(worlds, [0], "change")
+        worlds.go_on(0)
         worlds.form()
         results = worlds.results()
     assert [(result["weight"], result["updates"]) for result in results.values()] == [(-3.0, 3)] * 2
@@ -279,7 +273,7 @@ def check_passes_of_an_update_begin_anew() -> None:
         said(worlds, 1, 1)
         worlds.start(1)
         worlds.tell_change()
-        go_on(worlds, [0], "change")
+        worlds.go_on(0)
         worlds.form()
         results = worlds.results()
     assert list(results.values()) == [{"weight": -6.0, "steps": 2 + 6}] * 2
@@ -297,11 +291,6 @@ def said(worlds: Slots, what: Any, which: Any) -> None:
     for slot in range(which) if isinstance(which, int) else which:
         message = worlds.message(slot)
         assert message == what, (slot, message, what)
-
-
-def go_on(worlds: Slots, which: Any, word: str = "go on") -> None:
-    for slot in which:
-        worlds.living[slot].ranks.answer(0, word)
 
 
 def main() -> None:

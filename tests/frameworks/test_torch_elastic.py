@@ -3,15 +3,10 @@
 from typing import Any
 
 import pytest
-from support.elastic_agent import Slots, started_slots
+from support.elastic_agent import started_slots
 
 pytest.importorskip("torch")
 from frameworks import elastic_torch
-
-
-def go_on(slots: Slots, *which: int) -> None:
-    for slot in which:
-        slots.living[slot].ranks.pipes[0].send("go on")
 
 
 @pytest.mark.parametrize("kind", ["distributed", "host"])
@@ -26,10 +21,10 @@ def test_a_replaced_rank_leaves_no_trace(kind: str) -> None:
             assert [slots.message(slot) for slot in range(2)] == [step, step]
             slots.kill(lost)
             slots.start(lost)
-            go_on(slots, 1 - lost)
+            slots.go_on(1 - lost)
             slots.form()
             assert [slots.message(slot) for slot in range(2)] == [step, step]
-            go_on(slots, 0, 1)
+            slots.go_on(0, 1)
         disturbed = slots.results()
     assert disturbed == {0: undisturbed[0], 1: undisturbed[0]}
     assert undisturbed[0]["ledger"] == [(e, i) for e in range(2) for i in range(elastic_torch.SAMPLES)]
@@ -44,14 +39,14 @@ def test_the_ledger_over_growing_and_shrinking_worlds(kind: str) -> None:
         slots.start(1)
         slots.start(2)
         slots.tell_change()
-        go_on(slots, 0)
+        slots.go_on(0)
         slots.form()
         assert [slots.message(slot) for slot in range(3)] == [9, 9, 9]
         slots.kill(1)
-        go_on(slots, 0, 2)
+        slots.go_on(0, 2)
         slots.form()
         assert [slots.message(slot) for slot in (0, 2)] == [9, 9]
-        go_on(slots, 0, 2)
+        slots.go_on(0, 2)
         results = slots.results()
     assert results[0] == results[2]
     assert results[0]["step"] == 16
@@ -64,11 +59,11 @@ def test_a_sampler_goes_on_with_what_is_left() -> None:
         slots.form()
         assert [slots.message(slot) for slot in range(2)] == [4, 4]
         slots.kill(1)
-        go_on(slots, 0)
+        slots.go_on(0)
         slots.form()
         assert slots.message(0) == 4
-        go_on(slots, 0)
+        slots.go_on(0)
         assert slots.message(0) == 9
-        go_on(slots, 0)
+        slots.go_on(0)
         results: dict[int, Any] = slots.results()
     assert results[0] == [list(range(elastic_torch.SAMPLES))] * 2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from support.elastic_agent import started_slots
+from support.elastic_agent import await_go_on, started_slots
 from support.ranks import tell
 
 import ringtrain as rt
@@ -29,7 +29,7 @@ def _train(steps: int, told: tuple[int, ...] = ()) -> dict[str, Any]:
             state.step += 1
             if state.step in told:
                 tell(state.step)
-                _ask()
+                await_go_on()
             state.weights += rt.allreduce(np.ones(1000), rt.Average)
             state.commit()
 
@@ -42,20 +42,6 @@ def _train(steps: int, told: tuple[int, ...] = ()) -> dict[str, Any]:
     }
 
 
-def _ask() -> None:
-    """Wait for the test to kill this process or to say that training goes on."""
-    from support.ranks import _pipe
-
-    assert _pipe is not None
-    if _pipe.poll(60):
-        _pipe.recv()
-
-
-def _go_on(slots: Any, *which: int) -> None:
-    for slot in which:
-        slots.living[slot].ranks.pipes[0].send("go on")
-
-
 @TRANSPORTS
 def test_a_killed_rank_is_replaced_and_no_step_counts_twice(transport: str) -> None:
     """Survivors keep their processes; weights are those of a run that nothing happened to."""
@@ -66,11 +52,11 @@ def test_a_killed_rank_is_replaced_and_no_step_counts_twice(transport: str) -> N
         pids = {slot: slots.living[slot].pid for slot in (0, 2)}
         slots.kill(1)
         slots.start(1)
-        _go_on(slots, 0, 2)
+        slots.go_on(0, 2)
         assert slots.await_ready(0) == {"type": "ready", "formation": 1, "committed": 3, "lost_steps": 1}
         slots.form()
         assert [slots.message(slot) for slot in range(3)] == [4, 4, 4]  # the step that was lost, again
-        _go_on(slots, 0, 1, 2)
+        slots.go_on(0, 1, 2)
         results = slots.results()
     for slot, result in results.items():
         assert result["weights"] == [6.0]
@@ -87,17 +73,17 @@ def test_a_world_shrinks_and_grows(transport: str) -> None:
         assert [slots.message(0), slots.message(1)] == [2, 2]
         slots.start(2)
         slots.tell_change(slots=[1])  # one has heard of it: all of them leave
-        _go_on(slots, 0, 1)
+        slots.go_on(0, 1)
         assert slots.await_ready(0)["lost_steps"] == 0
         slots.form()
         assert [slots.message(slot) for slot in range(3)] == [4, 4, 4]
         slots.tell_change()
-        _go_on(slots, 0, 1, 2)
+        slots.go_on(0, 1, 2)
         outcome = slots.leave(1)
         assert (outcome.error, outcome.exit_code) == ("SystemExit: 0", 0)
         slots.form()
         assert [slots.message(slot) for slot in (0, 2)] == [6, 6]
-        _go_on(slots, 0, 2)
+        slots.go_on(0, 2)
         results = slots.results()
     for result in results.values():
         assert result["weights"] == [9.0]
@@ -189,12 +175,12 @@ def test_a_stopped_rank_that_wakes_up_is_refused() -> None:
         stopped = slots.living[2]
         os.kill(stopped.pid, signal.SIGSTOP)
         slots.tell_change(urgent=True, slots=[0, 1])
-        _go_on(slots, 0, 1, 2)
+        slots.go_on(0, 1, 2)
         slots.form([0, 1])
         assert [slots.message(slot) for slot in (0, 1)] == [2, 2]
         del slots.living[2]
         os.kill(stopped.pid, signal.SIGCONT)
-        _go_on(slots, 0, 1)
+        slots.go_on(0, 1)
         results = slots.results()
         stopped.stop.close()
     assert [result["weights"] for result in results.values()] == [[4.0], [4.0]]
@@ -215,7 +201,7 @@ def _add_sets() -> list[Any]:
         while not state.seen or state.seen[-1] < 3:
             state.seen.append(len(state.seen))
             rt.barrier()
-            _ask()
+            await_go_on()
             state.commit()
 
     train(state)
@@ -229,13 +215,13 @@ def test_process_sets_are_made_again() -> None:
         assert slots.message(0) == [[2.0], 1, 2]
         assert slots.message(2) == [[], 1, 2]
         slots.kill(1)
-        _go_on(slots, 0, 2)
+        slots.go_on(0, 2)
         slots.form()
         assert slots.message(0) == [[2.0], 1, None]
         assert slots.message(2) == [[2.0], 1, None]
         slots.start(1)
         slots.tell_change()
-        _go_on(slots, 0, 2)
+        slots.go_on(0, 2)
         slots.form()
         assert slots.message(1)[:2] == [[], 1]
         for slot in (0, 2):

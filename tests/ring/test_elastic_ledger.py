@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.elastic_agent import Slots, started_slots
+from support.elastic_agent import Slots, await_go_on, started_slots
 from support.ranks import tell
 
 import ringtrain as rt
@@ -24,7 +24,7 @@ def _use(told: tuple[int, ...]) -> list[Any]:
                 state.step += 1
                 if state.step in told:
                     tell(state.step)
-                    _wait()
+                    await_go_on()
                 for used in rt.allgather_object(batch.indices[batch.mask].tolist()):
                     state.ledger += [(epoch, index) for index in used]
                 state.commit()
@@ -33,21 +33,8 @@ def _use(told: tuple[int, ...]) -> list[Any]:
     return [state.step, sorted(state.ledger)]
 
 
-def _wait() -> None:
-    from support.ranks import _pipe
-
-    assert _pipe is not None
-    if _pipe.poll(60):
-        _pipe.recv()
-
-
 def _at(slots: Slots, step: int, *which: int) -> None:
     assert [slots.message(slot) for slot in which] == [step] * len(which)
-
-
-def _go_on(slots: Slots, *which: int) -> None:
-    for slot in which:
-        slots.living[slot].ranks.pipes[0].send("go on")
 
 
 def test_each_sample_counts_once_an_epoch() -> None:
@@ -58,30 +45,30 @@ def test_each_sample_counts_once_an_epoch() -> None:
         for slot in range(2, 8):
             slots.start(slot)
         slots.tell_change(slots=[1])
-        _go_on(slots, 0, 1)
+        slots.go_on(0, 1)
         slots.form()
         _at(slots, 20, *range(8))
         for slot in (1, 4, 6):
             slots.kill(slot, urgent=False)
         slots.tell_change(urgent=True)
-        _go_on(slots, 0, 2, 3, 5, 7)
+        slots.go_on(0, 2, 3, 5, 7)
         for slot in (2, 7):  # who leaves in good order takes no sample along
             slots.leave(slot)
         slots.form()
         _at(slots, 20, 0, 3, 5)
-        _go_on(slots, 0, 3, 5)
+        slots.go_on(0, 3, 5)
         _at(slots, 33, 0, 3, 5)
         slots.start(1)
         slots.start(2)
         slots.tell_change()
-        _go_on(slots, 0, 3, 5)
+        slots.go_on(0, 3, 5)
         slots.form()
         _at(slots, 50, 0, 1, 2, 3, 5)
         slots.kill(3)
-        _go_on(slots, 0, 1, 2, 5)
+        slots.go_on(0, 1, 2, 5)
         slots.form()
         _at(slots, 50, 0, 1, 2, 5)
-        _go_on(slots, 0, 1, 2, 5)
+        slots.go_on(0, 1, 2, 5)
         results = slots.results()
     expected = [70, [(epoch, index) for epoch in range(EPOCHS) for index in range(SAMPLES)]]
     assert results == dict.fromkeys((0, 1, 2, 5), expected)

@@ -26,8 +26,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ringtrain.process_groups.formations import own_agent
+from support.gang import until
 from support.ports import free_addresses
-from support.ranks import DEADLINE_S, Outcome, Ranks, started_ranks
+from support.ranks import DEADLINE_S, Outcome, Ranks, ask, started_ranks
 
 GENERATIONS = 1_000_000  # formations of an attempt
 
@@ -74,6 +76,7 @@ class Slots:
         self.living: dict[int, Life] = {}
         self.formation = 0
         self.members: list[int] = []
+        self._told: set[int] = set()
         self._lives = 0
         self._context = context
 
@@ -119,6 +122,7 @@ class Slots:
         for slot in chosen:
             self.await_ready(slot)
         self.formation += 1
+        self._told.clear()
         self.members = sorted(chosen, key=lambda slot: (self.living[slot].said["formation"] == 0, slot))
         for rank, slot in enumerate(self.members):
             self.tell_world(slot, rank)
@@ -155,6 +159,12 @@ class Slots:
         for slot in self.members if slots is None else slots:
             if slot in self.living:
                 self.living[slot].send({"type": "change", "formation": self.formation + 1, "urgent": urgent})
+                self._told.add(slot)
+
+    def go_on(self, *slots: int) -> None:
+        """Let the processes of `slots` go on, which wait in `await_go_on`."""
+        for slot in slots:
+            self.living[slot].ranks.answer(0, "change" if slot in self._told else "go on")
 
     def leave(self, slot: int) -> Outcome:
         """End a slot that waits; how it ended."""
@@ -210,6 +220,14 @@ def started_slots(
         finally:
             for life in made.living.values():
                 life.stop.close()
+
+
+def await_go_on() -> None:
+    """In a rank: wait for `Slots.go_on`, and until this process has heard what its slot was told of a change."""
+    if ask() == "change":
+        agent = own_agent()
+        assert agent is not None
+        until("the agent's word", lambda: agent.change_pending)
 
 
 def _serve(listener: socket.socket, life: Life) -> None:
