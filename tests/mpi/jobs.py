@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 from support.gang import DEADLINE_S, PodProcess, until
+from support.ports import free_ports
 
-from ringtrain.control.ports import HeldPorts
 from ringtrain_operator.build.credentials import issue_credentials
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
@@ -56,9 +56,7 @@ class MpiGang:
         self.control_port = 7350
         ports: dict[str, str] = {}
         if not network.hub:
-            held = HeldPorts()
-            self.control_port, status_port = held.take(0, 2)
-            held.release()
+            self.control_port, status_port = free_ports(2)
             anywhere = ("AGENT_PORT", "RING_PORT_BASE", "MASTER_PORT", "TF_PORT_BASE")
             ports = {f"RINGTRAIN_{name}": "0" for name in anywhere}
             ports |= {"RINGTRAIN_LAUNCHER_PORT": str(self.control_port), "RINGTRAIN_STATUS_PORT": str(status_port)}

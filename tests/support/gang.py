@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from ringtrain.control.ports import HeldPorts
+from support.ports import free_ports
 
 T = TypeVar("T")
 
@@ -104,9 +104,7 @@ class GangProcesses:
         self.workers = workers
         self.slots = slots
         self.settings = settings
-        with_ports = HeldPorts()
-        self.control_port, self.status_port = with_ports.take(0, 2)
-        with_ports.release()
+        self.control_port, self.status_port = free_ports(2)
         self.pods: list[PodProcess] = []
         self.logs = directory / "logs" / "default" / "job" / "1"
 
