@@ -6,6 +6,7 @@ prints a line of JSON for each world: the stage, who raised, and how every rank 
 does: by an exception that nobody catches, through the whole end of the interpreter.
 """
 
+import gc
 import json
 import os
 import signal
@@ -70,6 +71,7 @@ def main(transport: str) -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     weight.grad = torch.ones(1)
     torch.optim.SGD([weight]).step()  # what that imports, ranks need not import
+    gc.freeze()  # nor collect, which is most of a second at the end of each
     for stage in STAGES:
         for who, culprits in CULPRITS.items():
             addresses = ",".join(free_addresses(SIZE))
