@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test sanitize e2e e2e-local images images-check lint docs bench bench-operator elastic-chaos generate pod-schema verify clean
+.PHONY: help venv demo test test-thorough sanitize e2e e2e-local images images-check lint docs bench bench-operator elastic-chaos generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,8 +50,13 @@ venv: $(VENV)/.installed  ## make the virtual environment with both distribution
 demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on this machine
 	$(BIN)/dtj local manifests/samples/digits-ring.yaml
 
-test: $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5  ## everything that passes without a cluster
-	$(BIN)/pytest -q
+PYTEST := $(BIN)/pytest -q
+FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5
+test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before
+	$(PYTEST) --sample=$(or $(SAMPLE),any)
+
+test-thorough: $(FOR_TESTS)  ## all cases of the tests of which `make test` takes a sample
+	$(PYTEST) -m sampled
 
 e2e: $(VENV)/.installed  ## black-box tests on the cluster of KUBECONFIG, or on a kind cluster made for them
 	VENV=$(VENV) tests/e2e/run.sh

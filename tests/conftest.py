@@ -1,6 +1,48 @@
 """What all tests rely on."""
 
+import random
 import signal
+
+import pytest
+from support.sampling import MARK, Sample
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample",
+        default="",
+        metavar="SEED",
+        help="run some of the cases of tests marked `sampled`: those of a number, or, with `any`, of a new one",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARK)
+    if config.option.sample == "any":  # workers of this run are started later, and get the number
+        config.option.sample = str(random.SystemRandom().randrange(1_000_000))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The header, which `-q` does without, would be the place."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    seed = session.config.option.sample
+    if reporter is not None and seed:
+        reporter.write_line(
+            f"sample {seed} of the long tests (again with --sample={seed}, all with make test-thorough)"
+        )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = Sample(config.option.sample).left_out(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """What a test that loops over its cases itself takes of them."""
+    return Sample(request.config.option.sample)

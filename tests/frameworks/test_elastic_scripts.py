@@ -24,6 +24,7 @@ def ranks_of(run: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("script", ["torch_loop", "tensorflow_loop", "keras_fit"])
 def test_a_script_goes_on_while_its_hosts_change(tmp_path: Path, script: str) -> None:
     """One rank, two, one of them killed and replaced, one again: each batch counts once, in living processes."""

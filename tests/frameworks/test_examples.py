@@ -60,15 +60,16 @@ def score(output: str) -> float:
     return float(re.search(r"test accuracy: ([\d.]+)", output)[1])
 
 
-@pytest.mark.parametrize("sample", ["torch-mnist", "torch-ddp", "tensorflow-mnist", "keras-mnist"])
-def test_digits_as_a_job_evaluates_learns_and_resumes(sample, tmp_path):
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("job", ["torch-mnist", "torch-ddp", "tensorflow-mnist", "keras-mnist"])
+def test_digits_as_a_job_evaluates_learns_and_resumes(job, tmp_path):
     """The second job, which says so, goes on where the first one ended, from what rank 0 saved."""
-    first = as_job(sample, "--epochs", "2", tmp_path=tmp_path, run_name="first")
-    second = as_job(sample, "--epochs", "4", tmp_path=tmp_path, run_name="second", restore_from="first")
+    first = as_job(job, "--epochs", "2", tmp_path=tmp_path, run_name="first")
+    second = as_job(job, "--epochs", "4", tmp_path=tmp_path, run_name="second", restore_from="first")
     evaluated = re.compile(r"epoch (\d+)/\d+ .*accuracy [\d.]+|Epoch (\d+)/\d+", re.IGNORECASE)
     epochs = [[int(a or b) for a, b in evaluated.findall(log)] for log in (first, second)]
     assert epochs == [[1, 2], [3, 4]]
-    assert sample != "keras-mnist" or len(re.findall(r"val_accuracy: [\d.]+", first + second)) == 4
+    assert job != "keras-mnist" or len(re.findall(r"val_accuracy: [\d.]+", first + second)) == 4
     assert re.search(r"resumed from \S+ after 2\b", second)
     assert score(first) < score(second)
     assert score(second) > 0.8

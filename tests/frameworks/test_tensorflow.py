@@ -19,6 +19,7 @@ CHECKS = Checks(
 
 
 # Four ranks differ from three in what PyTorch's checks see, too, and TensorFlow takes minutes for it.
+@pytest.mark.sampled(2, of="size")
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", SIZES[:3], ids=lambda size: f"ranks-{size}")
 def test_tensorflow(check, size):

@@ -17,6 +17,7 @@ CHECKS = Checks(
 )
 
 
+@pytest.mark.sampled(2, of="size")
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"ranks-{size}")
 def test_torch(check, size):

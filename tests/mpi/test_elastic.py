@@ -48,6 +48,7 @@ def until_formed(job: MpiGang, launcher: PodProcess, formation: int, slots: list
     return [worlds(job, slot)[-1][3] for slot in slots]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("library", ALL)
 def test_mpirun_is_run_anew_over_the_pods_that_live(
     library: Any, local_gang: Callable[..., MpiGang], short_path: Path

@@ -1,0 +1,48 @@
+"""Tests with many long cases: a run with `--sample` takes some of them, by a seed that it prints.
+
+    @pytest.mark.sampled(2, of="size")        # the cases of two sizes
+    @pytest.mark.parametrize("size", [1, 2, 3, 4])
+
+`make test` runs so; without the option, and in `make test-thorough`, all cases run.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+MARK = "sampled(count, of=None): `--sample` runs so many cases, or those with so many values of the parameter `of`"
+
+
+class Sample:
+    """What a run takes; `seed` "" is everything."""
+
+    def __init__(self, seed: str) -> None:
+        self.seed = seed
+
+    def of(self, values: Iterable[T], count: int, name: str) -> list[T]:
+        """`count` of `values`, in their order; the same ones for the same seed and `name` in every process."""
+        every = list(values)
+        if not self.seed or len(every) <= count:
+            return every
+        chosen = random.Random(f"{self.seed} {name}").sample(range(len(every)), count)
+        return [every[index] for index in sorted(chosen)]
+
+    def left_out(self, items: Sequence[pytest.Item]) -> set[pytest.Item]:
+        """The cases of `items` that are not taken."""
+        cases: dict[str, list[pytest.Function]] = {}
+        for item in items:
+            mark = item.get_closest_marker("sampled")
+            if self.seed and isinstance(item, pytest.Function) and mark and mark.args:
+                cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        return {item for name, functions in cases.items() for item in self._left_out(name, functions)}
+
+    def _left_out(self, name: str, functions: list[pytest.Function]) -> list[pytest.Function]:
+        mark = functions[0].get_closest_marker("sampled")
+        assert mark is not None
+        of = mark.kwargs.get("of")
+        values = [str(item.callspec.params[of]) if of else item.callspec.id for item in functions]
+        taken = self.of(dict.fromkeys(values), mark.args[0], name)
+        return [item for item, value in zip(functions, values, strict=True) if value not in taken]
