@@ -22,6 +22,9 @@ from pathlib import Path
 PARAMETERS, ARRAYS = 25_600_000, 160
 BEFORE = 4  # steps before the kill
 DEADLINE_S = 300.0
+# torchrun otherwise keeps one store for all restarts, and in it the addresses that the killed processes had: a rank
+# that reads one before its new owner has overwritten it connects to nobody, and restart follows restart.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def ringtrain_rank(directory: Path) -> None:
@@ -111,7 +114,8 @@ def measured(command: list[str], kind: str, ranks: int) -> float:
     """Start it, kill rank 1 after some steps; seconds until rank 0 has done a step in the next world."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         directory = Path(name)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **ENVIRONMENT}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code; both find theirs
         process = subprocess.Popen(
             [*command, __file__, kind, name],
             cwd=name,

@@ -1,34 +1,45 @@
 """What an elastic optimizer costs in a step that nothing disturbs, by the way in which a shard has a second home.
 
-    python -m bench.second_home --ranks 2 4 8 --transports grpc shm
+    python -m bench.second_home --ranks 2 4 8 --transports grpc shm --backward 0 200
 
 All ways live in the same ranks and take turns, so that a busy moment of the machine hits all alike. Prints
-medians, and ratios to an optimizer that is not elastic.
+medians, and ratios to an optimizer that is not elastic. `--backward`: milliseconds of a backward pass
+that takes no processor, as on a device, and hands out gradients layer by layer.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 import ringtrain as rt
-from bench.steps import resnet50_shapes
+from bench.steps import resnet50_shapes, sleep_until
 from ringtrain.optim import AdamW, HostOptimizer
 from ringtrain.optim.arenas import WEIGHTS, Arenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.mirror import Mirror, Replay, Tools
 from ringtrain.process_groups.group import Flat, Group, Pending
 
-WAYS = ("none", "undo", "replay", "state")
+# "replay" is what the optimizer does. "sent": over the network also where ranks map each other's memory.
+WAYS = ("none", "undo", "replay", "sent", "state")
 
 
-class StateMirror(Mirror):
+class SentMirror(Mirror):
+    """No rank writes a gradient where another has it."""
+
+    def __init__(self, layout: Layout, homes: Sequence[int], group: Group, tools: Tools) -> None:
+        super().__init__(layout, homes, group, tools)
+        self._gradients_there = None
+
+
+class StateMirror(SentMirror):
     """The owner sends its state. Weights are there anyway; the copy from before the update is kept beside it."""
 
     def __init__(self, layout: Layout, homes: Sequence[int], group: Group, tools: Tools, arenas: Arenas) -> None:
@@ -37,28 +48,17 @@ class StateMirror(Mirror):
         self._group = group
         self._before = {b.index: {n: v.copy() for n, v in self.values(b).items()} for b in self.buckets}
 
-    def catch_up(self, bucket: Bucket) -> None:
+    def catch_up(self, bucket: Bucket, number: int) -> None:
         """Nothing is to be replayed."""
 
-    def exchange(self, bucket: Bucket, reduced: Flat, replay: Replay) -> Pending:
+    def exchange(self, bucket: Bucket, reduced: Flat, replay: Replay) -> list[Pending]:
         into = (self.values(bucket), self._before[bucket.index])[replay.values.number % 2]
         into[WEIGHTS][:] = self._own.weights(bucket)[self.shard(bucket)]
         state = self._own.state[bucket.index]
-        return _All(
-            [
-                self._group.send_receive(own.view(np.uint8), self.home, into[name].view(np.uint8), self.ward)
-                for name, own in state.items()
-            ]
-        )
-
-
-class _All:
-    def __init__(self, pending: list[Pending]) -> None:
-        self._pending = pending
-
-    def wait(self) -> None:
-        for one in self._pending:
-            one.wait()
+        return [
+            self._group.send_receive(own.view(np.uint8), self.home, into[name].view(np.uint8), self.ward)
+            for name, own in state.items()
+        ]
 
 
 class Variant(HostOptimizer):
@@ -69,37 +69,53 @@ class Variant(HostOptimizer):
         context = self._cut.context
         if way == "undo":
             self._cut = replace(self._cut, context=replace(context, mirror=None))
-        if way == "state" and context.mirror is not None:
+        if way in ("sent", "state") and context.mirror is not None:
+            given = (context.layout, context.mirror.homes, context.lane or context.group)
             tools = Tools(context.rule, context.kernels, None)
-            lane = context.lane or context.group
-            mirror = StateMirror(context.layout, context.mirror.homes, lane, tools, context.arenas)
+            mirror = SentMirror(*given, tools) if way == "sent" else StateMirror(*given, tools, context.arenas)
             self._cut = replace(self._cut, context=replace(context, mirror=mirror))
 
 
-def measure(shapes: list[tuple[int, ...]], seconds: float) -> dict[str, list[tuple[float, float]]]:
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. `backward_s`: of each step's backward pass."""
+
+    shapes: list[tuple[int, ...]]
+    ways: list[str]
+    backward_s: float
+    seconds: float
+
+
+def measure(plan: Plan) -> dict[str, list[tuple[float, float]]]:
     """Of each way's steps: the seconds of the slowest rank, and processor seconds of all ranks."""
     rt.init()
     random = np.random.default_rng(0)
-    gradients = {f"p{i}": random.standard_normal(shape, dtype=np.float32) for i, shape in enumerate(shapes)}
+    gradients = {f"p{i}": random.standard_normal(s, dtype=np.float32) for i, s in enumerate(plan.shapes)}
     ones = {name: np.ones_like(gradient) for name, gradient in gradients.items()}
-    variants = {way: Variant(ones, way) for way in WAYS}
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
-    for way in WAYS:
-        _step(variants[way], gradients)
+    variants = {way: Variant(ones, way) for way in plan.ways}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in plan.ways}
+    for _ in range(2):  # also the memory that only a second step touches
+        for way in plan.ways:
+            _step(variants[way], gradients, 0.0)
     began = time.monotonic()
-    while rt.broadcast_object(time.monotonic() - began < seconds):
-        for way in WAYS:
+    while rt.broadcast_object(time.monotonic() - began < plan.seconds):
+        for way in plan.ways:
             rt.barrier()
-            took, processor = zip(*rt.allgather_object(_step(variants[way], gradients)), strict=True)
+            took, processor = zip(
+                *rt.allgather_object(_step(variants[way], gradients, plan.backward_s)), strict=True
+            )
             times[way].append((max(took), sum(processor)))
     rt.shutdown()
     return times
 
 
-def _step(optimizer: HostOptimizer, gradients: dict[str, Flat]) -> tuple[float, float]:
+def _step(optimizer: HostOptimizer, gradients: dict[str, Flat], backward_s: float) -> tuple[float, float]:
     """Seconds and processor seconds of this rank."""
     began, processor = time.perf_counter(), time.process_time()
+    total, done = sum(gradient.size for gradient in gradients.values()), 0
     for name in reversed(gradients):
+        done += gradients[name].size
+        sleep_until(began + backward_s * done / total)
         optimizer.submit(name, gradients[name])
     optimizer.step()
     took = time.perf_counter() - began
@@ -112,22 +128,25 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--transports", nargs="+", default=["grpc", "shm"])
     parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--backward", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["none", "undo", "replay"])
     parser.add_argument("--part", type=int, default=1, help="one of so many of ResNet-50's parameters")
     arguments = parser.parse_args()
     shapes = resnet50_shapes()[:: arguments.part]
     for transport in arguments.transports:
-        for ranks in arguments.ranks:
+        for ranks, backward_ms in itertools.product(arguments.ranks, arguments.backward):
             os.environ["RINGTRAIN_TRANSPORT"] = transport
-            times = rt.run(measure, (shapes, arguments.seconds), np=ranks)[0]
-            print(json.dumps({"transport": transport, "ranks": ranks, **_summary(times)}), flush=True)
+            plan = Plan(shapes, arguments.ways, backward_ms / 1000, arguments.seconds)
+            case = {"transport": transport, "ranks": ranks, "backward ms": backward_ms}
+            print(json.dumps({**case, **_summary(rt.run(measure, (plan,), np=ranks)[0])}), flush=True)
 
 
 def _summary(times: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     summary: dict[str, Any] = {"steps": len(times["none"])}
     for index, what in enumerate(("step", "processor")):
-        of = {way: [values[index] for values in times[way]] for way in WAYS}
-        summary[f"{what} ms"] = {way: round(1000 * statistics.median(of[way]), 1) for way in WAYS}
-        summary[f"{what} ratio"] = {way: _ratio(of[way], of["none"]) for way in WAYS}
+        of = {way: [values[index] for values in found] for way, found in times.items()}
+        summary[f"{what} ms"] = {way: round(1000 * statistics.median(of[way]), 1) for way in of}
+        summary[f"{what} ratio"] = {way: _ratio(of[way], of["none"]) for way in of}
     return summary
 
 

@@ -47,7 +47,7 @@ def ringtrain_step(backward_s: float, compression: str | None, overlap: bool = T
         began_ns = time.perf_counter_ns()
         for name in reversed(gradients):
             done += gradients[name].size
-            _sleep_until(begin + backward_s * (done / total if overlap else 1.0))
+            sleep_until(begin + backward_s * (done / total if overlap else 1.0))
             optimizer.submit(name, gradients[name])
         timeline.record_since(began_ns, "backward pass", PACED)
         optimizer.step()
@@ -64,7 +64,7 @@ def state_bytes() -> dict[str, int]:
     return {"held": HostOptimizer(initial, AdamW(lr=1e-3)).state_bytes, "whole": whole}
 
 
-def _sleep_until(when: float) -> None:
+def sleep_until(when: float) -> None:
     left = when - time.perf_counter()
     if left > 0:
         time.sleep(left)
@@ -91,7 +91,7 @@ def ddp_step(backward_s: float = 0.0) -> Work:
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
             pace["done"] += gradients[ctx.index].numel()
-            _sleep_until(pace["begin"] + backward_s * pace["done"] / total)
+            sleep_until(pace["begin"] + backward_s * pace["done"] / total)
             return gradients[ctx.index], None
 
     class Model(torch.nn.Module):

@@ -412,6 +412,32 @@ def test_a_second_home_is_in_another_pod_where_there_is_one(pods: list[int], hom
     assert list(second_homes(pods)) == homes
 
 
+class SendingGroup(ProcessGroup):
+    """The world, with a count of what ranks send to a single one."""
+
+    def __init__(self, group: ProcessGroup, count: list[int]) -> None:
+        vars(self).update(vars(group))
+        self._count = count  # shared with the lane
+
+    def beside(self) -> ProcessGroup | None:
+        lane = super().beside()
+        return None if lane is None else SendingGroup(lane, self._count)
+
+    def send_receive(self, *given: Any) -> Any:
+        self._count[0] += 1
+        return super().send_receive(*given)
+
+
+@pytest.mark.parametrize("name", ["fused", "lamb-half-clip"])
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+def test_no_gradient_is_sent_to_a_second_home_that_maps_the_owners_memory(transport: str, name: str) -> None:
+    """The owner writes it there."""
+    count = [0]
+    with world_of(SIZE, transport) as world:
+        world.run(lambda rank: _train(_made(CASES[name], SendingGroup(group_of(), count)), CASES[name], EVERY + 1))
+    assert (count[0] > 0) == (transport == "grpc")
+
+
 def _flip(values: Any) -> None:
     values.view(np.uint8)[5] ^= 16
 

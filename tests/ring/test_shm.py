@@ -16,6 +16,7 @@ from ringtrain.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain.errors import MismatchError, PeerLost
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import group_of
+from ringtrain.wire.signature import Signature
 
 LENGTHS = [1, 2, 1000, 16_384, 40_000, 300_001, 1_500_000]
 
@@ -248,6 +249,30 @@ def test_buffers_at_different_places_are_told() -> None:
     with world_of(2, "shm") as world:
         errors = world.errors(work)
     assert all(isinstance(error, MismatchError) and "mean different things" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("transport", ["shm", "pods", "memory"])
+def test_a_rank_writes_where_another_has_its_buffer_if_all_map_it(transport: str) -> None:
+    """In shared memory of all ranks only; a copy, and a buffer of one's own, are nobody else's."""
+    size, length = 4, 1000
+
+    def work(rank: int) -> Any:
+        group, buffer = group_of(), group_of().allocate(length, np.float32)
+        part = buffer[10 : 20 + rank]
+        others = [group.memory_of(other, part) for other in range(size)]
+        if others[0] is not None:
+            for other in others:
+                other[rank] = rank + 1
+        group.call(lambda ring: ring.barrier(Signature("all have written")))
+        return buffer.copy(), [other is None for other in others], group.memory_of(0, buffer.copy()) is None
+
+    with world_of(size, transport) as world:
+        for buffer, others, copied in world.run(work):
+            maps = transport == "shm"
+            assert copied
+            assert others == [not maps] * size
+            assert list(buffer[10:14]) == ([1, 2, 3, 4] if maps else [0] * 4)
+            assert not buffer[14:].any()
 
 
 def weights_after_shutdown() -> float:

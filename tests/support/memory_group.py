@@ -91,6 +91,9 @@ class MemoryGroup:
         collective = self._join("object", (to, source), None, None)
         return _Received(collective, self.rank, target)
 
+    def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
+        return None
+
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return False
 

@@ -83,6 +83,14 @@ class GroupedReducer(Protocol):
 
 
 @runtime_checkable
+class Mapper(Protocol):
+    """A `Communicator` whose ranks all map what `allocate` returns to each of them."""
+
+    def memory_of(self, position: int, buffer: Flat) -> Flat | None:
+        """Return what `buffer`, from `allocate`, is on the rank at `position`; None where it is not mapped."""
+
+
+@runtime_checkable
 class Updater(Protocol):
     """A `Communicator` that reduces, updates and gathers in one go."""
 

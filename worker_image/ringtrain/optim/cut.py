@@ -184,6 +184,9 @@ class Unjoined:
     def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:
         self._refuse()
 
+    def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
+        return None
+
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return False
 

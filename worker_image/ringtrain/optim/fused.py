@@ -54,18 +54,22 @@ class FusedUpdate:
         """Return when every weight is new on this rank. Raises what the meeting raised."""
         before: Bucket | None = None
         copies: list[Pending] = []
+        met = False
         for bucket in self._m.layout.buckets:
             is_early = not self._inbox.is_complete(bucket.index)
             # Use the time until the bucket is complete; where ranks meet for it, the weights before wait for that.
             if before is not None and is_early and self._m.group.finish_updates():
                 self.arrivals.arrived(before)
                 before = None
+            if is_early and met and self._m.mirror is not None:
+                self._m.mirror.catch_up_until(self._inbox.is_complete, bucket, self.number)
             if not self._inbox.wait_complete(bucket.index):
                 raise Abandoned
             if bucket.local or not bucket.size:
                 self._update_alone(bucket)
                 continue
             copies += self._update(bucket)
+            met = True  # all ranks have done the update before
             if before is not None:
                 self.arrivals.arrived(before)
             before = bucket
@@ -78,21 +82,19 @@ class FusedUpdate:
         arenas, rule, mirror, undo = self._m.arenas, self._rule, self._m.mirror, self._m.undo
         own = arenas.gradients(bucket)[arenas.owned(bucket)]
         state = arenas.state[bucket.index]
+        room = None if mirror is None else mirror.room(bucket, self.number)
         change = ChunkUpdate(
             native_rule(rule.terms(self._step(bucket))),
             arenas.weights(bucket),
             tuple(state[name] for name in rule.state_names),
             state.get(MASTER),
             last=bucket is self._last,
-            reduced=None if mirror is None else own,
+            reduced=own if mirror is not None and room is None else room,
             kept=None if undo is None else undo.room(bucket.index, self.number),
         )
         with timeline.span(f"reduce and update bucket {bucket.index}", "bucket"):
             self._m.group.update(arenas.gradients(bucket), bucket.bounds, Average if bucket.half else Sum, change)
-        if mirror is None:
-            return []
-        mirror.catch_up(bucket)
-        return [mirror.exchange(bucket, own, Replay(self._step(bucket)))]
+        return [] if mirror is None else mirror.exchange(bucket, own, Replay(self._step(bucket)))
 
     def _update_alone(self, bucket: Bucket) -> None:
         began_ns = time.perf_counter_ns()

@@ -51,7 +51,7 @@ class MemoryCheck:
                 "nothing may write to it: replace their nodes, or look for a program that writes to weights",
             )
         for bucket in self._mirror.buckets:  # that all ranks are here tells that all have done it
-            self._mirror.catch_up(bucket)
+            self._mirror.catch_up(bucket, number)
         self._compare(done)
 
     def _compare(self, done: int) -> None:

@@ -2,12 +2,14 @@
 
 An update is deterministic to the bit. So the owner sends the reduced gradient of its shard, and the second home
 applies the same rule to its copy. It does so one update later, when it knows that all ranks have done that one:
-until then it has the copy from before and the gradient, and so the shard of either update.
+until then it has the copy from before and the gradient, and so the shard of either update. Where ranks map each
+other's memory, the owner writes the gradient where its second home has it.
 See docs/decisions/0022-second-home.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -19,6 +21,9 @@ from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
 from ringtrain.optim.wire import LOST_CHANGE, Wire
 from ringtrain.process_groups.group import Flat, Group, Pending
+
+_GENERATIONS: Final = 2
+_ALIGNED: Final = 64  # a cache line: two owners never write to the same one
 
 
 def second_homes(pods: Sequence[int]) -> tuple[int, ...]:
@@ -62,7 +67,12 @@ class Mirror:
         self._lane = group
         self.buckets = [bucket for bucket in layout.buckets if bucket.size and not bucket.local]
         self._values = {bucket.index: self._allocate(bucket) for bucket in self.buckets}
-        self._gradients = {b.index: np.zeros(self._length(b), b.dtype) for b in self.buckets}
+        # Two generations: an owner that writes here may do so before the gradient of the update before is applied.
+        # Where the gradients come over the network, the second is never touched, and takes no memory.
+        memory = group.allocate(_GENERATIONS * sum(map(_room, self.buckets)), np.uint8)
+        self._gradients = self._cut_up(memory, self.ward)
+        there = group.memory_of(self.home, memory)
+        self._gradients_there = None if there is None else self._cut_up(there, group.rank)
         self._versions = dict.fromkeys(self._values, 0)  # after which update the values are
         self._replays: dict[int, Replay] = {}  # what is to be done to them next
 
@@ -76,36 +86,58 @@ class Mirror:
 
     def gradients(self) -> list[Flat]:
         """The gradients that the next `catch_up` applies."""
-        return list(self._gradients.values())
+        return [
+            self._waiting(bucket, self._replays[bucket.index])
+            for bucket in self.buckets
+            if bucket.index in self._replays
+        ]
 
     def shard(self, bucket: Bucket) -> slice:
         """The elements of `bucket` that are copied here."""
         return bucket.shard(self.ward)
 
-    def catch_up(self, bucket: Bucket) -> None:
-        """Apply the gradient that is here. Call it when all ranks are known to have done its update."""
-        replay = self._replays.pop(bucket.index, None)
-        if replay is None:
+    def room(self, bucket: Bucket, number: int) -> Flat | None:
+        """Where the second home has the own shard's reduced gradient of update `number`, to be written when all
+        ranks have reduced the bucket, and before its weights are gathered; None: only `exchange` gets it there."""
+        return (
+            None if self._gradients_there is None else self._gradients_there[number % _GENERATIONS][bucket.index]
+        )
+
+    def catch_up_until(self, is_complete: Callable[[int], bool], awaited: Bucket, number: int) -> None:
+        """Use the time until the gradients of `awaited` are complete: catch up with one bucket after another."""
+        for bucket in self.buckets:
+            if is_complete(awaited.index):
+                return
+            self.catch_up(bucket, number)
+
+    def catch_up(self, bucket: Bucket, number: int) -> None:
+        """Apply the gradient of the update before `number`, which all ranks are known to have done."""
+        replay = self._replays.get(bucket.index)
+        if replay is None or replay.values.number >= number:
             return
+        del self._replays[bucket.index]
         with timeline.span(f"replay bucket {bucket.index}", "update"):
             self._apply(bucket, replay)
         self._versions[bucket.index] = replay.values.number
 
-    def exchange(self, bucket: Bucket, reduced: Flat, replay: Replay) -> Pending:
+    def exchange(self, bucket: Bucket, reduced: Flat, replay: Replay) -> list[Pending]:
         """Send the own shard's `reduced` gradient to its second home, and get the ward's, for the next `catch_up`.
 
-        `reduced` must stay as it is until the collective has ended. Collective.
+        `reduced` must stay as it is until what is returned has ended. Collective. Nothing is sent that is there.
         """
+        self.catch_up(bucket, replay.values.number)
         self._replays[bucket.index] = replay
-        target = self._gradients[bucket.index]
-        return self._lane.send_receive(reduced.view(np.uint8), self.home, target.view(np.uint8), self.ward)
+        if self._gradients_there is not None:
+            return []
+        target = self._waiting(bucket, replay)
+        return [self._lane.send_receive(reduced.view(np.uint8), self.home, target.view(np.uint8), self.ward)]
 
     def settle(self, to: int) -> None:
         """Make the copy the shard after update `to`, the last that is done or the one before. Local."""
         for bucket in self.buckets:
             replay = self._replays.get(bucket.index)
             if replay is not None and replay.values.number == to:
-                self.catch_up(bucket)
+                self.catch_up(bucket, to + 1)
             self._replays.pop(bucket.index, None)
             if self._versions[bucket.index] != to:
                 raise RingtrainError(
@@ -128,7 +160,7 @@ class Mirror:
     def _apply(self, bucket: Bucket, replay: Replay) -> None:
         values, rule, kernels, wire = self.values(bucket), self._tools.rule, self._tools.kernels, self._tools.wire
         weights = values[MASTER if bucket.half else WEIGHTS]
-        gradients = self._gradients[bucket.index]
+        gradients = self._waiting(bucket, replay)
         part = Part(weights, gradients.astype(np.float32) if bucket.half else gradients, values)
         before = weights.copy() if LOST_CHANGE in values else weights
         if isinstance(rule, LayerRule):
@@ -143,15 +175,38 @@ class Mirror:
         for start, stop, rate in layer_cuts(bucket, self.shard(bucket), rates):
             self._tools.kernels.descend(part.weights[start:stop], part.gradients[start:stop], rate)
 
-    def _length(self, bucket: Bucket) -> int:
-        return bucket.bounds[self.ward + 1] - bucket.bounds[self.ward]
+    def _waiting(self, bucket: Bucket, replay: Replay) -> Flat:
+        generation = 0 if self._gradients_there is None else replay.values.number % _GENERATIONS
+        return self._gradients[generation][bucket.index]
+
+    def _cut_up(self, memory: Flat, owner: int) -> list[dict[int, Flat]]:
+        """By generation and bucket, where the gradients of the shard of `owner` lie in a rank's `memory`."""
+        generations: list[dict[int, Flat]] = []
+        start = 0
+        for _ in range(_GENERATIONS):
+            generations.append({})
+            for bucket in self.buckets:
+                end = start + _length(bucket, owner) * bucket.dtype.itemsize
+                generations[-1][bucket.index] = memory[start:end].view(bucket.dtype)
+                start += _room(bucket)
+        return generations
 
     def _allocate(self, bucket: Bucket) -> dict[str, Flat]:
         names = [MASTER if bucket.half else WEIGHTS, *self._tools.rule.state_names]
         if self._tools.wire is not None and self._tools.wire.carries(bucket):
             names.append(LOST_CHANGE)
         dtype = np.float32 if bucket.half else bucket.dtype
-        return {name: np.zeros(self._length(bucket), dtype) for name in names}
+        return {name: np.zeros(_length(bucket, self.ward), dtype) for name in names}
+
+
+def _length(bucket: Bucket, owner: int) -> int:
+    return bucket.bounds[owner + 1] - bucket.bounds[owner]
+
+
+def _room(bucket: Bucket) -> int:
+    """Bytes for the shard of any owner, so that they lie at the same place on all ranks."""
+    longest = max(_length(bucket, owner) for owner in range(len(bucket.bounds) - 1))
+    return -(-longest * bucket.dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
 def layer_cuts(bucket: Bucket, owned: slice, rates: Sequence[float]) -> list[tuple[int, int, float]]:

@@ -117,9 +117,13 @@ class Update:
         clip_norm = self._m.settings.clip_norm
         clip = 1.0 if clip_norm is None else self._clip_factor(clip_norm)
         gathers: list[list[Pending]] = []
+        met = False
         for bucket in buckets:
+            if met and self._m.mirror is not None:
+                self._m.mirror.catch_up_until(self._inbox.is_complete, bucket, self.number)
             self._reduce_through(bucket.index)
             self._wait_reduced(bucket)
+            met = met or not self._m.stays_here(bucket)  # all ranks have done the update before
             if self._m.lane is not None:
                 self._reduce_next_if_complete(bucket.index)
             began_ns = time.perf_counter_ns()
@@ -141,21 +145,21 @@ class Update:
             timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
             gathers.append(self._gather(bucket))
             if self._m.mirror is not None and reduced is not None:
-                gathers[-1].append(self._m.mirror.exchange(bucket, reduced, Replay(values, layer_rates)))
+                gathers[-1] += self._m.mirror.exchange(bucket, reduced, Replay(values, layer_rates))
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
                 gather.wait()
             self.arrivals.arrived(bucket)
 
     def _kept_for_mirror(self, bucket: Bucket) -> Flat | None:
-        """The reduced gradient of the own shard, which the rule consumes.
-
-        The copy of another rank's shard catches up: this update's gradients are here, so all have done the last.
-        """
+        """The reduced gradient of the own shard, which the rule consumes."""
         if self._m.mirror is None or self._m.stays_here(bucket):
             return None
-        self._m.mirror.catch_up(bucket)
-        kept: Flat = self._m.arenas.gradients(bucket)[self._m.arenas.owned(bucket)].copy()
+        own = self._m.arenas.gradients(bucket)[self._m.arenas.owned(bucket)]
+        kept = self._m.mirror.room(bucket, self.number)
+        if kept is None:
+            return own.copy()
+        kept[:] = own
         return kept
 
     def _reduce_through(self, index: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.collectives.tensors import checked_bounds, flat_signature
-from ringtrain.communicators.base import Communicator, Updater
+from ringtrain.communicators.base import Communicator, Mapper, Updater
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.process_groups.executor import Executor, Handle
 from ringtrain.reduction.ops import ReduceOp, Sum
@@ -65,6 +65,12 @@ class Group(Protocol):
         """Send `source` (1-d) to rank `to`, and fill `target` with what rank `origin` sends here.
 
         Every rank gives to one and gets from one. Lengths may differ between pairs.
+        """
+
+    def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
+        """Return the memory of `rank` that is to it what `buffer`, a result of `allocate`, is here; writable.
+
+        None where this process does not map it. The same on all ranks.
         """
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
@@ -159,6 +165,9 @@ class ProcessGroup:
     def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Handle[None]:
         what = Signature("send_receive", (Tensor(None, dtype_name(source.dtype), (ANY_ROWS,)),))
         return self.begin(lambda communicator: communicator.send_receive(what, source, to, target, origin))
+
+    def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
+        return self.call(lambda ring: ring.memory_of(rank, buffer) if isinstance(ring, Mapper) else None)
 
     def broadcast(self, buffer: Flat) -> None:
         what = flat_signature("broadcast", buffer, None, None)

@@ -56,6 +56,9 @@ class SharedMemoryCommunicator:
         work = Work(chunks_of(bounds), source, op, own=target, average_over=self._size)
         self._group.run(replace(what, layout=bounds), work)
 
+    def memory_of(self, position: int, buffer: Flat) -> Flat | None:
+        return self._group.memory_of(position, buffer)
+
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._group.can_update(gradients, weights)
 

@@ -28,9 +28,15 @@ class Arena:
 
     def __init__(self, whole: NDArray[np.uint8], position: int, size: int) -> None:
         length = len(whole) // size
-        self.own = whole[position * length : (position + 1) * length]
+        self._whole, self._length = whole, length
+        self.own = self.part(position, 0, length)
         self.bases = [whole.ctypes.data + p * length for p in range(size)]
         self._start = self.bases[position]
+
+    def part(self, position: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes from `offset` on of the part of the rank at `position`."""
+        begin = position * self._length + offset
+        return self._whole[begin : begin + nbytes]
 
     def offset_of(self, buffer: Flat) -> int | None:
         """Where `buffer` begins in the own part; None if it is elsewhere."""
@@ -93,6 +99,13 @@ class SharedGroup:
         arena = Arena(np.frombuffer(segment.memory, np.uint8), self.position, len(self.ranks))
         self._arenas.append(arena)
         return arena.own
+
+    def memory_of(self, position: int, buffer: Flat) -> Flat | None:
+        """What `buffer`, from an arena, is on the rank at `position`; None for other memory."""
+        for arena in self._arenas:
+            if (offset := arena.offset_of(buffer)) is not None:
+                return arena.part(position, offset, buffer.nbytes).view(buffer.dtype)
+        return None
 
     def close(self) -> None:
         """Unmap the segment; ranks that wait for this one raise PeerLost.
