@@ -8,6 +8,7 @@ with the state in the survivors' memory. torchrun: DDP with fused AdamW, `--max-
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -22,8 +23,8 @@ from pathlib import Path
 PARAMETERS, ARRAYS = 25_600_000, 160
 BEFORE = 4  # steps before the kill
 DEADLINE_S = 300.0
-# torchrun otherwise keeps one store for all restarts, and in it the addresses that the killed processes had: a rank
-# that reads one before its new owner has overwritten it connects to nobody, and restart follows restart.
+# torchrun otherwise keeps one store for all restarts, and in it the addresses of killed processes: a rank that
+# reads one before its new owner has overwritten it connects to nobody, and restart follows restart.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -115,7 +116,7 @@ def measured(command: list[str], kind: str, ranks: int) -> float:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         directory = Path(name)
         environment = {**os.environ, **ENVIRONMENT}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code; both find theirs
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their byte code
         process = subprocess.Popen(
             [*command, __file__, kind, name],
             cwd=name,
@@ -136,8 +137,12 @@ def measured(command: list[str], kind: str, ranks: int) -> float:
             return again - killed
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                process.terminate()  # torchrun ends its ranks, which have sessions of their own
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
 
 
 def main() -> None:
