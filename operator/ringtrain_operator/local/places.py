@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import re
@@ -19,6 +18,7 @@ Pod = dict[str, Any]
 Secrets = Mapping[str, Mapping[str, bytes]]
 """Contents of Secrets by name and key."""
 
+_LOOPBACK = "127.0.0.1"
 _PORTS = (15_000, 32_000)
 _PORT_TRIES = 1000
 # Names of volumes and claims are directories here: one level, and not a way out.
@@ -27,10 +27,19 @@ _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*")
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports of one attempt's launcher; everything else registers the port it got."""
+    """Ports of one attempt's launcher, held by this process for it; everything else registers the port it got."""
 
-    control: int
-    status: int
+    held: tuple[socket.socket, socket.socket]
+
+    @property
+    def control(self) -> int:
+        """That of the control service."""
+        return _number(self.held[0])
+
+    @property
+    def status(self) -> int:
+        """That of `/status`."""
+        return _number(self.held[1])
 
 
 @dataclass(frozen=True)
@@ -53,8 +62,14 @@ class Places:
     def ports_of(self, attempt: int) -> Ports:
         """The launcher's ports in `attempt`, chosen free when first asked for."""
         if attempt not in self.ports:
-            self.ports[attempt] = _free_ports()
+            self.ports[attempt] = Ports((_held_port(), _held_port()))
         return self.ports[attempt]
+
+    def close(self) -> None:
+        """Give the ports up."""
+        for ports in self.ports.values():
+            for held in ports.held:
+                held.close()
 
 
 def volume_directory(volume: dict[str, Any], places: Places, pod_dir: Path, secrets: Secrets) -> Path:
@@ -104,15 +119,22 @@ def _directory_name(value: object, what: str) -> str:
     return value
 
 
-def _free_ports() -> Ports:
-    """Two ports that are free now, held together while choosing so that they differ."""
-    with _listening() as one, _listening() as two:
-        return Ports(control=one.getsockname()[1], status=two.getsockname()[1])
+def _held_port() -> socket.socket:
+    """A socket bound to a port that only a process that asks for SO_REUSEPORT can take beside it: the launcher.
 
-
-def _listening() -> socket.socket:
-    """A server on a port below those that kernels give to connections: none takes it before it is used."""
+    The port is below those that kernels give to connections.
+    """
     for _ in range(_PORT_TRIES):
-        with contextlib.suppress(OSError):
-            return socket.create_server(("127.0.0.1", random.randrange(*_PORTS)))
+        held = socket.socket()
+        try:
+            held.bind((_LOOPBACK, random.randrange(*_PORTS)))
+        except OSError:
+            held.close()
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return held
     raise LocalUnsupported(f"no free port was found in {_PORTS[0]}..{_PORTS[1] - 1}")
+
+
+def _number(held: socket.socket) -> int:
+    return int(held.getsockname()[1])

@@ -127,6 +127,7 @@ class ProcessRunner:
                 time.sleep(0.05)
             except KeyboardInterrupt:
                 deadline = 0.0
+        self._places.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _look_after(self, local: _LocalPod) -> None:

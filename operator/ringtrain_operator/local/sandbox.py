@@ -118,7 +118,8 @@ def _ports(declared: Mapping[str, str], places: Places) -> dict[str, str]:
         contract.ENV_MASTER_PORT: "0",
         contract.ENV_TF_PORT_BASE: "0",
     }
-    return {name: value for name, value in local.items() if name in declared}
+    rewritten = {name: value for name, value in local.items() if name in declared}
+    return {**rewritten, contract.ENV_PORTS_HELD: "1"} if contract.ENV_LAUNCHER_PORT in declared else rewritten
 
 
 def _temporary(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ DEADLINE_S = 240.0
 def masked(output: str) -> list[str]:
     """Lines without what differs between runs: speeds, times, numbers of processes, widths of tables."""
     text = re.sub(
-        r"(?<=took) .*?(?=,|$)|(?:\d+[smhd])+$|\d[\d,]*\.\d+|\d{2,}|\d(?=,\d{3})(?:,\d{3})+",
+        r"(?<=took) .*?(?=,|$)|(?:\d+[smhd])+ *$|\d[\d,]*\.\d+|\d{2,}|\d(?=,\d{3})(?:,\d{3})+",
         " 0",
         output,
         flags=re.MULTILINE,

@@ -183,9 +183,14 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level:
             contract.ENV_STATUS_PORT: str(status_port),
             contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
         }
-        held.release()
+        held.share()
         grace_s = AgentConfig.from_env(environment).grace_s
-        launcher = _start(stack, contract.ROLE_LAUNCHER, environment, ["launcher", "--log-level", level])
+        launcher = _start(
+            stack,
+            contract.ROLE_LAUNCHER,
+            {**environment, contract.ENV_PORTS_HELD: "1"},
+            ["launcher", "--log-level", level],
+        )
         agent = _start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
         signals = _forward_signals(stack, launcher, f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s)
         code = _wait(launcher, agent)

@@ -16,7 +16,7 @@ class PortTaken(RingtrainError):
 
 
 class HeldPorts:
-    """Ports bound by this process. `release` them right before the rank that gets them starts.
+    """Ports bound by this process. `release` them right before the rank that gets them starts, or `share` them.
 
     Free ports are looked for below the range from which the kernel takes the local ports of connections, so that
     nothing takes them by accident in the moment between release and the rank's own bind.
@@ -35,6 +35,12 @@ class HeldPorts:
                 last = base + count - 1
                 raise PortTaken(f"port {port} is in use on this host; ports {base}..{last} were to be listened on")
         return tuple(range(base, base + count))
+
+    def share(self) -> None:
+        """Let other processes of this user listen on the ports while they stay held, if they ask for SO_REUSEPORT:
+        nobody else can take a port in the moment before its process is there."""
+        for held in self._sockets:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
     def release(self, ports: Collection[int] | None = None) -> None:
         """Give `ports` up; None: all."""

@@ -42,7 +42,6 @@ _MOST_STRANGERS = 256
 _SERVER = (
     *_COMMON,
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-    ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
 
@@ -81,14 +80,25 @@ class ControlServer:
 
 
 def serve(
-    port: int, secrets: Secrets, peer: Peer, *, threads: int, register: Callable[[grpc.Server], None]
+    port: int,
+    secrets: Secrets,
+    peer: Peer,
+    *,
+    threads: int,
+    register: Callable[[grpc.Server], None],
+    is_held: bool = False,
 ) -> ControlServer:
     """Start a server for clients with the role and uid of `peer`; `register` adds the services.
 
-    Without certificates it listens on loopback only. Raises PortTaken when the port is in use.
+    Without certificates it listens on loopback only. `is_held`: another process holds the port and shares it.
+    Raises PortTaken when the port is in use.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
-    options = (*_SERVER, ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * threads))
+    options = (
+        *_SERVER,
+        ("grpc.so_reuseport", int(is_held)),
+        ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * threads),
+    )
     server = grpc.server(pool, options=options, interceptors=[_CheckPeer(secrets, peer)])
     register(server)
     try:

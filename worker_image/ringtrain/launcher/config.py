@@ -28,6 +28,7 @@ class LauncherConfig(PodSettings):
 
     port: int
     status_port: int
+    ports_held: bool
     log_root: Path
     pod: str
     node: str
@@ -88,6 +89,7 @@ class LauncherConfig(PodSettings):
             **vars(pod),
             port=read.port(contract.ENV_LAUNCHER_PORT, contract.PORT_LAUNCHER),
             status_port=read.port(contract.ENV_STATUS_PORT, contract.PORT_STATUS),
+            ports_held=read.optional(contract.ENV_PORTS_HELD) == "1",
             status_token=read.optional(contract.ENV_STATUS_TOKEN) or "",
             log_root=Path(read.text(contract.ENV_LOG_DIR, contract.LOG_DIR)),
             pod=read.text(contract.ENV_POD_NAME, "launcher"),

@@ -86,6 +86,7 @@ class StatusServer:
     `everywhere`: on all addresses of this host instead of loopback only. With `tokens`, `/status` is for who shows
     one of them as a bearer token; `/metrics` and `/healthz`, which hold nothing but figures, are for everyone.
     `ask_workers`: of an elastic job, takes the number of workers that `PUT /workers` asks for.
+    `is_held`: another process holds `port` and shares it.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class StatusServer:
         everywhere: bool,
         tokens: tuple[str, ...] = (),
         ask_workers: Callable[[int], None] | None = None,
+        is_held: bool = False,
     ) -> None:
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
@@ -122,7 +124,7 @@ class StatusServer:
             return _ask_workers(body, ask_workers)
 
         try:
-            listening = listening_socket("" if everywhere else "127.0.0.1", port)
+            listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
         except OSError as exc:
             raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
         self._server = _Server(listening, _handler(answer, put))

@@ -251,6 +251,7 @@ def _open_ports(
         everywhere=config.secrets.tls is not None,
         tokens=config.status_tokens,
         ask_workers=launcher.elastic.ask if launcher.elastic else None,
+        is_held=config.ports_held,
     )
     stack.callback(http.close)
     service = CoordinatorService(gang, snapshot.store, config.job.attempt)
@@ -261,6 +262,7 @@ def _open_ports(
         Peer(contract.ROLE_WORKER, config.job.uid),
         threads=config.workers + 16,  # one held by every agent's order stream
         register=lambda server: add(service, server),
+        is_held=config.ports_held,
     )
     stack.callback(server.close, 1.0)
     log.info("waiting for workers (%d) on port %d, status on port %d", config.workers, server.port, http.port)

@@ -58,18 +58,23 @@ def listening_address(address: str) -> str:
     return host_port(str(ip), port)
 
 
-def listening_socket(host: str, port: int = 0) -> socket.socket:
-    """Listen on `port` (0: any free one) of `host`, or of all interfaces for "". Raises OSError."""
+def listening_socket(host: str, port: int = 0, is_held: bool = False) -> socket.socket:
+    """Listen on `port` (0: any free one) of `host`, or of all interfaces for "". Raises OSError.
+
+    `is_held`: another process holds the port and shares it.
+    """
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family, reuse_port=is_held)
     if socket.has_dualstack_ipv6():
         try:
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=is_held
+            )
         except OSError as error:  # a machine may have IPv6 switched off
             if error.errno == errno.EADDRINUSE:
                 raise
-    return socket.create_server(("", port))
+    return socket.create_server(("", port), reuse_port=is_held)
 
 
 def is_loopback(address: str) -> bool:

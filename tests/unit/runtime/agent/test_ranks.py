@@ -15,6 +15,7 @@ from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks, exit_phase
 from ringtrain.control.model import Failure, Outcome, RankPhase, Reason, Verdict, World
 from ringtrain.control.ports import HeldPorts, PortTaken
+from ringtrain.transport.address import listening_socket
 
 CONFIG = AgentConfig.from_env(
     {
@@ -176,6 +177,22 @@ def test_ports_of_connections_that_have_ended() -> None:
             HeldPorts().take(port, 1)
     held = HeldPorts()
     assert held.take(port, 1) == (port,)
+    held.release()
+
+
+def test_a_shared_port_is_for_those_who_ask() -> None:
+    """While it is held, only a process that was told of it listens on it, and gets all connections."""
+    held = HeldPorts()
+    (port,) = held.take(0, 1)
+    held.share()
+    with pytest.raises(PortTaken):
+        HeldPorts().take(port, 1)
+    for host in ("127.0.0.1", ""):
+        with pytest.raises(OSError, match="in use"):
+            listening_socket(host, port)
+        with listening_socket(host, port, is_held=True) as server:
+            socket.create_connection(("127.0.0.1", port)).close()
+            server.accept()[0].close()
     held.release()
 
 
