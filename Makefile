@@ -117,7 +117,7 @@ bench: bench/.venv/.installed  ## collectives and optimizer beside their peers; 
 bench-operator: $(VENV)/.installed  ## the operator on a real API server on this machine
 	$(BIN)/python bench/operator/run.py
 
-elastic-chaos: $(VENV)/.installed  ## elastic runs with ranks killed and stopped: SEEDS=1000 of them, or one again with SEED=17
+elastic-chaos: $(VENV)/.installed  ## elastic jobs whose processes are killed and stopped: SEEDS=1000, SEEDS=10-19, or one again with SEED=17
 	cd tests && ../$(BIN)/python -m support.elastic_chaos $(if $(SEED),--seed $(SEED),$(or $(SEEDS),50))
 
 generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and reference pages

@@ -1,193 +1,174 @@
-"""Elastic runs of this machine in which ranks are killed and stopped at points that follow from a seed.
+"""Elastic jobs of this machine whose processes are killed and stopped at points that follow from a seed.
 
     python -m support.elastic_chaos 1000          # seeds 0 to 999
-    python -m support.elastic_chaos --seed 417    # one of them again
+    python -m support.elastic_chaos --seed 417    # one of them again, alone
 
-The points are the same for the same seed; what the processes are doing there depends on the machine too.
+Launcher, agents and ranks are real processes, struck by real signals. A job takes the faults of ten seeds, one
+seed after the other. The points are the same for the same seed; what the processes are doing there depends on
+the machine too.
 """
 
 import argparse
 import functools
-import json
-import os
-import random
-import signal
-import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from support import elastic_training
-from support.guard import GUARD
-
-DEADLINE_S = 240.0
-STEPS = 20
-
-
-@dataclass(frozen=True)
-class Case:
-    """One run. `sharded`: each rank has a part of the optimizer's state."""
-
-    seed: int
-    ranks: int
-    transport: str
-    on_loss: str
-    sharded: bool
-    faults: tuple[dict[str, Any], ...]
-
-    @property
-    def untouched(self) -> set[int]:
-        """The slots in which nothing happens."""
-        return set(range(self.ranks)) - {fault["slot"] for fault in self.faults}
-
-
-@dataclass
-class Played:
-    """How a run went. `ends`: what each slot's process has left; `begun`: how many processes a slot had."""
-
-    code: int
-    output: str
-    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
-    begun: dict[int, int] = field(default_factory=dict)
-    fired: int = 0
-
-
-def case_of(seed: int) -> Case:
-    """The run of a seed."""
-    chance = random.Random(seed)
-    ranks = chance.choice([2, 3, 4, 5, 6])
-    kind = chance.choice(["step", "step", "join", "park", "enter", "stop"])
-    slot = chance.randrange(ranks)
-    number = signal.SIGSTOP if kind == "stop" else signal.SIGKILL
-    first = {
-        "slot": slot, "on": "step", "number": chance.randrange(2, STEPS - 2), "delay_s": chance.uniform(0, 0.012),
-        "signal": int(number),
-    }  # fmt: skip
-    faults = [first]
-    if kind == "join":  # the one that comes in its place dies as well
-        faults.append(_second(slot, "join", chance.uniform(0, 0.5)))
-    if kind in ("park", "enter"):  # a survivor dies while the world is formed anew
-        other = (slot + 1 + chance.randrange(ranks - 1)) % ranks
-        faults.append(_second(other, kind, chance.uniform(0, 0.05)))
-    on_loss, transport = chance.choice(["Replace", "Shrink"]), chance.choice(["grpc", "shm"])
-    # Two ranks that are lost at once may have been all that had a part of the state.
-    return Case(seed, ranks, transport, on_loss, kind not in ("park", "enter"), tuple(faults))
-
-
-def _second(slot: int, on: str, delay_s: float) -> dict[str, Any]:
-    return {"slot": slot, "on": on, "delay_s": delay_s, "signal": int(signal.SIGKILL)}
-
-
-def play(case: Case, directory: Path) -> Played:
-    """Run it; a run that has not ended in time is ended, and has the code -1."""
-    environment = {
-        **os.environ,
-        "DIRECTORY": str(directory),
-        "FAULTS": json.dumps(case.faults),
-        "SHARDED": str(int(case.sharded)),
-        "RINGTRAIN_TRANSPORT": case.transport,
-        # A stopped rank is found by its silence alone.
-        "RINGTRAIN_TIMEOUT": "6" if any(f["signal"] == signal.SIGSTOP for f in case.faults) else "60",
-    }
-    options = ("-np", case.ranks, "--min-np", 1, "--on-loss", case.on_loss, "--name", "chaos", "--verbose")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ringtrain", "run", *map(str, options), sys.executable, elastic_training.__file__],
-        cwd=directory,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    GUARD.begun(process.pid)
-    try:
-        output, _ = process.communicate(timeout=DEADLINE_S)
-        code = process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, code = process.communicate()[0], -1
-    GUARD.ended(process.pid)
-    played = Played(code, output, fired=len(list(directory.glob("fired-*"))))
-    for path in directory.glob("end-*.json"):
-        played.ends[int(path.stem.removeprefix("end-"))] = json.loads(path.read_text())
-    for slot in range(case.ranks):
-        played.begun[slot] = len(list(directory.glob(f"begin-{slot}-*")))
-    return played
+from ringtrain import elastic
+from ringtrain.optim.mirror import second_homes
+from support.elastic_faults import BLOCK, Fault, Shape, faults_of, shape_of
+from support.elastic_pods import Played, play
+from support.elastic_training import BATCH, SAMPLES, SEED, WINDOW
 
 
 @functools.cache
-def undisturbed(ranks: int) -> str:
-    """The digest of the weights after a run in which nothing happens; neither transport nor shards change it."""
-    with tempfile.TemporaryDirectory() as directory:
-        played = play(Case(-1, ranks, "grpc", "Replace", True, ()), Path(directory))
-    assert played.code == 0, played.output
-    (digest,) = {end["digest"] for end in played.ends.values()}
-    return str(digest)
+def undisturbed(windows: int) -> list[str]:
+    """The digests of the weights at the ends of windows of a training that nobody disturbs, on one rank.
 
-
-def wrong(case: Case, played: Played) -> list[str]:
-    """What is not as it must be; empty if all is well."""
-    # A rank that is struck when others have ended their training ends the job, which says so.
-    is_late = "the other ranks had finished" in played.output
-    if played.code != 0 and not is_late:
-        return [f"the run {'hangs' if played.code == -1 else f'ended with {played.code}'}"]
-    found = []
-    if not played.fired:
-        found.append("no fault has happened")
-    wanted = set(range(case.ranks)) if case.on_loss == "Replace" else case.untouched
-    if not played.ends or (wanted - set(played.ends) and not is_late):
-        found.append(f"slots {sorted(wanted - set(played.ends))} have not ended training")
-    digests = {end["digest"] for end in played.ends.values()}
-    if len(digests) > 1:
-        found.append(f"ranks ended with different weights: {digests}")
-    if case.on_loss == "Replace" and digests != {undisturbed(case.ranks)}:
-        found.append("the weights are not those of an undisturbed run")
-    for slot, end in played.ends.items():
-        found += [f"slot {slot}: {text}" for text in _wrong_in(end)]
-    for slot in case.untouched:
-        if played.begun[slot] != 1:
-            found.append(f"slot {slot} has had {played.begun[slot]} processes, and nothing happened to it")
-    return found
-
-
-def _wrong_in(end: dict[str, Any]) -> list[str]:
-    found = []
-    if any(steps not in (0, 1) for steps in end["lost"]):
-        found.append(f"steps lost at each change: {end['lost']}")
-    if [step for step, _, _ in end["ledger"]] != list(range(1, STEPS + 1)):
-        found.append(f"committed steps are {[step for step, _, _ in end['ledger']]}")
-    for epoch in range(elastic_training.EPOCHS):
-        used = sorted(index for _, of, indices in end["ledger"] if of == epoch for index in indices)
-        if used != list(range(elastic_training.SAMPLES)):
-            found.append(f"epoch {epoch} has used {len(used)} samples, {len(set(used))} different ones")
-    return found
-
-
-def failed(seed: int) -> str:
-    """Play a seed; what was wrong, with how to play it again, or nothing."""
-    case = case_of(seed)
+    Gradients are sums of integers, so neither the number of ranks nor how they exchange changes a bit.
+    """
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-        played = play(case, Path(directory))
-    if not (found := wrong(case, played)):
-        return ""
-    again = f"again: make elastic-chaos SEED={seed}"
-    return "\n".join([f"{case}", *found, again, *played.output.splitlines()[-60:]])
+        played = play(Shape(1, 1, "grpc", "Replace", False, True), [()] * windows, Path(directory))
+    assert not played.problem, f"{played.problem}\n{played.log}"
+    return [played.closed(window)[0]["digest"] for window in range(windows)]
+
+
+def wrong(shape: Shape, plans: Sequence[Sequence[Fault]], played: Played) -> list[list[str]]:
+    """What is not as it must be in each window, up to the first that has not ended."""
+    found: list[list[str]] = []
+    digests = undisturbed(BLOCK)
+    for window, faults in enumerate(plans):
+        if set(played.closed(window)) != set(range(shape.ranks)):
+            return [*found, [played.problem or "not all ranks have come to the end of it"]]
+        found.append(_wrong_in(shape, faults, played, window, digests[window]))
+    if played.problem:
+        found[-1].append(played.problem)
+    for slot in range(shape.ranks):
+        if played.ledgers.get(slot) != _ledger(len(plans)):
+            found[-1].append(f"slot {slot} ends with other steps or samples: {played.ledgers.get(slot)}")
+    return found
+
+
+@functools.cache
+def _ledger(windows: int) -> list[str]:
+    """What every rank has written down at the end: each step, its epoch and its samples."""
+    lines: list[str] = []
+    order = elastic.shard(SAMPLES, elastic.FixedGlobal(BATCH), seed=SEED)._order
+    for epoch in range(windows * WINDOW * BATCH // SAMPLES + 1):
+        indices = order.order(epoch)
+        for start in range(0, SAMPLES, BATCH):
+            used = sorted(indices[start : start + BATCH].tolist())
+            lines.append(f"{len(lines) + 1} {epoch} {','.join(map(str, used))}")
+    return lines[: windows * WINDOW]
+
+
+def _wrong_in(shape: Shape, faults: Iterable[Fault], played: Played, window: int, digest: str) -> list[str]:
+    found = []
+    closed, entered = played.closed(window), played.entered(window)
+    digests = {one["digest"] for one in closed.values()}
+    if digests != {digest}:
+        found.append(f"the weights are {sorted(digests)}, and {digest} where nobody disturbs the training")
+    before = played.closed(window - 1) if window else _first(played)
+    struck = _struck(shape, faults)
+    others = [slot for slot in closed if slot not in struck and closed[slot]["pid"] != before[slot]["pid"]]
+    formations = {one["formation"] for one in before.values()} | {one["entered"] for one in entered}
+    if others and not any(_takes_state(shape, struck, played.ranks_of(number)) for number in formations):
+        found.append(f"slots {sorted(others)}, to which nothing has happened, have other processes than before")
+    # Less than nothing: others have gone on without this process.
+    lost = [one["lost"] for one in entered if one["lost"] is not None and one["lost"] > 1]
+    if lost:
+        found.append(f"steps lost at a change: {lost}")
+    return found
+
+
+def _first(played: Played) -> dict[int, dict[str, int]]:
+    """The processes that have begun the training."""
+    found: dict[int, dict[str, int]] = {}
+    for one in played.events:
+        if "entered" in one:
+            found.setdefault(one["slot"], {"pid": one["pid"], "formation": one["entered"]})
+    return found
+
+
+def _struck(shape: Shape, faults: Iterable[Fault]) -> set[int]:
+    """The slots whose processes may end."""
+    struck: set[int] = set()
+    for fault in faults:
+        if fault.act in ("pod", "freeze", "leave"):
+            first = fault.slot // shape.slots * shape.slots
+            struck |= set(range(first, first + shape.slots))
+        elif fault.act not in ("launcher", "pulse"):
+            struck.add(fault.slot)
+    return struck
+
+
+def _takes_state(shape: Shape, struck: set[int], slots: dict[int, int]) -> bool:
+    """Whether a part of the state is gone when `struck` are lost of a world with these slots by rank."""
+    if set(slots.values()) <= struck:
+        return True
+    homes = second_homes([slots[rank] // shape.slots for rank in sorted(slots)])
+    pairs = [(slots[rank], slots[home]) for rank, home in enumerate(homes)]
+    return shape.sharded and any({owner, home} <= struck for owner, home in pairs)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How seeds went: what was wrong, by seed, with how to play it again. `faults`: that were to happen; `missed`:
+    of them, those whose point was not reached."""
+
+    wrong: dict[int, str]
+    faults: int
+    missed: int
+
+
+def judge(seeds: Sequence[int]) -> Verdict:
+    """Play seeds of one block in one job."""
+    shape = shape_of(seeds[0] // BLOCK)
+    plans = [faults_of(seed, shape) for seed in seeds]
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        played = play(shape, plans, Path(directory))
+    found = {}
+    for seed, plan, texts in zip(seeds, plans, wrong(shape, plans, played), strict=False):
+        if texts:
+            again = (
+                f"again: make elastic-chaos SEED={seed}, and as it was: make elastic-chaos SEEDS={_span(seeds)}"
+            )
+            found[seed] = "\n".join([f"{shape}", *map(str, plan), *texts, again, played.log])
+    return Verdict(found, sum(map(len, plans)), played.missed)
+
+
+def _span(seeds: Sequence[int]) -> str:
+    return f"{seeds[0]}-{seeds[-1]}"
+
+
+def _wanted(text: str) -> list[int]:
+    first, _, last = text.rpartition("-")
+    return list(range(int(first), int(last) + 1)) if first else list(range(int(last)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("seeds", type=int, nargs="?", default=50)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("seeds", nargs="?", default="50", help="how many from 0 on, or first-last")
+    parser.add_argument("--seed", type=int, help="one, alone")
     given = parser.parse_args()
-    seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
-    bad = 0
+    seeds = _wanted(given.seeds) if given.seed is None else [given.seed]
+    blocks: dict[int, list[int]] = {}
     for seed in seeds:
-        text = failed(seed)
-        bad += bool(text)
-        print(f"seed {seed}: {text or 'ok'}", flush=True)
+        blocks.setdefault(seed // BLOCK, []).append(seed)
+    bad = 0
+    for block, own in blocks.items():
+        began = time.monotonic()
+        verdict = judge(own)
+        bad += len(verdict.wrong)
+        seconds = (time.monotonic() - began) / len(own)
+        faults = f"{verdict.faults} faults, {verdict.missed} not reached"
+        print(f"seeds {_span(own)}: {shape_of(block)}, {faults}, {seconds:.1f} s a seed", flush=True)
+        for seed, text in verdict.wrong.items():
+            print(f"seed {seed}: {text}", flush=True)
+    print(f"{len(seeds)} seeds, {bad} of them bad")
     sys.exit(min(bad, 1))
 
 

@@ -33,6 +33,7 @@ class Rank:
     formation: int = 0
     parked: bool = False
     joined: bool = False
+    committed: int = 0
     exit_code: int | None = None
     held: bool = False
     asked_at: int | None = None  # when it was told to leave its formation
@@ -236,6 +237,7 @@ class World:
                 formation=rank.formation,
                 parked=rank.parked,
                 joined=rank.joined,
+                committed=rank.committed,
                 log_tail=rank.tail,
             )
             for slot, rank in agent.ranks.items()

@@ -39,7 +39,8 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class OwnFailures:
-    """Processes of a slot that ended by an error of their own, one after the other; `at`: progress at the last."""
+    """Processes of a slot that ended by an error of their own, one after the other; `at`: how often its step had
+    grown at the last."""
 
     slot: int
     instance: str
@@ -56,17 +57,20 @@ def own_error(state: RankState) -> bool:
 
 
 def count_failures(
-    known: Sequence[OwnFailures], slots: Sequence[SlotView], progress: int, *, survivors: bool
+    known: Sequence[OwnFailures], slots: Sequence[SlotView], advances: int, *, survivors: bool
 ) -> tuple[OwnFailures, ...]:
-    """`known` and what has failed since. A process that never was in a world does not count beside `survivors`."""
+    """`known` and what has failed since. A process that never was in a world does not count beside `survivors`.
+
+    `advances`: how often the job's step has grown. A training that began anew goes on at a lower step than before.
+    """
     failures = {mark.slot: mark for mark in known}
     for slot in slots:
         mark = failures.get(slot.slot)
         if mark and (mark.instance, mark.life) == (slot.instance, slot.state.life):
             continue
         if own_error(slot.state) and (slot.state.formation or not survivors):
-            count = mark.count + 1 if mark and mark.at == progress else 1
-            failures[slot.slot] = OwnFailures(slot.slot, slot.instance, slot.state.life, count, progress)
+            count = mark.count + 1 if mark and mark.at == advances else 1
+            failures[slot.slot] = OwnFailures(slot.slot, slot.instance, slot.state.life, count, advances)
     return tuple(failures.values())
 
 

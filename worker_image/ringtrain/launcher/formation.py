@@ -57,7 +57,8 @@ class FormationState:
     `number`: the formation that is prepared or runs; `members` are those of `formed`, the last one made. `order`:
     number of the last order, `prepared`: that of the order since which a process's state counts, `slots`: those
     that the last order named. `given`: this launcher process has given an order. Times are on its clock;
-    `lost_at`: when the loss was seen that the formation makes good.
+    `lost_at`: when the loss was seen that the formation makes good. `progress`: the highest step that was seen;
+    `step`: the one that was seen last, which is lower after a training began anew; `advances`: how often it grew.
     """
 
     phase: FormationPhase = FormationPhase.ASSEMBLING
@@ -75,6 +76,8 @@ class FormationState:
     parked_at: float | None = None
     failures: tuple[OwnFailures, ...] = ()
     progress: int = 0
+    step: int = 0
+    advances: int = 0
     lost_steps: int = 0
     recoveries: int = 0
     last_recovery_s: float | None = None
@@ -136,10 +139,12 @@ def _met(process: MemberProcess, state: FormationState, rules: Rules, slot: Slot
 
 def _note(state: FormationState, rules: Rules, view: View, now: float) -> FormationState:
     """Count errors of programs, and measure a recovery that is complete."""
-    progress = max(state.progress, view.progressed)
+    step = view.progressed
+    advances = state.advances + (step > state.step)
     survivors = bool(set(where(state, view).values()) & {Standing.IN, Standing.LEFT, Standing.STARTING})
-    failures = count_failures(state.failures, list(view.slots.values()), progress, survivors=survivors)
-    state = replace(state, progress=progress, failures=failures)
+    failures = count_failures(state.failures, list(view.slots.values()), advances, survivors=survivors)
+    highest = max(state.progress, step)
+    state = replace(state, progress=highest, step=step, advances=advances, failures=failures)
     if state.lost_at is not None and joined(state, rules, view):
         state = replace(state, lost_at=None, last_recovery_s=now - state.lost_at, recoveries=state.recoveries + 1)
     return state

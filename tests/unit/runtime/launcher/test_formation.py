@@ -180,6 +180,23 @@ def test_a_program_that_always_fails() -> None:
     assert world.end == AttemptEnd(Ruin.OWN_ERROR, 3)
 
 
+def test_a_training_that_began_anew_makes_progress_below_the_step_that_it_had_reached() -> None:
+    """All ranks raise StateLost, and begin at their checkpoint: their commits count from there on."""
+    world = running()
+    for committed in (40, 30, 20, 10):
+        for slot in range(6):
+            world.rank(slot).committed = committed  # type: ignore[union-attr]
+        world.until(lambda committed=committed: world.view().progressed == committed)  # type: ignore[misc]
+        world.step()
+        for slot in range(6):
+            world.kill(
+                slot, code=1, tail=("ringtrain.errors.StateLost: ranks [1, 2] of the former world are lost",)
+            )
+        world.step()
+        world.until(lambda: met(world))
+    assert world.end is None
+
+
 def test_a_rank_that_only_lost_a_peer_has_no_error_of_its_own() -> None:
     """Scripts that are not elastic end with PeerLost, and are started again as often as the formations last."""
     world = running()

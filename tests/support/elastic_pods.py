@@ -1,0 +1,259 @@
+"""Plays an elastic job whose processes are struck: starts launcher and pods, also in the place of ended ones."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from support import elastic_training
+from support.elastic_faults import Fault, Shape
+from support.gang import GangProcesses, PodProcess
+from support.guard import GUARD
+
+# From one window's end to the next: only a job that hangs waits for it.
+WINDOW_DEADLINE_S = 120.0
+_POLL_S = 0.01
+
+
+@dataclass
+class Played:
+    """How a job went. `problem`: why it did not end well; `events`: what processes have written, in order, with
+    slot and process id; `ledgers`: the steps that each slot's last process knows; `missed`: faults whose point was
+    not reached, because another one has changed what followed."""
+
+    problem: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    ledgers: dict[int, list[str]] = field(default_factory=dict)
+    log: str = ""
+    missed: int = 0
+
+    def closed(self, window: int) -> dict[int, dict[str, Any]]:
+        """What each slot has said of a window's end."""
+        return {one["slot"]: one for one in self.events if one.get("closed") == window}
+
+    def entered(self, window: int) -> list[dict[str, Any]]:
+        """What ranks have said when they entered the training within a window."""
+        return [one for one in self.events if "entered" in one and one["window"] == window]
+
+    def ranks_of(self, formation: int) -> dict[int, int]:
+        """The slots of a formation, as far as they have entered it, by rank."""
+        return {one["rank"]: one["slot"] for one in self.events if one.get("entered") == formation}
+
+
+def play(shape: Shape, plans: Sequence[Sequence[Fault]], directory: Path) -> Played:
+    """Run a job of that shape; in each of its windows the faults of a plan happen."""
+    playing = _Playing(shape, plans, directory)
+    try:
+        problem = playing.run()
+    finally:
+        playing.close()
+    played = Played(problem, _events(directory), log=playing.log(), missed=playing.missed)
+    for path in directory.glob("end-*.json"):
+        played.ledgers[int(path.stem.removeprefix("end-"))] = json.loads(path.read_text())["ledger"]
+    return played
+
+
+class _Playing:
+    def __init__(self, shape: Shape, plans: Sequence[Sequence[Fault]], directory: Path) -> None:
+        self._shape, self._directory = shape, directory
+        self._faults = _written(plans)
+        (directory / "faults.json").write_text(json.dumps(self._faults))
+        self._job = GangProcesses(
+            directory,
+            shape.pods,
+            shape.slots,
+            DIRECTORY=str(directory),
+            SLOTS=str(shape.ranks),
+            WINDOWS=str(len(plans)),
+            SHARDED=str(int(shape.sharded)),
+            PYTHONPATH=os.pathsep.join(
+                filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+            ),
+            OPENBLAS_NUM_THREADS="1",
+            RINGTRAIN_TRANSPORT=shape.transport,
+            RINGTRAIN_TIMEOUT=str(shape.timeout_s),
+            RINGTRAIN_ELASTIC=shape.on_loss,
+            RINGTRAIN_ELASTIC_MIN_RANKS="1",
+            RINGTRAIN_ELASTIC_JOIN_DELAY="0.2",
+            RINGTRAIN_ELASTIC_FORMATION_LIMIT="10000",
+        )
+        self._launcher = self._start(self._job.launcher())
+        self._agents = {index: self._agent(index) for index in range(shape.pods)}
+        self._struck_launcher = False
+        self._under_way: dict[int, _UnderWay] = {}
+        self._over: set[int] = set()
+        self.missed = 0
+
+    def run(self) -> str:
+        """Until the job has ended; why it has not ended well, or nothing."""
+        closed, at = 0, time.monotonic()
+        while True:
+            code = self._launcher.process.poll()
+            if code is not None and not self._struck_launcher:
+                return "" if code == 0 else f"the job has ended with {code}"
+            if code is not None:
+                self._struck_launcher = False
+                self._launcher = self._start(self._job.launcher())
+            for index, agent in self._agents.items():
+                if agent.process.poll() is not None and self._launcher.process.poll() is None:
+                    self._agents[index] = self._agent(index)
+            self._see_faults()
+            if (now_closed := self._closed()) > closed:
+                closed, at = now_closed, time.monotonic()
+            if time.monotonic() - at > WINDOW_DEADLINE_S:
+                self._show_stacks()
+                return f"the job hangs after {closed} windows"
+            time.sleep(_POLL_S)
+
+    def log(self) -> str:
+        """The end of what launcher, agents and ranks have said."""
+        logs = [self._launcher.err()[-6000:], *(agent.err()[-3000:] for agent in self._agents.values())]
+        logs += [self._job.rank_log(slot).decode(errors="replace")[-5000:] for slot in range(self._shape.ranks)]
+        return "\n-----\n".join(logs)
+
+    def close(self) -> None:
+        self._job.close()
+        for pod in self._job.pods:
+            GUARD.ended(pod.pid)
+
+    def _start(self, pod: PodProcess) -> PodProcess:
+        GUARD.begun(pod.pid)
+        return pod
+
+    def _agent(self, index: int) -> PodProcess:
+        return self._start(self._job.agent(index, sys.executable, elastic_training.__file__))
+
+    def _closed(self) -> int:
+        return len(list(self._directory.glob("closed-*")))
+
+    def _see_faults(self) -> None:
+        for fault in self._faults:
+            if fault["index"] in self._over:
+                continue
+            path = self._directory / f"fired-{fault['index']}"
+            if fault["index"] not in self._under_way and path.exists() and (text := path.read_text()):
+                self._under_way[fault["index"]] = self._begin(fault, json.loads(text)["pid"])
+            if not path.exists() and (self._directory / f"idle-{fault['window']}").exists():
+                self._give_up(fault)
+            under_way = self._under_way.get(fault["index"])
+            if under_way is not None and self._is_over(fault, under_way):
+                (self._directory / f"over-{fault['index']}").touch()
+                self._over.add(fault["index"])
+
+    def _give_up(self, fault: dict[str, Any]) -> None:
+        """Have a fault whose point nobody comes to any more never happen, unless it happens just now."""
+        with suppress(FileExistsError):
+            os.close(os.open(self._directory / f"fired-{fault['index']}", os.O_CREAT | os.O_EXCL))
+            (self._directory / f"over-{fault['index']}").touch()
+            self._over.add(fault["index"])
+            self.missed += 1
+
+    def _begin(self, fault: dict[str, Any], pid: int) -> "_UnderWay":
+        agent = self._agents[fault["slot"] // self._shape.slots]
+        begun = _UnderWay(pid, agent, time.monotonic(), self._left())
+        match fault["act"]:
+            case "launcher":
+                self._struck_launcher = True
+                self._launcher.kill()
+            case "pod":
+                agent.kill()
+            case "leave":
+                agent.send(signal.SIGTERM)
+            case "freeze":
+                begun.frozen = [
+                    agent.pid,
+                    *(child.pid for child in psutil.Process(agent.pid).children(recursive=True)),
+                ]
+                _signal_all(begun.frozen, signal.SIGSTOP)
+        return begun
+
+    def _is_over(self, fault: dict[str, Any], begun: "_UnderWay") -> bool:
+        """Whether nothing more comes of the fault; lets go on what was stopped, when it is time."""
+        waited = time.monotonic() - begun.at
+        match fault["act"]:
+            case "kill" | "stop":
+                return not _lives(begun.pid)
+            case "pod" | "leave":
+                return begun.agent.process.poll() is not None
+            case "freeze" if waited >= fault["more_s"]:
+                _signal_all(begun.frozen, signal.SIGCONT)
+                return True
+            case "pulse" if waited >= fault["more_s"]:
+                _signal_all([begun.pid], signal.SIGCONT)
+                return True
+            case "wake":
+                if begun.noticed is None and self._left() != begun.left:
+                    begun.noticed = time.monotonic()
+                if begun.noticed is not None and time.monotonic() - begun.noticed >= fault["more_s"]:
+                    _signal_all([begun.pid], signal.SIGCONT)
+                    return True
+            case "launcher":
+                return True
+        return False
+
+    def _left(self) -> set[str]:
+        """Formations that a rank has left because of a loss."""
+        return {path.name for path in self._directory.glob("left-*")}
+
+    def _show_stacks(self) -> None:
+        """Have ranks write into their logs where they are."""
+        for path in self._directory.glob("begin-*"):
+            _signal_all([int(path.name.rpartition("-")[2])], signal.SIGUSR1)
+        time.sleep(1)
+
+
+@dataclass
+class _UnderWay:
+    """A fault that has begun. `left`: the formations that had been left then."""
+
+    pid: int
+    agent: PodProcess
+    at: float
+    left: set[str]
+    frozen: list[int] = field(default_factory=list)
+    noticed: float | None = None
+
+
+def _written(plans: Sequence[Sequence[Fault]]) -> list[dict[str, Any]]:
+    """As `support.elastic_training` reads it."""
+    found: list[dict[str, Any]] = []
+    for window, plan in enumerate(plans):
+        first = len(found)
+        for fault in plan:
+            one = {**vars(fault), "index": len(found), "window": window}
+            one["number"] = window * elastic_training.WINDOW + fault.number if fault.on == "step" else 0
+            if fault.follows:
+                one["after"] = first
+            found.append(one)
+    return found
+
+
+def _events(directory: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(directory.glob("events-*")):
+        _, slot, pid = path.name.split("-")
+        for line in path.read_text().splitlines():
+            with suppress(ValueError):  # cut by the process's end
+                found.append({**json.loads(line), "slot": int(slot), "pid": int(pid)})
+    return sorted(found, key=lambda one: one["at"])
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal_all(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
