@@ -76,8 +76,16 @@ def test_the_next_step(order: CurrentOrder, slot: OwnSlot, step: SlotAction | No
     [
         pytest.param(URGENT, replace(INSIDE, told=(5, True)), 160, id="does-not-leave-a-broken-world"),
         pytest.param(FORM, replace(INSIDE, slot=2, told=(5, True)), 170, id="does-not-leave-the-former"),
-        pytest.param(URGENT, replace(INSIDE, told=(5, True), stopped_since=40), 105, id="cannot-leave"),
+        pytest.param(URGENT, replace(INSIDE, told=(5, True), stopped_since=60), 105, id="cannot-leave"),
         pytest.param(FORM, replace(COMING, stopped_since=120), 125, id="is-stopped-before-it-is-ready"),
+        pytest.param(FORM, replace(INSIDE, formation=5, stopped_since=120), 180, id="is-stopped-in-its-world"),
+        pytest.param(FORM, replace(PARKED, slot=2, stopped_since=120), 180, id="is-stopped-while-it-waits"),
+        pytest.param(
+            PREPARE,
+            replace(INSIDE, told=(5, False), stopped_since=120),
+            180,
+            id="is-stopped-before-its-next-commit",
+        ),
         pytest.param(PREPARE, replace(PARKED, slot=7, left_since=120), 180, id="does-not-end-when-told"),
         pytest.param(PREPARE, replace(COMING, slot=7), 160, id="is-not-wanted-before-it-is-ready"),
         pytest.param(STOP_ALL, replace(INSIDE, ended_since=100), 110, id="does-not-end-after-sigterm"),

@@ -111,6 +111,9 @@ def _absent(order: CurrentOrder, slot: OwnSlot) -> SlotAction | None:
 def _running(order: CurrentOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float) -> SlotAction | None:
     if slot.left_since is not None:
         return SlotAction.KILL if now >= slot.left_since + deadlines.fence_s else None
+    # Its peers would find it by its silence within this time; in a world of its own it has none.
+    if slot.stopped_since is not None and now >= slot.stopped_since + deadlines.fence_s:
+        return SlotAction.KILL
     if slot.formation >= order.formation and not slot.parked:
         return None
     if slot.parked:

@@ -261,6 +261,8 @@ class Slots:
         seconds = f"within {self._deadlines.fence_s:g} s"
         if said.left_since is not None or not state.formation:
             return f"killed: it did not end {seconds}, and its slot is not wanted in formation {order.formation}"
+        if said.stopped_since is not None and state.formation >= order.formation:
+            return f"killed: a signal stopped it in formation {state.formation}, {self._deadlines.fence_s:g} s ago"
         if said.stopped_since is not None:
             was, follows = state.formation, order.formation
             return f"killed: a signal has stopped it in formation {was}, which formation {follows} follows"
