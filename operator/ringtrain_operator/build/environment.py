@@ -34,8 +34,8 @@ def worker_environment(job: Job, attempt: int, index: int, grace_s: int) -> list
     )
 
 
-def launcher_environment(job: Job, attempt: int, status_token: str) -> list[dict[str, Any]]:
-    """Variables of the launcher's main container."""
+def launcher_environment(job: Job, attempt: int, status_token: str, formation: int = 0) -> list[dict[str, Any]]:
+    """Variables of the launcher's main container; `formation`: the last one that is known of an elastic job."""
     return _variables(
         _common(job, contract.ROLE_LAUNCHER, attempt)
         | {
@@ -44,7 +44,7 @@ def launcher_environment(job: Job, attempt: int, status_token: str) -> list[dict
             contract.ENV_STATUS_TOKEN: status_token,
             contract.ENV_LOG_DIR: contract.LOG_DIR,
             ENV_NVIDIA_VISIBLE_DEVICES: "void",
-            **_bounds(job),
+            **_bounds(job, formation),
         }
     )
 
@@ -75,8 +75,8 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
     return variables
 
 
-def _bounds(job: Job) -> dict[str, str]:
-    """What the launcher of an elastic job may do; empty for another job."""
+def _bounds(job: Job, formation: int) -> dict[str, str]:
+    """What the launcher of an elastic job may do, and where its world was; empty for another job."""
     elastic = job.spec.elastic
     if elastic is None:
         return {}
@@ -87,6 +87,7 @@ def _bounds(job: Job) -> dict[str, str]:
         contract.ENV_ELASTIC_REPLACE_TIMEOUT: str(elastic.replace_timeout_seconds),
         contract.ENV_ELASTIC_JOIN_DELAY: str(elastic.join_delay_seconds),
         contract.ENV_ELASTIC_FORMATION_LIMIT: str(elastic.formation_limit),
+        contract.ENV_ELASTIC_FORMATION: str(formation),
     }
 
 

@@ -32,10 +32,14 @@ _AVOIDED_WEIGHT = 100
 
 @dataclass(frozen=True)
 class Incarnation:
-    """Which pod of an elastic job's worker it is, from 1, and nodes that it had better not run on."""
+    """Which pod of its name it is in an elastic job, from 1, and nodes that it had better not run on.
+
+    `formation`: of a launcher's pod, the last formation of the attempt that is known.
+    """
 
     number: int
     avoided_nodes: tuple[str, ...] = ()
+    formation: int = 0
 
 
 def build_worker_pod(
@@ -62,7 +66,13 @@ def build_worker_pod(
     return pod
 
 
-def build_launcher_pod(job: Job, attempt: int, secret: str = "", settings: Settings | None = None) -> Pod:
+def build_launcher_pod(
+    job: Job,
+    attempt: int,
+    secret: str = "",
+    settings: Settings | None = None,
+    incarnation: Incarnation | None = None,
+) -> Pod:
     """The launcher's pod in `attempt`, ready to be created. It has no devices, whatever the node has."""
     settings = settings or Settings()
     template = _launcher_template(job, settings)
@@ -73,7 +83,9 @@ def build_launcher_pod(job: Job, attempt: int, secret: str = "", settings: Setti
     main["command"] = ["ringtrain", "launcher", *(["--", *command] if command else [])]
     if not command:  # nothing but our launcher runs there, and that writes to volumes only
         main.setdefault("securityContext", {}).setdefault("readOnlyRootFilesystem", True)
-    main["env"] = environment.launcher_environment(job, attempt, settings.token()) + list(main.get("env") or ())
+    formation = incarnation.formation if incarnation is not None else 0
+    variables = environment.launcher_environment(job, attempt, settings.token(), formation)
+    main["env"] = variables + list(main.get("env") or ())
     main.setdefault("ports", []).extend(
         [
             {"name": "rt-control", "containerPort": contract.PORT_LAUNCHER},
@@ -81,6 +93,8 @@ def build_launcher_pod(job: Job, attempt: int, secret: str = "", settings: Setti
         ]
     )
     main.setdefault("livenessProbe", copy.deepcopy(LIVENESS))
+    if incarnation is not None:
+        pod["metadata"]["labels"][contract.LABEL_INCARNATION] = str(incarnation.number)
     if job.spec.elastic is not None:
         _restart_when_killed(main)
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_LAUNCHER)

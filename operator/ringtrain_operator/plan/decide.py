@@ -25,6 +25,7 @@ from .ledger import enter, name_credentials
 from .objects import changes
 from .outcome import attempt_failure, success
 from .progress_deadline import progress_deadline
+from .relaunch import launcher_away, launcher_wakes_at, note_launcher
 from .result import Plan
 from .scale import scale
 from .suspend import suspension
@@ -40,6 +41,7 @@ POLICIES: tuple[Policy, ...] = (
     active_deadline,
     disruption,
     attempt_failure,
+    launcher_away,
     scale,
     progress_deadline,
 )
@@ -88,10 +90,11 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     decision, timers = _decide(s)
     decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))
     decided = replace(decided, status=note_workers(decided, decision))
+    decided = replace(decided, status=note_launcher(decided, decision))
     new = compose(decided, condition_of(decision), s)
     settled = replace(s, status=new)
     todo = changes(settled, settings)
-    timers = [*timers, *([todo.requeue_at] if todo.requeue_at else []), *wakes_at(settled)]
+    timers += [*([todo.requeue_at] if todo.requeue_at else []), *wakes_at(settled), *launcher_wakes_at(settled)]
     answer = Plan(
         create=todo.create,
         delete=todo.delete,

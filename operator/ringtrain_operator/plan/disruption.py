@@ -34,8 +34,11 @@ def disruption(s: Situation) -> PolicyResult:
 def disruption_cause(s: Situation) -> str | None:
     """Who took which pod of the present attempt away; None when all are where they should be.
 
-    Of an elastic job's pods only the launcher's: a worker is made anew within the attempt, see incarnations.py.
+    Of an elastic job's pods only the launcher's, and that only before there is a world: later each pod is made
+    anew within the attempt, see incarnations.py and relaunch.py.
     """
+    if s.has_world:
+        return None
     elastic = s.job.spec.elastic is not None
     for pod in s.pods if not elastic else [pod for pod in s.pods if pod.role == "launcher"]:
         cause = pod_disruption(pod)

@@ -22,7 +22,7 @@ _STAGES = frozenset(
     }
 )
 # Reasons of Degraded=True that follow from an event that is told, or from a change of the spec.
-_TOLD_OTHERWISE = frozenset({"WorkerLost", "WorkersJoining"})
+_TOLD_OTHERWISE = frozenset({"WorkerLost", "LauncherLost", "WorkersJoining"})
 
 
 def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
@@ -59,7 +59,7 @@ def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[Event]:
     for loss in new_losses(before, after):
         node = f" on node {loss.node}" if loss.node else ""
         text = f"{loss.pod}{node} {loss.cause}; it is made anew"
-        yield Event("Warning", "WorkerLost", text)
+        yield Event("Warning", "LauncherLost" if loss.worker is None else "WorkerLost", text)
     losses = after.ledger.incarnations.losses
     if losses and new_losses(before, after):
         known = avoided_nodes(incarnations_of(before).losses, losses[-1].time)

@@ -19,6 +19,7 @@ from ..status.model import Incarnations, JobStatus, Loss
 from ..status.situation import Situation
 from .decision import Begin, Decision, Finish, Halt
 from .disruption import node_is_suspect, pod_disruption
+from .launcher_loss import launcher_loss
 from .outcome import LAUNCHER_REPORT_S, ended_badly
 
 # How long a launcher has to end after a worker that ended by itself: then the attempt has failed, not the worker.
@@ -30,9 +31,7 @@ def note_workers(s: Situation, decision: Decision | None) -> JobStatus:
 
     `decision`: what was just decided; `s.status` has its bookkeeping, and not yet its condition.
     """
-    suspended = s.status.is_true("Suspended") and not isinstance(decision, Begin)
-    over = suspended or s.status.finished or isinstance(decision, Halt | Finish)
-    if s.job.spec.elastic is None or s.attempt == 0 or over:
+    if notes_end(s, decision):
         return s.status
     losses = list(incarnations_of(s.status).losses)
     size = max(s.status.ledger.attempt_workers, len(incarnations_of(s.status).numbers))
@@ -52,9 +51,16 @@ def note_workers(s: Situation, decision: Decision | None) -> JobStatus:
     return _noted(replace(s, status=noted), numbers=tuple(numbers))
 
 
+def notes_end(s: Situation, decision: Decision | None) -> bool:
+    """Whether nothing is noted of pods: the job is not elastic, or its pods go, or all is over."""
+    suspended = s.status.is_true("Suspended") and not isinstance(decision, Begin)
+    over = suspended or s.status.finished or isinstance(decision, Halt | Finish)
+    return s.job.spec.elastic is None or s.attempt == 0 or over
+
+
 def due_workers(s: Situation) -> tuple[int, ...]:
     """Workers whose pods are made now: none is there, nothing is in the way, and no loss is too recent."""
-    if not _may_create(s):
+    if not may_create(s):
         return ()
     taken = {pod.name for pod in s.observed.pods}
     absent = (w for w in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, w) not in taken)
@@ -134,11 +140,12 @@ def _counts_at(s: Situation, pod: PodView) -> datetime | None:
 
 
 def _attempt_ends(s: Situation) -> bool:
-    launcher_ended = s.launcher is not None and s.launcher.finished
+    launcher_ended = s.launcher is not None and s.launcher.finished and not launcher_loss(s)
     return launcher_ended or (s.report is not None and s.report.phase in ("Succeeded", "Failed"))
 
 
-def _may_create(s: Situation) -> bool:
+def may_create(s: Situation) -> bool:
+    """Whether pods of the present attempt may be made now."""
     if s.stale_pods or s.observed.foreign or _attempt_ends(s):
         return False
     start = s.status.ledger.restart_not_before

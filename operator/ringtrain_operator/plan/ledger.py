@@ -88,7 +88,8 @@ def _without_pods(status: JobStatus) -> JobStatus:
     sums = {"lost_steps": elastic.lost_steps, "recoveries": elastic.recoveries} if elastic is not None else {}
     apart = elastic.model_copy(update={"formation": 0, "ranks": 0}) if elastic is not None else None
     fresh = status.model_copy(update={"elastic": apart})
-    return fresh.noted(incarnations=notes.model_copy(update={"present": (), "joined": (), **sums}))
+    none = {"present": (), "joined": (), "launcher_present": False, "launcher_lost": None}
+    return fresh.noted(incarnations=notes.model_copy(update={**none, **sums}))
 
 
 def _delay_s(s: Situation) -> int:

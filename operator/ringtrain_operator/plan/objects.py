@@ -16,6 +16,7 @@ from ..status.incarnations import avoided_nodes, incarnations_of, number_of
 from ..status.situation import Situation
 from .cleanup import deletion, expiry, force_time, unwanted_pods
 from .incarnations import due_workers, unwanted_workers
+from .relaunch import is_unwanted, launcher_due
 from .result import Deletion
 
 # A suspended job's launcher ends as soon as it has taken note of the workers' end; one that hangs is deleted.
@@ -45,7 +46,8 @@ def changes(s: Situation, settings: Settings) -> Changes:
     if start is not None and s.now < start:
         return Changes(requeue_at=start)
     made = (*_companions(s, settings), *_missing_pods(s, settings))
-    return replace(_delete(s, unwanted_workers(s), None), create=made)
+    launchers = tuple(pod for pod in s.pods if is_unwanted(s, pod))
+    return replace(_delete(s, (*launchers, *unwanted_workers(s)), None), create=made)
 
 
 def _suspended(s: Situation) -> Changes:
@@ -99,16 +101,26 @@ def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...
     secret = s.secret.name
     workers = (build.build_worker_pod(s.job, s.attempt, index, secret) for index in indices)
     if s.job.spec.elastic is not None:
-        avoided = avoided_nodes(incarnations_of(s.status).losses, s.now)
-        workers = (
-            build.build_worker_pod(
-                s.job, s.attempt, index, secret, build.Incarnation(number_of(s.status, index), avoided)
-            )
-            for index in due_workers(s)
-        )
+        return _missing_elastic_pods(s, settings)
     if build.launcher_name(s.job) not in missing:
         return tuple(workers)
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
+
+
+def _missing_elastic_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
+    notes, secret = incarnations_of(s.status), s.secret.name
+    avoided = avoided_nodes(notes.losses, s.now)
+    workers = (
+        build.build_worker_pod(
+            s.job, s.attempt, index, secret, build.Incarnation(number_of(s.status, index), avoided)
+        )
+        for index in due_workers(s)
+    )
+    if not launcher_due(s):
+        return tuple(workers)
+    known = s.status.elastic.formation if s.status.elastic is not None else 0
+    number = build.Incarnation(notes.launcher, formation=known)
+    return (build.build_launcher_pod(s.job, s.attempt, secret, settings, number), *workers)
 
 
 def _earliest(*moments: datetime | None) -> datetime | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from ..build import RESTARTED_CODES
 from ..contract import EXIT_GANG_STOPPED
 from ..observe.model import PodView
 from ..observe.pods import failure_in, termination_of
@@ -16,13 +15,12 @@ from ..status.situation import Situation
 from .decision import NO_DECISION, Finish, PolicyResult, Restart
 from .disruption import pod_disruption
 from .failure_rules import judge
+from .launcher_loss import comes_back_by, launcher_loss
 
 # How long a failed worker waits for the launcher to say which rank failed first.
 LAUNCHER_REPORT_S = 30
 # How long a launcher's "agent lost" waits for the API to say what became of that agent's pod.
 POD_FATE_S = 15
-# How long a kubelet may take to start a killed launcher again: the first pause is 10 s.
-LAUNCHER_BACK_S = 60
 
 
 def success(s: Situation) -> PolicyResult:
@@ -63,8 +61,10 @@ def _declared_world(s: Situation, told: int | None) -> tuple[range, str]:
 def attempt_failure(s: Situation) -> PolicyResult:
     """A launcher that failed ends the attempt; so does a worker that failed and of which no launcher speaks."""
     if s.launcher is not None and s.launcher.finished:
-        back_by = _comes_back_by(s, s.launcher)
-        return PolicyResult(requeue_at=back_by) if back_by else _launcher_failed(s, s.launcher)
+        back_by = comes_back_by(s, s.launcher)
+        if back_by or launcher_loss(s):  # it is made anew, see relaunch.py
+            return PolicyResult(requeue_at=back_by)
+        return _launcher_failed(s, s.launcher)
     if s.job.spec.elastic is not None and s.gang_began:
         return NO_DECISION  # a worker that is lost is made anew, see incarnations.py
     failed = [
@@ -83,19 +83,6 @@ def attempt_failure(s: Situation) -> PolicyResult:
 def ended_badly(pod: PodView) -> bool:
     """Whether the pod has ended, and not well."""
     return pod.finished and pod.phase != "Succeeded" and pod.exit_code != 0
-
-
-def _comes_back_by(s: Situation, launcher: PodView) -> datetime | None:
-    """Until when an elastic job's launcher that was killed may be started again in its pod; None: it is not.
-
-    It learns the world from the agents then. A pod whose other containers run keeps its phase also where the
-    kubelet knows no rules of restarting.
-    """
-    killed = launcher.exit_code in RESTARTED_CODES and not termination_of(launcher, s.attempt)
-    if s.job.spec.elastic is None or not killed or launcher.phase != "Running":
-        return None
-    due = (launcher.exit_time or s.now) + timedelta(seconds=LAUNCHER_BACK_S)
-    return due if s.now < due else None
 
 
 def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:

@@ -31,7 +31,8 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
     why = _foremost(status) or status.condition("Running")
     fields = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
     if not s.status.finished:
-        fields.update(elastic_fields(s, len(new_losses(seen.status, s.status))))
+        workers = [loss for loss in new_losses(seen.status, s.status) if loss.worker is not None]
+        fields.update(elastic_fields(s, len(workers)))
     return status.model_copy(update={**fields, **progress_fields(seen, status.is_true("Succeeded"))})
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
-from ..build import worker_name
+from ..build import launcher_name, worker_name
 from ..observe.pods import is_finite
 from .counts import counted
 from .incarnations import incarnations_of, is_present, made_after
@@ -37,8 +38,13 @@ def elastic_fields(s: Situation, lost: int) -> dict[str, Any]:
 
 def degraded(s: Situation) -> ConditionChange | None:
     """The Degraded condition of an elastic job that runs; None: nobody knows better than what it says already."""
+    if s.job.spec.elastic is None:
+        return None
+    since = incarnations_of(s.status).launcher_lost
+    if since is not None:
+        return ConditionChange("Degraded", "True", "LauncherLost", _without_launcher(s, since))
     said = s.report.elastic if s.report is not None and s.report.phase == "Running" else None
-    if s.job.spec.elastic is None or said is None:
+    if said is None:
         return None
     wanted = s.status.ledger.attempt_workers * s.job.spec.slots
     ranks = _whole(said, "ranks")
@@ -75,8 +81,25 @@ def _why_fewer(s: Situation) -> tuple[str, str]:
     return "WorkerLost", f"{name} {loss}; a new one is on its way{others}"
 
 
-def _last_loss(s: Situation, worker: int) -> str | None:
-    """What became of the worker's last pod, if that was lost in this attempt."""
+def _without_launcher(s: Situation, since: datetime) -> str:
+    """What became of the launcher's pod, what keeps the next one, and until when ranks have patience."""
+    name, due = launcher_name(s.job), made_after(s.status, None)
+    until = since + timedelta(seconds=s.job.spec.networking.start_timeout_seconds)
+    next_one = "a new one is on its way"
+    if s.launcher is None and due is not None and s.now < due:
+        next_one = f"a new one is made at {format_time(due)}"
+    if s.launcher is not None and s.launcher.waiting:
+        next_one = f"the new one waits: {s.launcher.waiting_message or s.launcher.waiting}"
+    for refusal in s.observed.refusals:
+        next_one = f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
+    return (
+        f"{name} {_last_loss(s, None) or 'is not there'}; {next_one}; ranks train on, and wait for it at a change "
+        f"of their world, until {format_time(until)}"
+    )
+
+
+def _last_loss(s: Situation, worker: int | None) -> str | None:
+    """What became of the last pod of `worker` (None: the launcher), if that was lost in this attempt."""
     losses = incarnations_of(s.status).losses
     found = [loss for loss in losses if loss.worker == worker and loss.attempt == s.attempt]
     if not found:

@@ -1,4 +1,4 @@
-"""What the losses of an elastic job's workers lead to: pauses before new pods, and nodes that these avoid."""
+"""What the losses of an elastic job's pods lead to: pauses before new pods, and nodes that these avoid."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ def has_joined(status: JobStatus, worker: int) -> bool:
     return is_present(status, worker) and worker < len(joined) and joined[worker]
 
 
-def made_after(status: JobStatus, worker: int) -> datetime | None:
-    """When the worker's next pod may be made: after its second loss in an hour, later and later; None: at once."""
+def made_after(status: JobStatus, worker: int | None) -> datetime | None:
+    """When the next pod of `worker` may be made: after its second loss in an hour, later and later; None: at once.
+
+    `worker` None: the launcher.
+    """
     times = [loss.time for loss in incarnations_of(status).losses if loss.worker == worker]
     if not times:
         return None

@@ -101,9 +101,9 @@ class ElasticStatus(StatusModel):
 
 
 class Loss(StatusModel):
-    """A worker's pod that was lost."""
+    """A pod of an elastic job that was lost."""
 
-    worker: int = Field(description="Index of the worker.")
+    worker: int | None = Field(default=None, description="Index of the worker; absent: it was the launcher's.")
     pod: str = Field(description="Name of the pod.")
     incarnation: int = Field(description="Which pod of that name it was.")
     attempt: int = Field(description="Attempt in which it was lost.")
@@ -125,8 +125,13 @@ class Incarnations(StatusModel):
         default=(), description="Whether its agent has registered; only then its silence means something."
     )
     losses: tuple[Loss, ...] = Field(default=(), description="The last losses.")
-    lost_steps: int = Field(default=0, description="Steps lost in earlier attempts.")
-    recoveries: int = Field(default=0, description="Recoveries in earlier attempts.")
+    launcher: int = Field(default=0, description="Number of the launcher's last pod; 0: none yet.")
+    launcher_present: bool = Field(default=False, description="Whether that pod was seen alive.")
+    launcher_lost: Time | None = Field(
+        default=None, description="Since when the attempt's world has no launcher that knows it."
+    )
+    lost_steps: int = Field(default=0, description="Steps of which the present launcher knows nothing.")
+    recoveries: int = Field(default=0, description="Recoveries of which the present launcher knows nothing.")
 
 
 class Ledger(StatusModel):

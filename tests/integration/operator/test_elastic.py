@@ -96,6 +96,33 @@ async def test_a_worker_of_a_dead_node_is_made_anew(open_cluster: OpenCluster, t
             assert (await s.job())["status"]["attempt"] == 1
 
 
+async def test_a_launcher_whose_pod_is_lost_is_made_anew(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Within the attempt, and no worker is touched; the new one is told what is wanted, and the job ends well."""
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit(elastic=ELASTIC)
+        await s.until_running()
+        async with s.launcher_says(elastic={"formation": 3, "ranks": 2}):
+            await until_seen(s, 2)
+            await s.until(lambda j: j["status"]["elastic"]["formation"] == 3)
+            before = await uids(s)
+        await s.cluster.api.delete(PODS, s.namespace, "digits-launcher")
+        await until_incarnation(s, "digits-launcher", 2)
+        await s.until_condition("Degraded", "True", says="digits-launcher")
+        pod = await s.cluster.api.get(PODS, s.namespace, "digits-launcher")
+        env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+        assert env[contract.ENV_ELASTIC_FORMATION] == "3"
+        async with s.launcher_says(elastic={"formation": 4, "ranks": 2}) as answer:
+            await until_told(s, answer, 2)
+            job = await s.until(lambda j: j["status"]["elastic"]["formation"] == 4)
+        after = await uids(s)
+        assert {name for name in after if after[name] != before[name]} == {"digits-launcher"}
+        status = job["status"]
+        assert (status["attempt"], status["restarts"], status["disruptions"]) == (1, 0, 0)
+        s.succeed()
+        await s.until_state("Succeeded")
+        assert "LauncherLost" in await told(s)
+
+
 async def test_scaled_up_and_down(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """Through the scale subresource's field: the launcher is told, workers come and go, and no rank restarts."""
     async with open_scenario(open_cluster, tmp_path) as s:

@@ -58,7 +58,8 @@ async def until_world(c: Cluster, namespace: str, ranks: int, formation: int = 0
 
 
 async def test_workers_come_and_go(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
-    """Scaled up, drained, a node lost, scaled down: one attempt; a rank that was not touched is one process."""
+    """Scaled up, the launcher's pod lost, drained, a node lost, scaled down: one attempt, and a rank that was not
+    touched is one process."""
     stop, nodes, clock = tmp_path / "stop", ("node-a", "node-b", "node-c", "node-d"), Clock()
     runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
     async with open_cluster() as c:
@@ -81,9 +82,16 @@ async def test_workers_come_and_go(open_cluster: OpenCluster, tmp_path: Path, ve
             grown = await until_world(c, ns, 3)
             assert grown["elastic"]["formation"] > first["elastic"]["formation"]
 
+            await c.api.delete(PODS, ns, "digits-launcher")
+            learned = await until_world(c, ns, 3, grown["elastic"]["formation"])
+            assert learned["restarts"] == learned["disruptions"] == 0
+            pod = await c.api.get(PODS, ns, "digits-launcher")
+            assert pod["metadata"]["labels"][contract.LABEL_INCARNATION] == "2"
+
             await kubelet.drain(await node_of("digits-worker-1"))
-            again = await until_world(c, ns, 3, grown["elastic"]["formation"] + 1)
-            assert again["elastic"]["lostSteps"] == 0, "a worker that is drained leaves after its step"
+            again = await until_world(c, ns, 3, learned["elastic"]["formation"] + 1)
+            steps = [status["elastic"]["lostSteps"] for status in (learned, again)]
+            assert steps[0] == steps[1], "a worker that is drained leaves after its step"
 
             lost = await node_of("digits-worker-2")
             await kubelet.lose_node(lost)

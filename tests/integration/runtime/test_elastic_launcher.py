@@ -203,6 +203,47 @@ def test_the_launcher_is_killed(gang: MakeGang, phase: str) -> None:
     assert job.finish(0, 1, 2)["outcome"] == "Succeeded"
 
 
+@pytest.mark.parametrize(
+    ("logs", "lost"),
+    [("kept", False), ("gone", False), ("gone", True)],
+    ids=["logs-kept", "logs-gone", "logs-gone-and-a-rank-lost"],
+)
+def test_the_launchers_pod_is_lost(gang: MakeGang, logs: str, lost: bool) -> None:
+    """Asked to stop with its pod it leaves the ranks running; the next launcher learns the world from the agents,
+    makes a later formation of the same processes if it must, and says which lines are gone."""
+    job = ElasticJob(gang, "Replace")
+    before = job.until_formed(1, [0, 1, 2])
+    job.launcher.send(signal.SIGTERM)
+    assert job.launcher.wait() == 128 + signal.SIGTERM
+    assert job.launcher.message()["outcome"] == "Stopped"
+    if lost:
+        os.kill(before[1], signal.SIGKILL)
+    settings = {"RINGTRAIN_ELASTIC_FORMATION": "1"}
+    if logs == "gone":
+        settings["RINGTRAIN_LOG_DIR"] = str(job.job.directory / "other")
+        job.job.logs = job.job.directory / "other" / "default" / "job" / "1"
+    job.launcher = job.job.launcher(**settings)
+    if lost or logs == "gone":
+        after = job.until_formed(2, [0, 2, 1] if lost else [0, 1, 2])
+        survivors = (0, 2) if lost else (0, 1, 2)
+        assert {slot: after[slot] for slot in survivors} == {slot: before[slot] for slot in survivors}
+        assert job.until_elastic(formation=2, phase="Running", ranks=3)
+    else:
+        job.until_elastic(formation=1, phase="Running", ranks=3)
+    said = "are not here: the launcher that had them is gone with its files"
+    assert job.finish(0, 1, 2)["ranksSucceeded"] == 3
+    assert (said.encode() in job.job.rank_log(0)) == (logs == "gone")
+
+
+def test_a_launcher_that_is_asked_to_stop_with_all_workers_ends_the_attempt(gang: MakeGang) -> None:
+    """The whole job goes: ranks are stopped at once, and none waits for a launcher that will not come."""
+    job = ElasticJob(gang, "Replace", workers=2)
+    for pod in (*job.agents.values(), job.launcher):
+        pod.send(signal.SIGTERM)
+    assert job.launcher.wait() == 128 + signal.SIGTERM
+    assert [agent.wait() for agent in job.agents.values()] == [128 + signal.SIGTERM] * 2
+
+
 def test_restart_starts_all_ranks_anew_in_their_pods(gang: MakeGang) -> None:
     """Any program: it finds the world in its environment, and no pod is made anew."""
     job = ElasticJob(gang, "Restart")

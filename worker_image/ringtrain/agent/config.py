@@ -90,8 +90,9 @@ class AgentConfig(PodSettings):
 
     @property
     def launcher_lost_s(self) -> float:
-        """How long ranks go on without a launcher: long enough for it to be started again."""
-        return self.timeout_s
+        """How long ranks go on without a launcher: long enough for it to be started again, in an elastic job also
+        in another pod."""
+        return max(self.timeout_s, self.start_timeout_s) if self.elastic else self.timeout_s
 
     @property
     def grace_s(self) -> float:

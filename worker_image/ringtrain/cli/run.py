@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -192,7 +192,11 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level:
             ["launcher", "--log-level", level],
         )
         agent = _start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
-        signals = _forward_signals(stack, launcher, f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s)
+        # SIGTERM tells an elastic job's launcher that its own pod goes, and that the ranks are to live on.
+        stop = signal.SIGINT if contract.ENV_ELASTIC in environment else signal.SIGTERM
+        signals = _forward_signals(
+            stack, lambda: launcher.send_signal(stop), f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s
+        )
         code = _wait(launcher, agent)
         return 128 + signals[0] if signals else code
 
@@ -234,10 +238,8 @@ def _start(
     return process
 
 
-def _forward_signals(
-    stack: ExitStack, launcher: "subprocess.Popen[bytes]", ranks: str, grace_s: float
-) -> list[int]:
-    """Pass SIGINT and SIGTERM to the launcher, which stops the gang; returns the list they are noted in."""
+def _forward_signals(stack: ExitStack, stop: Callable[[], None], ranks: str, grace_s: float) -> list[int]:
+    """On SIGINT and SIGTERM `stop` the launcher, which stops the gang; returns the list they are noted in."""
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:
@@ -246,7 +248,7 @@ def _forward_signals(
             say(f"stopping: waiting for {ranks} to end, for at most {grace_s:.0f} s; once more: at once")
         else:
             say("stopping: ranks are killed")
-        launcher.send_signal(signal.SIGTERM)
+        stop()
 
     stack.enter_context(signal_handler(forward, signal.SIGINT, signal.SIGTERM))
     return received

@@ -15,11 +15,13 @@ from ringtrain.mpi.settings import MpiSettings, read_mpi
 
 @dataclass(frozen=True)
 class ElasticSettings:
-    """How the world of an elastic job may change. `start_ranks`: wanted until another number is put."""
+    """How the world of an elastic job may change. `start_ranks`: wanted until another number is put. `formation`:
+    the last that a launcher before this one is known to have made."""
 
     rules: Rules
     start_ranks: int
     discovery_script: str = ""
+    formation: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class LauncherConfig(PodSettings):
     def vacancy_s(self) -> float:
         """How long a new pod's agent waits for the end of its predecessor's connection: well inside a call."""
         return max(1.0, self.timeout_s / 6) / 2
+
+    @property
+    def hand_over_s(self) -> float:
+        """How long a launcher that is asked to stop looks whether the whole job is, or its own pod alone."""
+        return self.settle_s
 
     @property
     def settle_s(self) -> float:
@@ -115,4 +122,6 @@ def _read_elastic(read: Environment, pod: PodSettings) -> ElasticSettings:
         start_timeout_s=pod.start_timeout_s,
     )
     start = read.integer(contract.ENV_ELASTIC_START_RANKS, most, low=least, high=most)
-    return ElasticSettings(rules, start, read.optional(contract.ENV_HOST_DISCOVERY_SCRIPT) or "")
+    script = read.optional(contract.ENV_HOST_DISCOVERY_SCRIPT) or ""
+    formation = read.integer(contract.ENV_ELASTIC_FORMATION, 0, low=0, high=FORMATIONS - 1)
+    return ElasticSettings(rules, start, script, formation)

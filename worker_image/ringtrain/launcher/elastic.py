@@ -55,7 +55,8 @@ class ElasticWorld:
         kept = self._journal.read() if snapshot.store.resumed else None
         if kept is None:
             # Of a number that no order of a launcher before this one can have had.
-            self._state = FormationState(order=time.time_ns() // 1_000_000)
+            known = settings.formation
+            self._state = FormationState(number=known + 1, order=time.time_ns() // 1_000_000, urgent=known > 0)
             self._asked = frozenset(range(0 if settings.discovery_script else settings.start_ranks))
         else:
             self._state, self._asked = kept

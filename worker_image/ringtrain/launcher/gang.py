@@ -64,7 +64,8 @@ class Gang:
         self._changed = threading.Condition()
         self._streams: set[OrderStream] = set()
         self._agents: dict[int, RegisteredAgent] = {}
-        self._began = clock()
+        # Since when agents that have not come are waited for: before the first one, none may have found this host.
+        self._expected_since = clock() + max(0.0, config.start_timeout_s - config.lost_after_s)
         # Grows with everything that is worth a look; silence is not seen by it.
         self.changes = 0
         self._order: Order | None = None
@@ -84,6 +85,8 @@ class Gang:
                 return refusal
             index = registration.worker_index
             agent = self._agents.get(index)
+            if not self._agents:
+                self._expected_since = self._clock()
             if agent is None or agent.registration.instance != registration.instance:
                 agent = self._agents[index] = RegisteredAgent(
                     registration, self._clock(), not_for_it=self._meant_for(index)
@@ -189,6 +192,12 @@ class Gang:
             alive_since = self._clock() - self._config.lost_after_s
             return all(agent.drained for agent in self._agents.values() if agent.heard >= alive_since)
 
+    def all_leaving(self) -> bool:
+        """Whether every agent that is not lost was asked to stop."""
+        with self._changed:
+            alive_since = self._clock() - self._config.lost_after_s
+            return all(agent.leaving for agent in self._agents.values() if agent.heard >= alive_since)
+
     def all_detached(self) -> bool:
         """Whether no agent is attached any more."""
         with self._changed:
@@ -261,7 +270,7 @@ class Gang:
         worker = slot // self._config.slots
         agent = self._agents.get(worker)
         if agent is None:
-            return SlotView(slot, worker, lost=now - self._began >= self._config.lost_after_s)
+            return SlotView(slot, worker, lost=now - self._expected_since >= self._config.lost_after_s)
         quiet = now - agent.heard >= self._config.lost_after_s
         return SlotView(
             slot=slot,

@@ -67,6 +67,8 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
         _open_ports(config, gang, snapshot, launcher, stack)
         verdict = launcher.supervise(stop)
+        if verdict is None:
+            return _hand_over(config, snapshot)
         launcher.drain(verdict, stop)
         say_total(snapshot, console)
         message = termination_message(
@@ -105,22 +107,33 @@ class _Launcher:
         """Whether the main loop still turns."""
         return time.monotonic() - self._ticked < self._config.timeout_s
 
-    def supervise(self, stop: "StopFlag") -> Verdict:
-        """Wait for all agents, start the gang, and watch it until the attempt is decided."""
+    def supervise(self, stop: "StopFlag") -> Verdict | None:
+        """Wait for all agents, start the gang, and watch it until the attempt is decided.
+
+        None: this launcher of an elastic job is asked to leave, and the attempt goes on with another one.
+        """
         verdict = self._follow(self.elastic, stop) if self.elastic else self._supervise_gang(stop)
+        if verdict is None:
+            return None
         verdict = self._with_log_tail(verdict)
         self._snapshot.verdict = verdict
         _say_verdict(verdict)
         return verdict
 
-    def _follow(self, elastic: ElasticWorld, stop: "StopFlag") -> Verdict:
-        """Keep the world of an elastic job until the attempt is decided."""
+    def _follow(self, elastic: ElasticWorld, stop: "StopFlag") -> Verdict | None:
+        """Keep the world of an elastic job until the attempt is decided; None: until this pod is taken away."""
+        asked_at: float | None = None
         while True:
             verdict = elastic.tick()
             if verdict is not None:
                 return verdict
             if stop.count:
-                return elastic.stopped()
+                asked_at = time.monotonic() if asked_at is None else asked_at
+                meant = stop.interrupted or stop.count > 1 or self._gang.all_leaving()
+                if meant or not self._gang.any_rank_started():
+                    return elastic.stopped()
+                if time.monotonic() - asked_at >= self._config.hand_over_s:
+                    return None
             self._tick()
 
     def _supervise_gang(self, stop: "StopFlag") -> Verdict:
@@ -201,13 +214,30 @@ class _Launcher:
 
 
 class StopFlag:
-    """Counts how often this process was asked to stop."""
+    """Counts how often this process was asked to stop. `interrupted`: by SIGINT, which a person sends to a job;
+    SIGTERM also comes to a pod that is taken away."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.interrupted = False
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, number: int = signal.SIGTERM, _: object = None) -> None:
         self.count += 1
+        self.interrupted = self.interrupted or number == signal.SIGINT
+
+
+def _hand_over(config: LauncherConfig, snapshot: Snapshot) -> int:
+    """Leave the ranks to the launcher that comes next: no order is given, and no outcome is written."""
+    log.warning(
+        "asked to stop, and the job goes on: its ranks train on, and wait for a new launcher at the next change "
+        "of their world, for at most %g s",
+        config.start_timeout_s,
+    )
+    verdict = Verdict(Outcome.STOPPED, 128 + signal.SIGTERM)
+    lines = [snapshot.store.merged_lines.get(rank, 0) for rank in range(config.world_size)]
+    message = termination_message(verdict, config.job.attempt, snapshot.world_size, snapshot.progress(), lines)
+    write_termination_message(config.termination, message)
+    return verdict.exit_code
 
 
 def _open_store(config: LauncherConfig, files: AttemptFiles) -> LogStore:

@@ -82,6 +82,7 @@ def test_bounds_of_an_elastic_job() -> None:
         contract.ENV_ELASTIC_REPLACE_TIMEOUT: "120",
         contract.ENV_ELASTIC_JOIN_DELAY: "5",
         contract.ENV_ELASTIC_FORMATION_LIMIT: "100",
+        contract.ENV_ELASTIC_FORMATION: "0",
     }
 
 

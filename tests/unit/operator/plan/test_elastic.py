@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.jobs import job
 from support.planworld import World, condition, elastic, running
 
 from ringtrain_operator import contract
@@ -10,6 +11,7 @@ from ringtrain_operator.observe.model import ObjectRef, Refusal
 from ringtrain_operator.status.incarnations import LOSSES_OF_A_BAD_NODE, incarnations_of
 
 VICTIM = "digits-worker-1"
+LAUNCHER = "digits-launcher"
 
 
 def incarnation(w: World, name: str = VICTIM) -> int:
@@ -33,10 +35,9 @@ def replaced(w: World, before: dict[str, str]) -> set[str]:
 
 
 def test_first_pods_are_first_incarnations() -> None:
-    """Every worker begins with 1; the launcher has none."""
+    """Every worker begins with 1, and so does the launcher."""
     w = elastic()
-    assert [incarnation(w, f"digits-worker-{i}") for i in range(3)] == [1, 1, 1]
-    assert contract.LABEL_INCARNATION not in w.pods["digits-launcher"]["metadata"]["labels"]
+    assert [incarnation(w, name) for name in sorted(w.pods)] == [1, 1, 1, 1]
     assert w.status.state == "Running"
 
 
@@ -124,16 +125,133 @@ def test_a_silent_worker_is_deleted() -> None:
     assert incarnation(w) == 2, "what is said of the old pod's agent is not said of the new one's"
 
 
-def test_a_lost_launcher_restarts_the_gang_uncounted() -> None:
-    """The world cannot change without it."""
+def lose_launcher(w: World, how: str) -> None:
+    """The launcher's pod is taken away; it does not answer any more."""
+    match how:
+        case "deleted":
+            w.user_deletes(LAUNCHER)
+        case "evicted":
+            w.evict(LAUNCHER)
+        case "gone":
+            del w.pods[LAUNCHER]
+        case "killed":
+            w.pod_ends(LAUNCHER, 137, reason="OOMKilled")
+        case "asked-to-stop":
+            w.pod_ends(LAUNCHER, 143, '{"version":1,"attempt":1,"outcome":"Stopped"}')
+    w.report = None
+    w.settle()
+
+
+@pytest.mark.parametrize("how", ["deleted", "evicted", "gone", "killed", "asked-to-stop"])
+def test_a_lost_launcher_is_made_anew_within_the_attempt(how: str) -> None:
+    """However its pod was lost: the next incarnation, told where the world was; no worker and no counter moves."""
     w = elastic()
-    w.user_deletes("digits-launcher")
+    before = uids(w)
+    lose_launcher(w, how)
+    status, reason, message = condition(w, "Degraded")
+    assert (status, reason) == ("True", "LauncherLost")
+    assert message.startswith(f"{LAUNCHER} ")
+    w.pods_go()
+    w.settle()
+    assert replaced(w, before) == {LAUNCHER}
+    assert incarnation(w, LAUNCHER) == 2
+    env = {e["name"]: e.get("value") for e in w.pods[LAUNCHER]["spec"]["containers"][0]["env"]}
+    assert env[contract.ENV_ELASTIC_FORMATION] == "1"
+    w.pod_runs(LAUNCHER)
+    w.launcher_says("Waiting")
+    w.run(seconds=30)
+    assert condition(w, "Degraded")[1] == "LauncherLost", "it runs, and has not learned the world yet"
+    w.world_is(2, 3)
+    w.run(hours=1)
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (1, 0, 0)
+    assert (w.status.state, condition(w, "Degraded")[:2]) == ("Running", ("False", "Complete"))
+    (text,) = told(w, "LauncherLost")
+    assert text.startswith(LAUNCHER)
+    assert text.endswith("; it is made anew")
+    assert w.status.elastic is not None
+    assert w.status.elastic.lost_workers == 0
+    assert told(w, "WorkerLost") == []
+
+
+def test_a_launcher_that_does_not_come_back_restarts_the_gang_uncounted() -> None:
+    """When its agents have waited for startTimeoutSeconds: a new pod that knows nothing by then is none."""
+    w = elastic()
+    lose_launcher(w, "gone")
+    w.run(seconds=590)
+    assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 2)
+    w.pod_runs(LAUNCHER)
+    w.launcher_says("Waiting")
+    w.run(seconds=11)
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
+    found = w.status.condition("Restarting")
+    assert found is not None
+    assert "no new one has learned the world within 600 s" in found.message
+
+
+def test_a_launcher_that_is_lost_with_all_workers_restarts_the_gang_uncounted() -> None:
+    """Nobody is left who knows the world."""
+    w = elastic()
+    for name in list(w.pods):
+        w.user_deletes(name)
+    w.report = None
     w.settle()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
 
 
+def test_a_launcher_that_has_said_how_the_attempt_ended_is_not_lost() -> None:
+    """Its word counts, also when its pod is deleted then."""
+    w = elastic()
+    w.launcher_ends(1)
+    w.user_deletes(LAUNCHER)
+    w.settle()
+    assert (w.status.attempt, w.status.restarts) == (2, 1)
+    assert told(w, "LauncherLost") == []
+
+
+def test_a_launcher_that_is_lost_before_the_gang_began_restarts_it_uncounted() -> None:
+    """There is no world that could be lost with it."""
+    w = World(job(elastic={"maxReplicas": 3}))
+    w.settle()
+    for name in w.pods:
+        w.pod_runs(name)
+    w.launcher_says("Waiting")
+    w.user_deletes(LAUNCHER)
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
+
+
+def test_a_launcher_that_is_lost_again_and_again_is_made_after_a_pause() -> None:
+    """At once, after 1 s, 2 s; Degraded says when."""
+    w = elastic()
+    for pause_s in (0, 1, 2):
+        lose_launcher(w, "gone")
+        assert (LAUNCHER in w.pods) == (pause_s == 0)
+        assert ("is made at" in condition(w, "Degraded")[2]) == (pause_s > 0)
+        w.run(seconds=pause_s)
+        w.pod_runs(LAUNCHER)
+        w.world_is(1, 3)
+        w.settle()
+    assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 4)
+
+
+def test_sums_go_on_over_launchers() -> None:
+    """A new launcher that found no notes counts from 0; what was lost before is not forgotten."""
+    w = elastic()
+    w.world_is(4, 3, lostSteps=2, recoveries=3)
+    w.settle()
+    lose_launcher(w, "gone")
+    w.pod_runs(LAUNCHER)
+    w.world_is(5, 3, lostSteps=1, recoveries=0)
+    w.settle()
+    w.world_is(6, 3, lostSteps=2, recoveries=1)
+    w.settle()
+    found = w.status.elastic
+    assert found is not None
+    assert (found.formation, found.lost_steps, found.recoveries) == (6, 4, 4)
+
+
 def test_a_killed_launcher_may_come_back_in_its_pod() -> None:
-    """For a minute its container is expected to run again; then the attempt is over."""
+    """For a minute its container is expected to run again; then its pod is made anew."""
     w = elastic()
     w.pod_ends("digits-launcher", 137)
     w.pods["digits-launcher"]["status"]["phase"] = "Running"
@@ -148,7 +266,9 @@ def test_a_killed_launcher_may_come_back_in_its_pod() -> None:
     w.pods["digits-launcher"]["status"]["phase"] = "Running"
     w.report = None
     w.run(seconds=61)
-    assert w.status.attempt == 2
+    w.pods_go()
+    w.settle()
+    assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 2), "the kubelet did not: it gets another pod"
 
 
 def test_a_launcher_that_came_back_and_waits_for_agents_has_lost_no_gang() -> None:

@@ -36,7 +36,7 @@ ACTIONS = (
 )
 
 # What a launcher says of an elastic job besides.
-ELASTIC_ACTIONS = (*ACTIONS, "world", "silent-worker", "launcher-comes-back")
+ELASTIC_ACTIONS = (*ACTIONS, "world", "silent-worker", "launcher-comes-back", "launcher-is-lost")
 
 steps = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9)), max_size=40)
 
@@ -84,8 +84,16 @@ def act(w: World, action: str, number: int) -> None:
                 w.harm(w.name(f"worker-{index}"))
                 w.report["workers"][index]["lost"] = True
         case "launcher-comes-back" if launcher in w.pods and not _ended(w.pods[launcher]):
+            w.harm(launcher)  # unless it comes back
             w.pod_ends(launcher, 137)
             w.pods[launcher]["status"]["phase"] = "Running"
+            w.report = None
+        case "launcher-is-lost" if launcher in w.pods:
+            w.harm(launcher)
+            if number % 2:
+                w.user_deletes(launcher)
+            else:
+                del w.pods[launcher]
             w.report = None
         case "second" | "hour":
             w.run(**{f"{action}s": 1})
@@ -197,8 +205,8 @@ def test_a_dead_operator_changes_nothing_but_time(case: tuple[dict[str, Any], li
 
 @quick
 @given(elastic_steps)
-def test_a_workers_pods_are_numbered(history: list[tuple[str, int]]) -> None:
-    """Of one worker there are never two pods of one incarnation; incarnations and formations only grow."""
+def test_an_elastic_jobs_pods_are_numbered(history: list[tuple[str, int]]) -> None:
+    """Never two pods of one index, or two launchers, of one incarnation; incarnations and formations only grow."""
     formation, w = (0, 0), None
     for w in lives(history, **ELASTIC):
         now = (w.status.attempt, w.status.elastic.formation if w.status.elastic else 0)
@@ -223,7 +231,8 @@ def test_what_is_told_of_losses_is_true(history: list[tuple[str, int]]) -> None:
 @quick
 @given(elastic_steps)
 def test_an_elastic_job_left_to_itself_is_complete(history: list[tuple[str, int]]) -> None:
-    """However often the operator died between two writes: every worker's last pod is there, and no other."""
+    """However often the operator died between two writes: the last pod of each worker and the last launcher are
+    there, and no other."""
     w = after(history, **ELASTIC)
     w.change(runPolicy={"backoffLimit": BACKOFF_LIMIT})
     for _ in range(4):
@@ -232,10 +241,9 @@ def test_an_elastic_job_left_to_itself_is_complete(history: list[tuple[str, int]
     if w.status.state in ("Succeeded", "Failed"):
         return
     assert w.status.ledger.attempt_workers == w.job["spec"]["worker"]["replicas"]
-    numbers = {
-        name: int(pod["metadata"]["labels"][contract.LABEL_INCARNATION])
-        for name, pod in w.pods.items()
-        if name != w.name("launcher")
-    }
+    numbers = {name: int(pod["metadata"]["labels"][contract.LABEL_INCARNATION]) for name, pod in w.pods.items()}
     wanted = range(w.status.ledger.attempt_workers)
-    assert numbers == {w.name(f"worker-{i}"): number_of(w.status, i) for i in wanted}
+    assert numbers == {
+        w.name("launcher"): incarnations_of(w.status).launcher,
+        **{w.name(f"worker-{i}"): number_of(w.status, i) for i in wanted},
+    }

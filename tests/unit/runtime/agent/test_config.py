@@ -48,6 +48,13 @@ def test_inner_deadlines_derive_from_one_knob() -> None:
         assert agent.heartbeat_s * 3 < launcher.lost_after_s < float(timeout)
         assert launcher.settle_s < launcher.lost_after_s
         assert agent.grace_s < launcher.drain_s
+        assert agent.launcher_lost_s == float(timeout)
+
+
+def test_an_elastic_jobs_agent_waits_for_a_launcher_in_a_new_pod() -> None:
+    """As long as the launcher of a new attempt may take to come."""
+    settings = {"RINGTRAIN_ELASTIC": "Replace", "RINGTRAIN_START_TIMEOUT": "300", "RINGTRAIN_TIMEOUT": "60"}
+    assert AgentConfig.from_env({**WORKER, **settings}).launcher_lost_s == 300
 
 
 @pytest.mark.parametrize(("period", "notice_s"), [(None, 15), ("300", 285), ("10", 0), ("0", 0)])
