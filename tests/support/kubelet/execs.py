@@ -46,6 +46,8 @@ async def serve_exec(request: web.Request, start: Start) -> web.StreamResponse:
             await socket.send_bytes(STATUS + json.dumps(_status(128 + signal.SIGKILL)).encode())
     for task in (*pumps, *gone):
         task.cancel()
+    await asyncio.gather(*pumps, *gone, return_exceptions=True)
+    await process.communicate()  # to the end of its pipes: what nobody reads stays open after the event loop
     await socket.close()
     return socket
 
