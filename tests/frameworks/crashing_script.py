@@ -6,7 +6,6 @@ prints a line of JSON for each world: the stage, who raised, and how every rank 
 does: by an exception that nobody catches, through the whole end of the interpreter.
 """
 
-import gc
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 import torch
+from frameworks.warm import import_once
 from support.ports import free_addresses
 
 import ringtrain.torch as hvd
@@ -68,10 +68,7 @@ class _Bug(float):
 
 
 def main(transport: str) -> None:
-    weight = torch.nn.Parameter(torch.ones(1))
-    weight.grad = torch.ones(1)
-    torch.optim.SGD([weight]).step()  # what that imports, ranks need not import
-    gc.freeze()  # nor collect, which is most of a second at the end of each
+    import_once("torch")
     for stage in STAGES:
         for who, culprits in CULPRITS.items():
             addresses = ",".join(free_addresses(SIZE))

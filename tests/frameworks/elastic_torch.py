@@ -1,4 +1,4 @@
-"""What ranks run in tests/frameworks/test_torch_elastic.py: found by path in a process of their own."""
+"""What ranks run in the scenarios of torch_elastic.py."""
 
 import hashlib
 from typing import Any

@@ -47,7 +47,24 @@ class Checks:
 
     def failure(self, check: str, size: int) -> str:
         """How `check` failed in a world of `size` ranks: the tracebacks of all ranks; empty if it did not."""
-        failed = _failures(self, size)
+        failed = _answer(("worlds", self.framework, *self.modules), self.env, str(size))
+        return failed.get("*", "") or failed.get(check, "")
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """A module of checks that start ranks of their own, forked from a process that has imported `framework`."""
+
+    framework: str
+    module: str
+    env: tuple[tuple[str, str], ...] = ()
+
+    def names(self) -> list[str]:
+        return _names_in(self.module)
+
+    def failure(self, check: str) -> str:
+        """How `check` failed: its traceback; empty if it did not."""
+        failed = _answer(("scenarios", self.framework, self.module), self.env, check)
         return failed.get("*", "") or failed.get(check, "")
 
 
@@ -65,20 +82,23 @@ def run_checks(modules: tuple[str, ...]) -> dict[str, str]:
 
 
 @functools.cache
-def _failures(checks: Checks, size: int) -> dict[str, str]:
-    server = _server(checks)
+def _answer(program: tuple[str, ...], env: tuple[tuple[str, str], ...], question: str) -> dict[str, str]:
+    """What a server of ranks says to a line: how each check failed, by name; under "*" why there is no answer."""
+    server = _server(program, env)
     assert server.stdin is not None
     assert server.stdout is not None
-    server.stdin.write(f"{size}\n")
+    server.stdin.write(f"{question}\n")
     server.stdin.flush()
     answer = server.stdout.readline()
     return json.loads(answer) if answer else {"*": f"the process that forks ranks ended: {server.wait()}"}
 
 
 @functools.cache
-def _server(checks: Checks) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "frameworks.worlds", checks.framework, *checks.modules]
-    env = {**os.environ, **ENV, **dict(checks.env), "PYTHONPATH": str(HERE.parent)}
+def _server(program: tuple[str, ...], more: tuple[tuple[str, str], ...]) -> "subprocess.Popen[str]":
+    """`program`: `worlds` or `scenarios`, and its arguments."""
+    name, *arguments = program
+    command = [sys.executable, "-m", f"frameworks.{name}", *arguments]
+    env = {**os.environ, **ENV, **dict(more), "PYTHONPATH": str(HERE.parent)}
     # Ranks that are forked do not run what TensorFlow registers to remove its generated files at the end.
     folder = tempfile.TemporaryDirectory(prefix="rt-")
     env["TMPDIR"] = folder.name

@@ -1,22 +1,14 @@
 """Scenarios of ringtrain.tensorflow and ringtrain.keras in worlds that change while their processes live.
 
-    python -m frameworks.tensorflow_elastic
-
-imports TensorFlow once, forks the ranks of each scenario, and prints one line of JSON: the traceback of each
-scenario that failed. The gradients are such that the weights tell how often each step has counted, and in a world
-of which size.
+The gradients are such that the weights tell how often each step has counted, and in a world of which size.
 """
 
-import contextlib
-import json
-import multiprocessing
-import os
-import sys
-import traceback
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
-from support.elastic_agent import Slots, await_go_on, started_slots
+from frameworks.scenarios import forked_slots
+from support.elastic_agent import Slots, await_go_on
 from support.ranks import tell
 
 ENV = {
@@ -279,11 +271,9 @@ def check_passes_of_an_update_begin_anew() -> None:
     assert list(results.values()) == [{"weight": -6.0, "steps": 2 + 6}] * 2
 
 
-@contextlib.contextmanager
-def slots(function: Any, count: int, *args: Any) -> Any:
-    """As `started_slots`, forked from this process."""
-    with started_slots(function, count, *args, env=ENV, context=multiprocessing.get_context("fork")) as worlds:
-        yield worlds
+def slots(function: Any, count: int, *args: Any) -> AbstractContextManager[Slots]:
+    """`forked_slots` with few threads."""
+    return forked_slots(function, count, *args, env=ENV)
 
 
 def said(worlds: Slots, what: Any, which: Any) -> None:
@@ -291,20 +281,3 @@ def said(worlds: Slots, what: Any, which: Any) -> None:
     for slot in range(which) if isinstance(which, int) else which:
         message = worlds.message(slot)
         assert message == what, (slot, message, what)
-
-
-def main() -> None:
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what ranks print is not the answer
-    failed = {}
-    for name, check in list(globals().items()):
-        if name.startswith("check_") and (len(sys.argv) == 1 or name in sys.argv[1:]):
-            try:
-                check()
-            except BaseException:
-                failed[name] = traceback.format_exc()
-    print(json.dumps(failed), file=answer, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,8 @@
 """ringtrain.tensorflow and ringtrain.keras in worlds that change while their processes live."""
 
-import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from frameworks.harness import Scenarios
 
-TESTS = Path(__file__).parents[1]
 SCENARIOS = {
     "keras-3": (
         "functions_go_on_in_worlds_of_other_sizes",
@@ -21,20 +14,10 @@ SCENARIOS = {
 }
 
 
-@functools.cache
-def _failed(keras: str) -> dict[str, str]:
-    scenarios = [f"check_{name}" for name in SCENARIOS[keras]]
-    env = {"TF_USE_LEGACY_KERAS": "1" if keras == "keras-2" else "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    ended = subprocess.run(
-        [sys.executable, "-m", "frameworks.tensorflow_elastic", *scenarios],
-        cwd=TESTS,
-        env={**os.environ, **env, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    return json.loads(ended.stdout) if ended.stdout else {"*": ended.stderr[-3000:]}
+CHECKS = {
+    "keras-3": Scenarios("keras", "tensorflow_elastic"),
+    "keras-2": Scenarios("tf_keras", "tensorflow_elastic", (("TF_USE_LEGACY_KERAS", "1"),)),
+}
 
 
 @pytest.mark.parametrize(
@@ -42,5 +25,9 @@ def _failed(keras: str) -> dict[str, str]:
 )
 def test_tensorflow(keras: str, scenario: str) -> None:
     """Survivors keep their processes, and each step counts once."""
-    failed = _failed(keras)
-    assert (failed.get("*", ""), failed.get(f"check_{scenario}", "")) == ("", "")
+    assert not CHECKS[keras].failure(f"check_{scenario}")
+
+
+def test_every_scenario_is_played() -> None:
+    played = {f"check_{scenario}" for scenarios in SCENARIOS.values() for scenario in scenarios}
+    assert played == set(CHECKS["keras-3"].names())

@@ -1,69 +1,12 @@
 """ringtrain.torch.elastic: models, optimizers and samplers go on while ranks are lost, replaced and added."""
 
-from typing import Any
-
 import pytest
-from support.elastic_agent import started_slots
+from frameworks.harness import Scenarios
 
-pytest.importorskip("torch")
-from frameworks import elastic_torch
-
-
-@pytest.mark.parametrize("kind", ["distributed", "host"])
-def test_a_replaced_rank_leaves_no_trace(kind: str) -> None:
-    """Killed in a step and replaced: weights, rates and the ledger are those of an undisturbed run."""
-    with started_slots(elastic_torch.trains, 2, kind, 2, ()) as slots:
-        slots.form()
-        undisturbed = slots.results()
-    with started_slots(elastic_torch.trains, 2, kind, 2, (5, 11)) as slots:
-        slots.form()
-        for lost, step in ((1, 5), (0, 11)):
-            assert [slots.message(slot) for slot in range(2)] == [step, step]
-            slots.kill(lost)
-            slots.start(lost)
-            slots.go_on(1 - lost)
-            slots.form()
-            assert [slots.message(slot) for slot in range(2)] == [step, step]
-            slots.go_on(0, 1)
-        disturbed = slots.results()
-    assert disturbed == {0: undisturbed[0], 1: undisturbed[0]}
-    assert undisturbed[0]["ledger"] == [(e, i) for e in range(2) for i in range(elastic_torch.SAMPLES)]
+SCENARIOS = Scenarios("torch", "torch_elastic")
 
 
-@pytest.mark.parametrize("kind", ["distributed", "host"])
-def test_the_ledger_over_growing_and_shrinking_worlds(kind: str) -> None:
-    """1 to 3 to 2 ranks, with a kill: each sample once an epoch; all ranks end with the same weights."""
-    with started_slots(elastic_torch.trains, 1, kind, 2, (3, 9)) as slots:
-        slots.form()
-        assert slots.message(0) == 3
-        slots.start(1)
-        slots.start(2)
-        slots.tell_change()
-        slots.go_on(0)
-        slots.form()
-        assert [slots.message(slot) for slot in range(3)] == [9, 9, 9]
-        slots.kill(1)
-        slots.go_on(0, 2)
-        slots.form()
-        assert [slots.message(slot) for slot in (0, 2)] == [9, 9]
-        slots.go_on(0, 2)
-        results = slots.results()
-    assert results[0] == results[2]
-    assert results[0]["step"] == 16
-    assert results[0]["ledger"] == [(e, i) for e in range(2) for i in range(elastic_torch.SAMPLES)]
-
-
-def test_a_sampler_goes_on_with_what_is_left() -> None:
-    """Two ranks, one is killed: every sample is used in every epoch, and the second epoch is not begun again."""
-    with started_slots(elastic_torch.samples, 2, 2, 8, (4, 9)) as slots:
-        slots.form()
-        assert [slots.message(slot) for slot in range(2)] == [4, 4]
-        slots.kill(1)
-        slots.go_on(0)
-        slots.form()
-        assert slots.message(0) == 4
-        slots.go_on(0)
-        assert slots.message(0) == 9
-        slots.go_on(0)
-        results: dict[int, Any] = slots.results()
-    assert results[0] == [list(range(elastic_torch.SAMPLES))] * 2
+@pytest.mark.parametrize("scenario", SCENARIOS.names())
+def test_torch(scenario: str) -> None:
+    """Weights and ledger are those of an undisturbed run."""
+    assert not SCENARIOS.failure(scenario)

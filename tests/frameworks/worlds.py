@@ -6,7 +6,6 @@ imports `torch`, reads sizes of worlds from its input, one a line, and answers e
 failed in that world. Nothing of the framework runs before the fork, so that there are no threads to lose.
 """
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -15,6 +14,7 @@ import threading
 import traceback
 
 from frameworks.harness import run_checks
+from frameworks.warm import import_once
 from support.ranks import run_ranks
 
 # Of all checks of a world together: TensorFlow's take two minutes of two idle cores.
@@ -42,7 +42,7 @@ def failures(modules: list[str], size: int) -> dict[str, str]:
 def main(framework: str, modules: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what ranks print is not an answer
-    importlib.import_module(framework)
+    import_once(framework)
     for line in sys.stdin:
         print(json.dumps(failures(modules, int(line))), file=answers, flush=True)
 

@@ -1,0 +1,45 @@
+"""A process that has imported a framework once and plays scenarios, whose ranks are forked from it.
+
+    python -m frameworks.scenarios torch torch_elastic
+
+imports `torch`, reads names of functions of that module from its input, one a line, and answers each with one line
+of JSON: name to traceback of what failed, which is empty if nothing did.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from frameworks.warm import import_once
+from support.elastic_agent import Slots, started_slots
+
+
+@contextmanager
+def forked_slots(function: Any, count: int, *args: Any, env: Mapping[str, str] | None = None) -> Iterator[Slots]:
+    """As `started_slots`, forked from this process."""
+    with started_slots(function, count, *args, env=env, context=multiprocessing.get_context("fork")) as slots:
+        yield slots
+
+
+def main(framework: str, module: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what ranks print is not an answer
+    scenarios = importlib.import_module(f"frameworks.{module}")
+    import_once(framework)
+    for line in sys.stdin:
+        failed = {}
+        try:
+            getattr(scenarios, line.strip())()
+        except BaseException:
+            failed[line.strip()] = traceback.format_exc()
+        print(json.dumps(failed), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
