@@ -50,7 +50,8 @@ venv: $(VENV)/.installed  ## make the virtual environment with both distribution
 demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on this machine
 	$(BIN)/dtj local manifests/samples/digits-ring.yaml
 
-PYTEST := $(BIN)/pytest -q
+# Two at a time: much of a test is waiting. A file's tests stay together, as they share what is dear to start.
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5
 test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before
 	$(PYTEST) --sample=$(or $(SAMPLE),any)

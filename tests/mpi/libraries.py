@@ -27,12 +27,18 @@ class Library:
     package: str
     prefix: Path | None = None
 
+    def is_there(self) -> bool:
+        """Whether a job of this MPI can be run."""
+        return bool(shutil.which(self.mpirun, path=self._path()))
+
     def need(self) -> dict[str, str]:
         """Skip the test unless this MPI is installed; variables that make mpirun this one."""
-        variables = {} if self.prefix is None else {"PATH": f"{self.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
-        if not shutil.which(self.mpirun, path=variables.get("PATH")):
+        if not self.is_there():
             pytest.skip(f"{self.mpirun} is not installed ({self.package})")
-        return variables
+        return {} if self.prefix is None else {"PATH": self._path()}
+
+    def _path(self) -> str:
+        return os.environ["PATH"] if self.prefix is None else f"{self.prefix}/bin{os.pathsep}{os.environ['PATH']}"
 
     def need_mpi4py(self, directory: Path) -> dict[str, str]:
         """Skip the test unless mpi4py is installed; variables that make it use this MPI."""

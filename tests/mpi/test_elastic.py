@@ -11,7 +11,7 @@ import pytest
 from support.gang import PodProcess, until
 
 from .jobs import MpiGang
-from .libraries import ALL, OPEN_MPI, python
+from .libraries import ALL, OPEN_MPI, Library, python
 
 TRAIN = """
 import os, time
@@ -48,7 +48,7 @@ def until_formed(job: MpiGang, launcher: PodProcess, formation: int, slots: list
     return [worlds(job, slot)[-1][3] for slot in slots]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_mpirun_is_run_anew_over_the_pods_that_live(
     library: Any, local_gang: Callable[..., MpiGang], short_path: Path

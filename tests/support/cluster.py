@@ -14,7 +14,7 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, Resource
-from support.apiserver import ControlPlane
+from support.apiserver import ControlPlane, why_unavailable
 from support.fakeapi import FakeApi
 from support.installation import beyond_rights, manifests
 from support.objects import NAMESPACES
@@ -99,6 +99,11 @@ class Cluster:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise TimeoutError(f"{resource.kind} {namespace}/{name} did not get there: {seen}") from None
+
+
+def can_open(kind: str) -> bool:
+    """Whether tests can run on this kind of API server, "fake" or "real"."""
+    return kind == "fake" or not why_unavailable()
 
 
 OpenCluster = Callable[[], AbstractAsyncContextManager[Cluster]]

@@ -3,7 +3,9 @@
     @pytest.mark.sampled(2, of="size")        # the cases of two sizes
     @pytest.mark.parametrize("size", [1, 2, 3, 4])
 
-`make test` runs so; without the option, and in `make test-thorough`, all cases run.
+Where a case is skipped because of what a machine lacks, `can_run=` says whether a value of `of` can run here, as a
+sample of skipped tests would be none. `make test` takes a sample; without the option, and in `make test-thorough`,
+all cases run.
 """
 
 import random
@@ -13,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 T = TypeVar("T")
-MARK = "sampled(count, of=None): `--sample` runs so many cases, or those with so many values of the parameter `of`"
+MARK = "sampled(count, of=None, can_run=None): `--sample` runs so many cases, or those of so many values of `of`"
 
 
 class Sample:
@@ -42,7 +44,10 @@ class Sample:
     def _left_out(self, name: str, functions: list[pytest.Function]) -> list[pytest.Function]:
         mark = functions[0].get_closest_marker("sampled")
         assert mark is not None
-        of = mark.kwargs.get("of")
-        values = [str(item.callspec.params[of]) if of else item.callspec.id for item in functions]
-        taken = self.of(dict.fromkeys(values), mark.args[0], name)
+        of, can_run = mark.kwargs.get("of"), mark.kwargs.get("can_run")
+        values = [item.callspec.params[of] if of else item.callspec.id for item in functions]
+        every = list(dict.fromkeys(values))
+        taken = self.of(
+            [value for value in every if can_run is None or can_run(value)] or every, mark.args[0], name
+        )
         return [item for item, value in zip(functions, values, strict=True) if value not in taken]

@@ -1,7 +1,13 @@
 """A run of a sample takes some cases of a long test; the same ones again when it is asked to."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 from support.sampling import Sample
 
+MPI = Path(__file__).parents[1] / "mpi" / "test_elastic.py"
 VALUES = list("abcdefgh")
 
 
@@ -17,3 +23,29 @@ def test_a_sample_is_the_same_for_its_seed_and_leaves_nothing_out_for_ever() -> 
 def test_without_a_seed_everything_is_taken() -> None:
     assert Sample("").of(VALUES, 3, "a test") == VALUES
     assert Sample("1").of(VALUES, 8, "a test") == VALUES
+
+
+def test_a_run_takes_the_sample_that_it_says() -> None:
+    """With a number it takes one library of several; without one, all of them."""
+    printed = _collected("--sample=7")
+    assert "sample 7 of the long tests" in printed
+    assert len(re.findall(r"test_mpirun_is_run_anew\w*\[\w+\]", printed)) == 1
+    assert len(re.findall(r"test_mpirun_is_run_anew\w*\[\w+\]", _collected())) == 3
+    assert re.search(r"sample \d+ of the long tests", _collected("--sample=any"))
+
+
+def _collected(*options: str) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *options,
+        str(MPI),
+    ]
+    done = subprocess.run(command, cwd=MPI.parents[2], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

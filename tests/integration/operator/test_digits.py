@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 
+import pytest
 import yaml
-from support.cluster import OpenCluster
+from support.cluster import OpenCluster, can_open
 from support.jobs import state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 TRAINED_WITHIN_S = 200.0  # some 20 s on an idle machine
 
 
+@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
 async def test_the_digits_job_trains(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
     """From its manifest to Succeeded, with progress in its status and the ranks' output in the launcher's log."""
     sample = yaml.safe_load((ROOT / "manifests" / "samples" / "digits-ring.yaml").read_text())

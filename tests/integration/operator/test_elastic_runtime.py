@@ -7,7 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from support.cluster import Cluster, Json, OpenCluster
+import pytest
+from support.cluster import Cluster, Json, OpenCluster, can_open
 from support.jobs import job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
@@ -57,6 +58,7 @@ async def until_world(c: Cluster, namespace: str, ranks: int, formation: int = 0
     return status
 
 
+@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
 async def test_workers_come_and_go(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
     """Scaled up, the launcher's pod lost, drained, a node lost, scaled down: one attempt, and a rank that was not
     touched is one process."""

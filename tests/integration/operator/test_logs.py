@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.cluster import Cluster, OpenCluster
+import pytest
+from support.cluster import Cluster, OpenCluster, can_open
 from support.jobs import state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
@@ -138,6 +139,7 @@ sys.stdout.writelines(f"{rank} {line:06d} of many\\n" for line in range(150_000)
 """
 
 
+@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
 async def test_more_than_a_node_keeps(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
     """Four ranks' 150,000 lines each are all read when the job has ended, of which its node serves 10 MiB."""
     runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
