@@ -35,6 +35,7 @@ HOW_TO_GET = (
 )
 ADMIN_TOKEN = "admin-token"
 KCM_TOKEN = "kcm-token"
+SCHEDULER_TOKEN = "scheduler-token"
 READY_WITHIN_S = 120.0
 CONTROLLERS = (
     "garbage-collector-controller,namespace-controller,serviceaccount-controller,"
@@ -47,10 +48,10 @@ def assets_folder() -> Path:
     return Path(os.environ.get("KUBEBUILDER_ASSETS") or "/usr/local/kubebuilder/bin")
 
 
-def why_unavailable() -> str:
-    """The reason for a skip, with the way out; empty if all binaries are there."""
+def why_unavailable(*more: str) -> str:
+    """The reason for a skip, with the way out; empty if all binaries are there, and `more` of them."""
     folder = assets_folder()
-    missing = [b for b in BINARIES if not (folder / b).exists()]
+    missing = [b for b in (*BINARIES, *more) if not (folder / b).exists()]
     return HOW_TO_GET.format(missing=", ".join(missing), folder=folder) if missing else ""
 
 
@@ -61,6 +62,8 @@ class ControlPlane:
     folder: Path
     crds: tuple[dict[str, Any], ...] = ()
     controllers: str = CONTROLLERS
+    gates: str = ""
+    alpha_apis: str = ""
     url: str = ""
     operator_token: str = ""
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -68,18 +71,31 @@ class ControlPlane:
 
     @classmethod
     def start(
-        cls, folder: Path, crds: tuple[dict[str, Any], ...] = (), more_controllers: str = ""
+        cls,
+        folder: Path,
+        crds: tuple[dict[str, Any], ...] = (),
+        more_controllers: str = "",
+        *,
+        scheduler: bool = False,
+        gates: str = "",
+        alpha_apis: str = "",
     ) -> "ControlPlane":
         """Start all three, wait until they answer; raises RuntimeError with the log of one that does not.
 
+        `scheduler`: kube-scheduler, too. `gates`: feature gates of all of them; `alpha_apis`: groups and versions
+        that the API server serves besides its own choice.
+
         With `crds` the operator's rights are installed, too; without, that is left to who installs the operator.
         """
-        plane = cls(folder, crds, ",".join(filter(None, (CONTROLLERS, more_controllers))))
+        controllers = ",".join(filter(None, (CONTROLLERS, more_controllers)))
+        plane = cls(folder, crds, controllers, gates, alpha_apis)
         try:
             plane._start_etcd()
             plane._start_apiserver()
             asyncio.run(plane._install_crds())
             plane._start_controller_manager()
+            if scheduler:
+                plane._start_scheduler()
             if crds:
                 asyncio.run(plane._install_operator())
         except BaseException:
@@ -161,6 +177,7 @@ class ControlPlane:
         self.url = f"https://127.0.0.1:{port}"
         (self.folder / "tokens.csv").write_text(
             f'{ADMIN_TOKEN},admin,admin,"system:masters"\n{KCM_TOKEN},system:kube-controller-manager,kcm,\n'
+            f"{SCHEDULER_TOKEN},system:kube-scheduler,scheduler,\n"
         )
         key = self._service_account_key()
         flags = {
@@ -178,6 +195,8 @@ class ControlPlane:
             "endpoint-reconciler-type": "none",
             "kubelet-preferred-address-types": "InternalIP",
             "event-ttl": "30m",
+            **self._gates(),
+            **({"runtime-config": f"{self.alpha_apis}=true"} if self.alpha_apis else {}),
         }
         self._run("kube-apiserver", _flags(flags))
         self._wait_ready("kube-apiserver", f"{self.url}/readyz")
@@ -199,9 +218,28 @@ class ControlPlane:
             "concurrent-gc-syncs": 20,
             "kube-api-qps": 500,  # its default of 20 requests a second would be what a soak measures
             "kube-api-burst": 1000,
+            **self._gates(),
         }
         self._run("kube-controller-manager", _flags(flags))
         self._wait_ready("kube-controller-manager", f"https://127.0.0.1:{port}/healthz")
+
+    def _gates(self) -> dict[str, Any]:
+        return {"feature-gates": self.gates} if self.gates else {}
+
+    def _start_scheduler(self) -> None:
+        config, port = self.kubeconfig(SCHEDULER_TOKEN, "scheduler"), free_ports(1)[0]
+        flags = {
+            "kubeconfig": config,
+            "authentication-kubeconfig": config,
+            "authorization-kubeconfig": config,
+            "bind-address": "127.0.0.1",
+            "secure-port": port,
+            "cert-dir": self.folder / "certs-scheduler",
+            "leader-elect": "false",
+            **self._gates(),
+        }
+        self._run("kube-scheduler", _flags(flags))
+        self._wait_ready("kube-scheduler", f"https://127.0.0.1:{port}/healthz")
 
     async def _install_crds(self) -> None:
         async with ApiClient(self.connection()) as api:

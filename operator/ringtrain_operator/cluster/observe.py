@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 # Objects that were seen are looked at again after so long: somebody may have deleted one.
 REREAD_AFTER_S = 600.0
+# What nodes have changes seldom; and many jobs may ask.
+NODES_FRESH_S = 15.0
 
 Json = dict[str, Any]
 
@@ -118,6 +120,39 @@ async def find_owner(
     except NotFound:
         return None
     return ref if owned_by(obj, job["metadata"]["uid"]) else Foreign(ref, owner_name(obj))
+
+
+class NodeRoom:
+    """What nodes have of extended resources, read again at most every `NODES_FRESH_S`."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+        self._room: tuple[Mapping[str, int], ...] | None = None
+        self._read_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def read(self) -> tuple[Mapping[str, int], ...] | None:
+        """One mapping a node; None where nodes may not be read, as in an operator of a few namespaces."""
+        async with self._lock:
+            if time.monotonic() - self._read_at < NODES_FRESH_S:
+                return self._room
+            self._room = None
+            try:
+                found: list[Mapping[str, int]] = []
+                async for page in self._api.pages(NODES, size=500):
+                    found += [_devices_of(node) for node in page]
+                self._room = tuple(found)
+            except Forbidden:
+                pass
+            except ApiError as exc:
+                log.warning("nodes could not be read: %s", exc)
+            self._read_at = time.monotonic()
+            return self._room
+
+
+def _devices_of(node: Mapping[str, Any]) -> dict[str, int]:
+    amounts = (node.get("status") or {}).get("allocatable") or {}
+    return {name: int(amount) for name, amount in amounts.items() if "/" in name and str(amount).isdecimal()}
 
 
 async def _readiness_of_suspects(api: ApiClient, pods: list[Json], now: datetime) -> dict[str, bool]:

@@ -13,6 +13,7 @@ from typing import Any
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound, NotLeader
+from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.cluster.api.transport import Limits
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.health import ApiReach, ReachTimes, health_server
@@ -101,6 +102,7 @@ class Operator:
         scope, enqueue = self.config.namespaces, self.queue.add
         await _first_of(until_served(self.api, scope), self._stop.wait())
         await _first_of(self._reconciler.pod_schema.refresh(), self._stop.wait())
+        await _first_of(self._find_waiting_jobs(), self._stop.wait())
         parts = [
             watch_cluster(self._scope()),
             resync(self.api, scope, enqueue, self.config.resync_s),
@@ -114,6 +116,17 @@ class Operator:
             await _first_of(*parts)
         finally:
             await self._finish(workers)
+
+    async def _find_waiting_jobs(self) -> None:
+        """Who waits for places, before anybody is given any."""
+        try:
+            for namespace in self.config.namespaces or (None,):
+                async for page in self.api.pages(JOBS, namespace):
+                    for job in page:
+                        meta = job["metadata"]
+                        self._reconciler.line.note(Key(meta["namespace"], meta["name"]), job)
+        except ApiError as exc:  # the order is found out later, when each job was looked at
+            log.warning("jobs that wait could not be listed: %s", exc)
 
     async def _keep_pod_schema(self) -> None:
         """An API server that is upgraded knows new fields."""

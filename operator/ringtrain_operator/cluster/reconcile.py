@@ -13,8 +13,9 @@ from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.cluster.apply import apply_plan
 from ringtrain_operator.cluster.events import send_events
+from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.metrics import Metrics
-from ringtrain_operator.cluster.observe import Memory, Reading, read_surroundings
+from ringtrain_operator.cluster.observe import Memory, NodeRoom, Reading, read_surroundings
 from ringtrain_operator.cluster.pod_schema import ServedPodSchema
 from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
@@ -53,6 +54,8 @@ class Reconciler:
         self._poller = poller
         self._metrics = metrics
         self._clock = clock
+        self.line = WaitingLine()
+        self._nodes = NodeRoom(versions.api)
         self._memories: dict[str, Memory] = {}
         self._uids: dict[Key, str] = {}
 
@@ -66,10 +69,12 @@ class Reconciler:
         memory = self._memory_of(key, job)
         now = self._clock()
         reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
+        reading = await self._with_others(key, reading)
         plan = self._plan(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
         if plan.status and not (plan.create or plan.delete) and self._settles(job, reading, now):
             self._versions.settled(key, job["metadata"]["resourceVersion"])
+        self._wake(self.line.note(key, job))
         surprised = await apply_plan(self._versions, job, plan, memory)
         await send_events(self._api, job, plan.events)
         self._follow_up(key, job, reading, plan)
@@ -136,9 +141,22 @@ class Reconciler:
             return Memory()
         return self._memories.setdefault(uid, Memory())
 
+    async def _with_others(self, key: Key, reading: Reading) -> Reading:
+        """The reading with what others wait for, and the room of nodes where a pod finds none."""
+        observed = replace(reading.observed, contention=self.line.others(key))
+        ledger = observed.status.get("ledger") or {}
+        if ledger.get("tooLarge") or any(pod.unschedulable_since for pod in observed.pods):
+            observed = replace(observed, nodes=await self._nodes.read())
+        return replace(reading, observed=observed)
+
+    def _wake(self, keys: tuple[Key, ...]) -> None:
+        for key in keys:
+            self._queue.add(key)
+
     def _forget(self, key: Key) -> None:
         uid = self._uids.pop(key, "")
         self._versions.forget(key)
+        self._wake(self.line.forget(key))
         self._memories.pop(uid, None)
         self._poller.forget(key)
         self._queue.forget(key)

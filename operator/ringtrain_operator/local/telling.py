@@ -15,6 +15,7 @@ from .driver import View
 # As bright as they are urgent.
 STATE_STYLES = {
     "Pending": "yellow",
+    "Queued": "yellow",
     "Waiting": "yellow",
     "Restarting": "yellow",
     "Running": "cyan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -44,7 +45,8 @@ class PodView:
     """One pod of this job. `incarnation`: which pod of its name it is; 0 in a job that is not elastic.
 
     `failed_beside`: the container besides the main one that ended it, if one did. `side_failure`: what became of a
-    container beside the main one, while that one runs on.
+    container beside the main one, while that one runs on. `unschedulable_since`, `scheduled_at`: since when the
+    scheduler has found no node for it, or when it found one.
     """
 
     name: str
@@ -70,6 +72,8 @@ class PodView:
     termination_message: str = ""
     failed_beside: str = ""
     side_failure: str = ""
+    unschedulable_since: datetime | None = None
+    scheduled_at: datetime | None = None
 
     @property
     def finished(self) -> bool:
@@ -100,6 +104,23 @@ class LauncherReport:
     start_time: datetime | None = None
 
 
+@dataclass(frozen=True, order=True)
+class Contender:
+    """A job that waits to be placed whole; who is less comes first. `job`: namespace and name."""
+
+    since: datetime
+    uid: str
+    job: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Contention:
+    """Other jobs of this operator that wait to be placed whole: how many, and who of them comes first."""
+
+    waiting: int = 0
+    first: Contender | None = None
+
+
 @dataclass(frozen=True)
 class Observed:
     """What exists for one job at one moment.
@@ -108,7 +129,8 @@ class Observed:
     included. `taken_secrets`: Secrets that were there when they were to be created. `launcher`: its /status as
     of `launcher_age_s` ago, or None with the cause in `launcher_error`; `launcher_unreadable`: that stays as long
     as this launcher runs. `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as
-    it was read.
+    it was read. `contention`: other jobs that wait for places. `nodes`: what each node of the cluster has of
+    extended resources; None: not known, or of no interest.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -121,3 +143,5 @@ class Observed:
     launcher_age_s: float = 0.0
     refusals: tuple[Refusal, ...] = ()
     status: dict[str, Any] = field(default_factory=dict)
+    contention: Contention = Contention()
+    nodes: tuple[Mapping[str, int], ...] | None = None

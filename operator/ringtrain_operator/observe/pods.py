@@ -40,6 +40,10 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     beside = {} if _ended(main) else _first_failed(status)
     ended = _ended(main) or _last_word(main) or _ended(beside)
     waiting_reason, waiting_message = _waiting(status)
+    placing: Mapping[str, Any] = next(
+        (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {}
+    )
+    unschedulable = placing.get("status") == "False" and placing.get("reason") == "Unschedulable"
     return PodView(
         name=str(meta.get("name")),
         uid=str(meta.get("uid") or ""),
@@ -64,6 +68,8 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         termination_message=str(storable(ended.get("message")) or ""),
         failed_beside=_name_beside(status, beside),
         side_failure=_side_failure(status, name),
+        unschedulable_since=parse_time(placing.get("lastTransitionTime")) if unschedulable else None,
+        scheduled_at=parse_time(placing.get("lastTransitionTime")) if placing.get("status") == "True" else None,
     )
 
 

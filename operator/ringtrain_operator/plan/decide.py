@@ -21,6 +21,7 @@ from .decision import Decision, Policy, PolicyResult, condition_of
 from .disruption import disruption
 from .events import events_between
 from .incarnations import note_workers, wakes_at
+from .incomplete import incomplete, note_line
 from .ledger import enter, name_credentials
 from .objects import changes
 from .outcome import attempt_failure, success
@@ -40,6 +41,7 @@ POLICIES: tuple[Policy, ...] = (
     suspension,
     active_deadline,
     disruption,
+    incomplete,
     attempt_failure,
     launcher_away,
     scale,
@@ -89,6 +91,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     s = Situation(job, observed, previous, now)
     decision, timers = _decide(s)
     decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))
+    decided = replace(decided, status=note_line(decided, decision))
     decided = replace(decided, status=note_workers(decided, decision))
     decided = replace(decided, status=note_launcher(decided, decision))
     new = compose(decided, condition_of(decision), s)

@@ -52,7 +52,25 @@ class Finish:
     failure: Failure | None = None
 
 
-Decision = Begin | Halt | Restart | Resize | Finish
+@dataclass(frozen=True)
+class Queue:
+    """Delete the pods of a gang that is not placed whole, and wait without any.
+
+    `since`: the job's place among those that wait; None: it is `too_large` for the cluster, and in nobody's way.
+    """
+
+    since: datetime | None
+    too_large: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Make the pods of a job that was queued. `since`: as above."""
+
+    since: datetime
+
+
+Decision = Begin | Halt | Restart | Resize | Queue | Place | Finish
 
 
 @dataclass(frozen=True)

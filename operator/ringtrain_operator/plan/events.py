@@ -99,6 +99,8 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
             return warning
         case "Running", "True":
             return Event("Normal", "Running", after.message) if after.reason == "GangRunning" else warning
+        case "Running", "False" if after.reason == "Queued":
+            return Event("Normal", "Queued", after.message)
         case "Running", "False" if after.reason not in _STAGES:
             return warning
         case "Degraded", "True" if after.reason not in _TOLD_OTHERWISE:

@@ -146,7 +146,7 @@ def _attempt_ends(s: Situation) -> bool:
 
 def may_create(s: Situation) -> bool:
     """Whether pods of the present attempt may be made now."""
-    if s.stale_pods or s.observed.foreign or _attempt_ends(s):
+    if s.stale_pods or s.observed.foreign or _attempt_ends(s) or s.status.ledger.queued_since is not None:
         return False
     start = s.status.ledger.restart_not_before
     return start is None or s.now >= start

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import Begin, Decision, Finish, Halt, Resize, Restart
+from .decision import Begin, Decision, Finish, Halt, Place, Queue, Resize, Restart
 
+OUT_OF_LINE: dict[str, Any] = {"line_since": None, "queued_since": None, "too_large": False}
 FIRST_DELAY_S = 1
 LONGEST_DELAY_S = 300
 # An attempt that ran for so long was no quick failure: the delay starts over.
@@ -25,10 +27,20 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
             return _restart(s, decision)
         case Resize():
             return s.status.noted(attempt_workers=decision.workers)
+        case Queue():
+            next_attempt = _without_pods(s.status.model_copy(update={"attempt": s.attempt + 1}))
+            return next_attempt.noted(
+                attempt_workers=s.job.num_workers,
+                queued_since=s.now,
+                line_since=decision.since,
+                too_large=decision.too_large,
+            )
+        case Place():
+            return s.status.noted(queued_since=None, line_since=decision.since, too_large=False)
         case Finish():
             failure = decision.failure or s.status.failure
             ended = s.status.model_copy(update={"completion_time": s.now, "failure": failure})
-            return ended.noted(active_since=None)
+            return ended.noted(active_since=None, **OUT_OF_LINE)
         case None:
             return s.status
 
@@ -60,7 +72,8 @@ def _begin(s: Situation, decision: Begin) -> JobStatus:
 def _halt(s: Situation) -> JobStatus:
     since = s.status.ledger.active_since
     active = int((s.now - since).total_seconds()) if since is not None else 0
-    return s.status.noted(active_since=None, active_seconds=s.status.ledger.active_seconds + max(active, 0))
+    seconds = s.status.ledger.active_seconds + max(active, 0)
+    return s.status.noted(active_since=None, active_seconds=seconds, **OUT_OF_LINE)
 
 
 def _restart(s: Situation, decision: Restart) -> JobStatus:

@@ -40,7 +40,7 @@ def changes(s: Situation, settings: Settings) -> Changes:
         return _suspended(s)
     if s.stale_pods:
         return _delete(s, s.stale_pods, None)
-    if s.observed.foreign:
+    if s.observed.foreign or s.status.ledger.queued_since is not None:
         return Changes()
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:

@@ -327,6 +327,12 @@ class Job:
         return self.spec.elastic.max_replicas if self.spec.elastic is not None else self.num_agents
 
     @property
+    def worker_devices(self) -> dict[str, int]:
+        """Extended resources of each worker, wherever they are written."""
+        amounts = {**template_devices(self.spec.worker.template), **self.spec.worker.devices}
+        return {name: count for name, amount in amounts.items() if (count := device_count(amount))}
+
+    @property
     def min_available(self) -> int:
         """Pods, the launcher among them, without which the gang does not begin."""
         least = self.spec.elastic.min_replicas if self.spec.elastic is not None else self.num_workers

@@ -8,7 +8,7 @@ from ..errors import SpecInvalid
 from .counts import counts
 from .elastic import degraded, elastic_fields
 from .incarnations import new_losses
-from .model import Condition, ConditionChange, ConditionType, JobStatus, with_conditions
+from .model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
 from .progress import progress_fields
 from .situation import Situation
 from .waiting import running_or_why_not
@@ -26,9 +26,12 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
     if not s.status.finished:
         status = with_conditions(status, _consequences(s, status, decided), s.job.generation, s.now)
         foremost = _foremost(status)
-        state = foremost.type if foremost is not None else "Pending"
+        state: State = foremost.type if foremost is not None else "Pending"  # type: ignore[assignment]
+        if s.status.ledger.queued_since is not None and not status.is_true("Suspended"):
+            state = "Queued"
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": state})
-    why = _foremost(status) or status.condition("Running")
+    queued = status.state == "Queued"
+    why = status.condition("Running") if queued else _foremost(status) or status.condition("Running")
     fields = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
     if not s.status.finished:
         workers = [loss for loss in new_losses(seen.status, s.status) if loss.worker is not None]

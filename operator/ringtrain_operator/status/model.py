@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from ..spec.base import StatusModel
 
-State = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Rejected"]
+State = Literal["Pending", "Queued", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Rejected"]
 ConditionType = Literal["Accepted", "Running", "Degraded", "Suspended", "Restarting", "Succeeded", "Failed"]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -144,6 +144,11 @@ class Ledger(StatusModel):
     active_since: Time | None = Field(default=None, description="Since when activeDeadlineSeconds counts.")
     active_seconds: int = Field(default=0, description="Seconds that counted before the last suspension.")
     incarnations: Incarnations | None = Field(default=None, description="Pods of an elastic job's workers.")
+    line_since: Time | None = Field(
+        default=None, description="Place among the jobs that wait to be placed whole; the earliest comes first."
+    )
+    queued_since: Time | None = Field(default=None, description="Since when the job waits without pods.")
+    too_large: bool = Field(default=False, description="Whether it waits for nodes that the cluster has not.")
 
 
 class JobStatus(StatusModel):

@@ -77,6 +77,19 @@ class Situation:
         return tuple(name for name in self.wanted_names if name not in existing)
 
     @property
+    def workers_needed(self) -> int:
+        """Workers without which the gang can't begin: all, or as many as an elastic job says."""
+        if self.job.spec.elastic is None:
+            return self.status.ledger.attempt_workers
+        return min(self.job.min_available - 1, self.status.ledger.attempt_workers)
+
+    @cached_property
+    def placed(self) -> bool:
+        """Whether the launcher and as many workers as the gang needs have found a node."""
+        launcher = self.launcher is not None and bool(self.launcher.node)
+        return launcher and sum(bool(pod.node) for pod in self.workers) >= self.workers_needed
+
+    @property
     def has_world(self) -> bool:
         """Whether this is an elastic job whose present attempt has had a world, whatever its launcher says now.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..contract import KIND
 from ..observe.model import Foreign, Refusal
+from ..spec.job import Job
 from .counts import counted
 from .model import ConditionChange, format_time
 from .progress import is_whole
@@ -17,6 +18,8 @@ NAMES_SHOWN = 3
 
 def running_or_why_not(s: Situation) -> ConditionChange:
     """The Running condition of a job that is neither finished nor suspended."""
+    if s.status.ledger.queued_since is not None:
+        return _queued(s)
     if s.stale_pods:
         return _not(
             "WaitingForOldPods",
@@ -35,6 +38,27 @@ def running_or_why_not(s: Situation) -> ConditionChange:
     if start is not None and s.now < start and not s.pods:
         return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
     return _stuck_pod(s) or _pending_pods(s, absent) or gang
+
+
+def _queued(s: Situation) -> ConditionChange:
+    """Why a job waits without pods. No numbers: what changes would have to be written again and again."""
+    if s.status.ledger.too_large:
+        return _not(
+            "TooLarge",
+            f"{counted(s.workers_needed, 'worker')} with {devices_text(s.job)} each are more than all nodes of "
+            "the cluster have room for; the job waits without pods until there are more nodes, or until it "
+            "asks for less",
+        )
+    return _not(
+        "Queued",
+        "not all pods found room, and other jobs were before this one; it has given back what it had, and starts "
+        "when it is its turn",
+    )
+
+
+def devices_text(job: Job) -> str:
+    """What each worker needs of extended resources: `2 nvidia.com/gpu`."""
+    return " and ".join(f"{amount} {name}" for name, amount in sorted(job.worker_devices.items()))
 
 
 def _stuck_pod(s: Situation) -> ConditionChange | None:

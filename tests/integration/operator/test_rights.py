@@ -30,7 +30,7 @@ FORBIDDEN = [
     ("get", "", "pods/log"),
     ("patch", "", "pods"),
     ("delete", "", "services"),
-    ("list", "", "nodes"),
+    ("update", "", "nodes"),
     ("list", "", "namespaces"),
     ("create", "rbac.authorization.k8s.io", "rolebindings"),
     ("create", "", "serviceaccounts/token"),

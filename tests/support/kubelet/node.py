@@ -29,7 +29,7 @@ class Kubelet:
 
     `capacity` is what each node has of extended resources; a pod that asks for more stays unschedulable.
     `namespace`: only its pods (None: all). `log_keeps`: how many bytes of a container's output it serves, as a
-    kubelet's containerLogMaxSize.
+    kubelet's containerLogMaxSize. `schedules`: whether it finds nodes for pods; without, a scheduler does.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Kubelet:
         namespace: str | None = None,
         capacity: dict[str, int] | None = None,
         log_keeps: int = 10 << 20,
+        schedules: bool = True,
     ) -> None:
+        self._schedules = schedules
         self._api = api
         self._runtime = runtime
         self._folder = folder
@@ -146,6 +148,8 @@ class Kubelet:
         with suppress(ApiError):
             await self._api.create(NODES, None, {"metadata": {"name": node}})
         await self._post_readiness(node, "True")
+        if not self._schedules:  # no controller runs here that would take a new node's taint away
+            await self._api.patch(NODES, None, node, {"spec": {"taints": None}})
 
     async def _post_readiness(self, node: str, ready: str) -> None:
         amounts = {"cpu": "64", "memory": "256Gi", "pods": "2000"}
@@ -190,7 +194,7 @@ class Kubelet:
         if uid in self._lives:
             self._lives[uid][0].follow(pod)
         elif not spec.get("nodeName"):
-            if "deletionTimestamp" not in pod["metadata"]:
+            if self._schedules and "deletionTimestamp" not in pod["metadata"]:
                 self._spawn(self._schedule(pod))
         elif spec["nodeName"] in self._nodes and self._nodes[spec["nodeName"]]:
             self._start(pod)

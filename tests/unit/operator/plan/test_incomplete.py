@@ -1,0 +1,136 @@
+"""Jobs that compete for places that are found pod by pod: one is always completed, and waiting is not counted."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.crowd import Ask, Crowd
+
+from ringtrain_operator.cluster.queue import Key
+
+FITS = st.builds(
+    Ask,
+    workers=st.integers(1, 4),
+    devices=st.integers(1, 2),
+    run_s=st.integers(5, 40),
+    after_s=st.integers(0, 30),
+    timeout_s=st.sampled_from([30, 300]),
+)
+NEVER_FITS = st.builds(
+    Ask, workers=st.integers(5, 6), devices=st.just(2), after_s=st.integers(0, 30), timeout_s=st.just(30)
+)
+# Grace and jitter, the end of pods, and a look each at those who give way and those whose turn it is.
+BROKEN_WITHIN_S = 20
+
+
+def test_four_jobs_that_hold_parts_of_what_they_need_run_one_after_the_other() -> None:
+    """Each fits alone and none beside another: the first runs within seconds, all end, and nothing is counted."""
+    for seed in range(5):
+        crowd = Crowd([Ask() for _ in range(4)], seed=seed)
+        while not crowd.running:
+            crowd.tick()
+            assert crowd.seconds < BROKEN_WITHIN_S
+        while crowd.unfinished:
+            crowd.tick()
+            assert crowd.seconds < 4 * 20 + 4 * BROKEN_WITHIN_S
+        for tenant in crowd.tenants:
+            assert (tenant.status.restarts, tenant.status.disruptions) == (0, 0)
+            assert "Restarting" not in tenant.reasons()
+            assert tenant.status.condition("Restarting") is None
+
+
+def test_a_job_that_waits_is_queued_and_has_no_pods() -> None:
+    """Its state, its condition and an event say so; what it waits for is no failure of its."""
+    crowd = Crowd([Ask(), Ask(), Ask()], seed=1)
+    while not (queued := [t for t in crowd.tenants if t.status.state == "Queued"]):
+        crowd.tick()
+        assert crowd.seconds < BROKEN_WITHIN_S
+    waiting = queued[0]
+    crowd.tick()
+    assert waiting.pods == {}
+    running = waiting.status.condition("Running")
+    assert running is not None
+    assert (running.status, running.reason) == ("False", "Queued")
+    assert "other jobs were before this one" in running.message
+    assert waiting.status.reason == "Queued"
+    assert "Queued" in waiting.reasons()
+
+
+def test_a_gang_larger_than_the_cluster_holds_nothing_and_is_in_nobodys_way() -> None:
+    """Six workers of two devices where eight devices are: it says so, and the younger one runs."""
+    crowd = Crowd([Ask(workers=6), Ask(after_s=5)], seed=3)
+    while not crowd.running:
+        crowd.tick()
+        assert crowd.seconds < 40
+    large, small = crowd.tenants
+    assert crowd.running == [small]
+    assert large.pods == {}
+    running = large.status.condition("Running")
+    assert running is not None
+    assert running.reason == "TooLarge"
+    assert "6 workers with 2 nvidia.com/gpu each are more than all nodes" in running.message
+    large.devices_of_nodes = crowd.nodes = (4, 4, 4)
+    while large.status.state != "Running":
+        crowd.tick()
+        assert crowd.seconds < 200
+
+
+def test_a_gang_larger_than_the_cluster_waits_for_nodes_while_it_is_alone() -> None:
+    """An autoscaler adds nodes for pods that are there: they are for timeoutSeconds."""
+    crowd = Crowd([Ask(workers=6, timeout_s=60)])
+    for _ in range(55):
+        crowd.tick()
+    assert crowd.tenants[0].holds == 8
+    for _ in range(15):
+        crowd.tick()
+    assert crowd.tenants[0].pods == {}
+
+
+def test_who_gets_no_further_in_his_time_lets_the_next_try() -> None:
+    """The first in line waits for what a job holds that runs for long; after timeoutSeconds a smaller one runs."""
+    long = Ask(workers=1, devices=2, run_s=10_000)
+    crowd = Crowd([long, Ask(after_s=5, timeout_s=60), Ask(workers=3, devices=2, after_s=10, run_s=20)], seed=2)
+    while not crowd.tenants[2].status.finished:
+        crowd.tick()
+        assert crowd.seconds < 200
+
+
+def test_a_job_that_is_suspended_leaves_the_line() -> None:
+    """With pods or without: nobody waits for it any more, and it begins anew when it is resumed."""
+    crowd = Crowd([Ask(run_s=1000), Ask(run_s=1000), Ask(run_s=1000)], seed=4)
+    for _ in range(60):
+        crowd.tick()
+    waiting = [tenant for tenant in crowd.tenants if tenant not in crowd.running]
+    assert crowd.line.others(Key("", "")).waiting == 2
+    for tenant in waiting:
+        tenant.change(runPolicy={"suspend": True})
+        tenant.look_at = crowd.seconds
+    for _ in range(5):
+        crowd.tick()
+    assert [tenant.status.state for tenant in waiting] == ["Suspended", "Suspended"]
+    assert crowd.line.others(Key("", "")).waiting == 0
+    for tenant in waiting:
+        assert (tenant.status.ledger.queued_since, tenant.holds) == (None, 0)
+
+
+# Not made smaller: that takes minutes here, and a set of six jobs can be read.
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.generate],
+)
+@given(st.lists(FITS, min_size=2, max_size=6), st.lists(NEVER_FITS, max_size=1), st.integers(0, 1000))
+def test_no_set_of_jobs_waits_for_itself(asks: list[Ask], never: list[Ask], seed: int) -> None:
+    """Whatever comes in whatever order: somebody runs soon whenever a job that fits waits, and all end."""
+    crowd, nobody_for_s = Crowd([*asks, *never], seed=seed), 0
+    fitting = crowd.tenants[: len(asks)]
+    while any(not t.status.finished for t in fitting):
+        crowd.tick()
+        waits = any(t in fitting for t in crowd.unfinished)
+        nobody_for_s = nobody_for_s + 1 if waits and not crowd.running else 0
+        assert nobody_for_s < BROKEN_WITHIN_S, crowd.seconds
+        assert crowd.seconds < 1000
+    for tenant in fitting:
+        assert (tenant.status.restarts, tenant.status.disruptions) == (0, 0)
+        assert not any(back.others_first == "" for back in tenant.gave_back), "gave back though nobody waited"
