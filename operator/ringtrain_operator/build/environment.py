@@ -17,9 +17,14 @@ MOST_GRACE_S = 604_800
 DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
 
 
-def worker_environment(job: Job, attempt: int, index: int, grace_s: int) -> list[dict[str, Any]]:
+def worker_environment(
+    job: Job, attempt: int, index: int, grace_s: int, incarnation: int = 0
+) -> list[dict[str, Any]]:
     """Variables of the main container of worker `index`, whose pod gets `grace_s` from SIGTERM to SIGKILL."""
-    elastic = {contract.ENV_GRACE_PERIOD: str(min(grace_s, MOST_GRACE_S))} if job.spec.elastic is not None else {}
+    elastic = {
+        contract.ENV_GRACE_PERIOD: str(min(grace_s, MOST_GRACE_S)),
+        contract.ENV_INCARNATION: str(incarnation),
+    }
     return _variables(
         _common(job, contract.ROLE_WORKER, attempt)
         | {
@@ -29,7 +34,7 @@ def worker_environment(job: Job, attempt: int, index: int, grace_s: int) -> list
             contract.ENV_RING_PORT_BASE: str(contract.PORT_RING_BASE),
             contract.ENV_MASTER_PORT: str(contract.PORT_MASTER),
             contract.ENV_TF_PORT_BASE: str(contract.PORT_TF_BASE),
-            **elastic,
+            **(elastic if job.spec.elastic is not None else {}),
         }
     )
 

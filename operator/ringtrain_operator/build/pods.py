@@ -56,7 +56,9 @@ def build_worker_pod(
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
     main["command"] = ["ringtrain", "agent", *(["--", *command] if command else [])]
     grace_s = spec.get("terminationGracePeriodSeconds", environment.DEFAULT_GRACE_S)
-    main["env"] = environment.worker_environment(job, attempt, index, grace_s) + list(main.get("env") or ())
+    number = incarnation.number if incarnation is not None else 0
+    variables = environment.worker_environment(job, attempt, index, grace_s, number)
+    main["env"] = variables + list(main.get("env") or ())
     main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
     _add_devices(main, job.spec.worker.devices)
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_WORKER)

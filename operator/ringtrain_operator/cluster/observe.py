@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from ringtrain_operator import contract
@@ -14,7 +14,7 @@ from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
 from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, Resource
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe.model import Foreign, ObjectRef, Observed, Refusal
+from ringtrain_operator.observe.model import Foreign, ObjectRef, Observed, PodView, Refusal
 from ringtrain_operator.observe.pods import owned_by, owner_name, view_pod
 from ringtrain_operator.spec.parse import parse_time
 
@@ -28,12 +28,26 @@ NODES_FRESH_S = 15.0
 Json = dict[str, Any]
 
 
+# What a kubelet may take beyond a pod's grace period to end it, and to say so.
+ENDS_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A worker's pod that is being deleted, and when its grace period is over."""
+
+    worker: int
+    incarnation: int
+    due: datetime
+
+
 @dataclass
 class Memory:
     """What one job's reconciles tell the next. Losing it costs reads, never correctness.
 
     `owned` are objects that were made or read as ours since `looked_at`; the Secret is only ever known this way,
-    because the operator may not read Secrets.
+    because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
+    no container runs any more; `ending`: by uid, pods that were being deleted at the last look.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -43,6 +57,27 @@ class Memory:
     looked_at: float = float("-inf")
     listed: bool = False
     secret_attempt: int = 0
+    ending: dict[str, Ending] = field(default_factory=dict)
+    gone: dict[int, int] = field(default_factory=dict)
+
+    def note_gone(self, pods: Sequence[PodView], now: datetime) -> None:
+        """Note which workers' pods have ended: their containers have, or they were deleted and are gone in time.
+
+        A pod that is gone later was deleted by force, and what it ran may run still; so may that of one whose
+        deletion nobody saw.
+        """
+        workers = [pod for pod in pods if pod.role == "worker" and pod.incarnation]
+        ended = [Ending(p.index, p.incarnation, now) for p in workers if p.exit_code is not None]
+        present = {pod.uid for pod in pods}
+        within = timedelta(seconds=ENDS_WITHIN_S)
+        ended += [one for uid, one in self.ending.items() if uid not in present and now <= one.due + within]
+        for one in ended:
+            self.gone[one.worker] = max(one.incarnation, self.gone.get(one.worker, 0))
+        self.ending = {
+            pod.uid: Ending(pod.index, pod.incarnation, pod.deletion_time)
+            for pod in workers
+            if pod.deletion_time is not None and pod.node_ready is not False
+        }
 
     def forget_objects(self, attempt: int) -> None:
         """Look at them again; the Secret, which nobody may read, is made anew once in each attempt."""
@@ -78,8 +113,10 @@ async def read_surroundings(
         await _look_at_objects(api, job, memory)
     others = [Foreign(ObjectRef("Pod", p["metadata"]["name"]), owner_name(p)) for p in pods if p not in ours]
     nodes = await _readiness_of_suspects(api, ours, now)
+    views = tuple(view_pod(p, nodes) for p in ours)
+    memory.note_gone(views, now)
     observed = Observed(
-        pods=tuple(view_pod(p, nodes) for p in ours),
+        pods=views,
         objects=frozenset(memory.owned),
         foreign=(*others, *memory.foreign.values()),
         taken_secrets=frozenset(memory.taken_secrets),

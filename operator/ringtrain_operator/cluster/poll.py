@@ -1,13 +1,14 @@
 """What launchers say about progress: their /status, asked rarely, in bounded number, with a deadline.
 
-An elastic job's launcher is told beside it how many workers are wanted.
+An elastic job's launcher is told beside it how many workers are wanted, and which of their pods are gone.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -76,10 +77,24 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
+class Wish:
+    """What an elastic job's launcher is to know: how many workers are wanted, and `gone`: by worker, the newest
+    incarnation of which no container runs any more."""
+
+    workers: int
+    gone: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def document(self) -> dict[str, object]:
+        """As `PUT /workers` says it."""
+        return {"workers": self.workers, "gone": {str(index): number for index, number in self.gone.items()}}
+
+
+@dataclass(frozen=True)
 class Told:
     """What a launcher was told last. One whose process came back (`start`) has to be told again."""
 
-    workers: int
+    wish: Wish
     start: datetime | None
 
 
@@ -95,20 +110,22 @@ class LauncherPoller:
         self._slots = asyncio.Semaphore(self._times.at_once)
         self._tasks: dict[Key, tuple[Endpoint, asyncio.Task[None]]] = {}
         self._answers: dict[Key, Answer] = {}
-        self._wanted: dict[Key, int] = {}
+        self._wishes: dict[Key, Wish] = {}
+        self._news: dict[Key, asyncio.Event] = {}
         self._told: dict[Key, Told] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def watch(self, key: Key, endpoint: Endpoint, workers: int | None = None) -> None:
+    def watch(self, key: Key, endpoint: Endpoint, wish: Wish | None = None) -> None:
         """Poll the launcher at `endpoint` from now on; a new one (a new pod) replaces the old one.
 
-        `workers`: what to tell it; None: it is not elastic.
+        `wish`: what to tell it, at once if it is another than before; None: it is not elastic.
         """
         known = self._tasks.get(key)
-        if workers is None:
-            self._wanted.pop(key, None)
-        else:
-            self._wanted[key] = workers
+        if wish is None:
+            self._wishes.pop(key, None)
+        elif self._wishes.get(key) != wish:
+            self._wishes[key] = wish
+            self._news.setdefault(key, asyncio.Event()).set()
         if known is not None and known[0] == endpoint and not known[1].done():
             return
         self._stop(key)
@@ -116,7 +133,8 @@ class LauncherPoller:
 
     def forget(self, key: Key) -> None:
         """Stop polling; what was said is dropped."""
-        self._wanted.pop(key, None)
+        self._wishes.pop(key, None)
+        self._news.pop(key, None)
         self._stop(key)
 
     def _stop(self, key: Key) -> None:
@@ -142,7 +160,7 @@ class LauncherPoller:
     async def _poll(self, key: Key, endpoint: Endpoint) -> None:
         wait_s = self._times.first_s
         while True:
-            await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
+            await self._pause(key, wait_s * random.uniform(0.8, 1.2))
             async with self._slots:
                 answer = await self._ask(endpoint)
                 await self._tell(key, endpoint, answer.report)
@@ -158,20 +176,29 @@ class LauncherPoller:
 
     async def _tell(self, key: Key, endpoint: Endpoint, report: LauncherReport | None) -> None:
         """Say how many workers are wanted, unless this launcher knows. What fails is tried again after a poll."""
-        wanted = self._wanted.get(key)
-        if wanted is None or report is None or self._told.get(key) == Told(wanted, report.start_time):
+        wish = self._wishes.get(key)
+        if wish is None or report is None or self._told.get(key) == Told(wish, report.start_time):
             return
-        url, said = endpoint.workers_url, {"workers": wanted}
+        url, said = endpoint.workers_url, wish.document
         try:
             asked = self._client().put(url, json=said, headers=endpoint.headers, allow_redirects=False)
             async with asked as response:
                 if response.status < 300:
-                    self._told[key] = Told(wanted, report.start_time)
+                    self._told[key] = Told(wish, report.start_time)
                     return
                 why = f"answered {response.status}: {(await response.text())[:200]}"
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             why = f"did not answer: {str(exc) or type(exc).__name__}"
-        log.warning("%s was not told that %d workers are wanted; it %s", url, wanted, why, extra={"job": str(key)})
+        log.warning(
+            "%s was not told that %d workers are wanted; it %s", url, wish.workers, why, extra={"job": str(key)}
+        )
+
+    async def _pause(self, key: Key, seconds: float) -> None:
+        """Return after `seconds`, or when there is news to tell."""
+        news = self._news.setdefault(key, asyncio.Event())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), seconds)
+        news.clear()
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:

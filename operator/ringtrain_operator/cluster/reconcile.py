@@ -17,7 +17,7 @@ from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.observe import Memory, NodeRoom, Reading, read_surroundings
 from ringtrain_operator.cluster.pod_schema import ServedPodSchema
-from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller
+from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller, Wish
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe.model import ObjectRef, Observed
@@ -77,7 +77,7 @@ class Reconciler:
         self._wake(self.line.note(key, job))
         surprised = await apply_plan(self._versions, job, plan, memory)
         await send_events(self._api, job, plan.events)
-        self._follow_up(key, job, reading, plan)
+        self._follow_up(key, job, reading, plan, memory)
         if surprised:
             self._queue.add(key)
         elif memory.refusals or memory.foreign:
@@ -122,10 +122,11 @@ class Reconciler:
         again = self._plan(job, replace(reading.observed, status=job["status"]), now)
         return not (again.create or again.delete or again.status)
 
-    def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan) -> None:
+    def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan, memory: Memory) -> None:
         endpoint = launcher_endpoint(reading)
         if endpoint is not None and not _finished(job):
-            self._poller.watch(key, endpoint, wanted_workers(job))
+            workers = wanted_workers(job)
+            self._poller.watch(key, endpoint, Wish(workers, dict(memory.gone)) if workers is not None else None)
         else:
             self._poller.forget(key)
         if plan.requeue_after_s is not None:

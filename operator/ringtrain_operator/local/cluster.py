@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from ..contract import KIND, LABEL_ROLE, ROLE_LAUNCHER
-from ..observe.model import LauncherReport, ObjectRef, Observed
+from ..observe.model import LauncherReport, ObjectRef, Observed, PodView
 from ..observe.pods import read_report, status_token, view_pod
 from ..plan import Plan
 from ..status.model import parse_status
@@ -36,7 +36,9 @@ class LocalCluster:
     runner: ProcessRunner
     objects: dict[ObjectRef, dict[str, Any]] = field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] = lambda _: None
-    _told: tuple[int, datetime | None] | None = None
+    _told: tuple[int, dict[str, int], datetime | None] | None = None
+    _started: dict[int, int] = field(default_factory=dict)
+    _gone: dict[int, int] = field(default_factory=dict)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class LocalCluster:
     def observe(self) -> Observed:
         """What exists now."""
         pods = tuple(view_pod(pod) for pod in self.runner.pods())
+        self._note_gone(pods)
         running = any(pod.role == "launcher" and pod.phase == "Running" for pod in pods)
         report, error = self._ask_launcher() if running else (None, "")
         return Observed(
@@ -88,14 +91,23 @@ class LocalCluster:
 
         What fails is tried again with the next look.
         """
-        wanted = (parse_status(self.status).ledger.attempt_workers, report.start_time)
+        gone = {str(worker): number for worker, number in self._gone.items()}
+        wanted = (parse_status(self.status).ledger.attempt_workers, gone, report.start_time)
         if not self.job["spec"].get("elastic") or self._told == wanted:
             return
-        body = json.dumps({"workers": wanted[0]}).encode()
+        body = json.dumps({"workers": wanted[0], "gone": gone}).encode()
         typed = {**headers, "Content-Type": "application/json"}
         asked = urllib.request.Request(f"{url}/workers", data=body, headers=typed, method="PUT")
         with suppress(OSError, http.client.HTTPException), urllib.request.urlopen(asked, timeout=STATUS_TIMEOUT_S):
             self._told = wanted
+
+    def _note_gone(self, pods: tuple[PodView, ...]) -> None:
+        """Note which pods of an elastic job's workers have ended: a process group that is gone has ended."""
+        living = {p.index: p.incarnation for p in pods if p.role == "worker" and not p.finished}
+        for worker, number in self._started.items():
+            if living.get(worker) != number:
+                self._gone[worker] = number
+        self._started.update({worker: number for worker, number in living.items() if number})
 
     def _status_token(self) -> str:
         launchers = (p for p in self.runner.pods() if p["metadata"]["labels"].get(LABEL_ROLE) == ROLE_LAUNCHER)

@@ -66,6 +66,9 @@ def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[Event]:
         for node in avoided_nodes(losses, losses[-1].time):
             if node not in known:
                 yield Event("Warning", "NodeAvoided", f"{avoided_because(losses, node)}; new pods avoid it")
+    lost = after.failure
+    if lost is not None and lost.reason == "StateLost" and lost != before.failure:
+        yield Event("Warning", "StateLost", f"attempt {lost.attempt}: {lost.message}")
     world = after.elastic
     if world is not None and world.formation > max(1, before.elastic.formation if before.elastic else 0):
         text = f"attempt {after.attempt}: formation {world.formation} has {counted(world.ranks, 'rank')}"

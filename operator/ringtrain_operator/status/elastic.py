@@ -9,7 +9,7 @@ from ..build import launcher_name, worker_name
 from ..observe.pods import is_finite
 from .counts import counted
 from .incarnations import incarnations_of, is_present, made_after
-from .model import ConditionChange, ElasticStatus, format_time
+from .model import ConditionChange, ElasticStatus, Failure, format_time
 from .progress import is_whole
 from .situation import Situation
 
@@ -33,7 +33,29 @@ def elastic_fields(s: Situation, lost: int) -> dict[str, Any]:
         recoveries=max(before.recoveries, notes.recoveries + _whole(said, "recoveries")),
         last_recovery_seconds=_seconds(said.get("lastRecoverySeconds"), before.last_recovery_seconds),
     )
-    return {"elastic": new}
+    return {"elastic": new, **_state_lost(s, said.get("stateLost"))}
+
+
+def _state_lost(s: Situation, said: object) -> dict[str, Failure]:
+    """The failure of a training that begins at its checkpoint within the attempt; empty without a new one."""
+    if not isinstance(said, dict) or not said.get("message"):
+        return {}
+    message, last = str(said["message"]), s.status.failure
+    if last is not None and (last.attempt, last.reason, last.message) == (s.attempt, "StateLost", message):
+        return {}
+    tail = said.get("logTail")
+    failure = Failure(
+        attempt=s.attempt,
+        rank=_whole(said, "rank") if is_whole(said.get("rank")) else None,
+        pod=str(said.get("pod") or "") or None,
+        node=str(said.get("node") or "") or None,
+        exit_code=_whole(said, "exitCode") if is_whole(said.get("exitCode")) else None,
+        reason="StateLost",
+        message=message,
+        log_tail=tuple(map(str, tail)) if isinstance(tail, list) else (),
+        time=s.now,
+    )
+    return {"failure": failure}
 
 
 def degraded(s: Situation) -> ConditionChange | None:

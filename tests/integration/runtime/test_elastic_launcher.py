@@ -203,6 +203,21 @@ def test_the_launcher_is_killed(gang: MakeGang, phase: str) -> None:
     assert job.finish(0, 1, 2)["outcome"] == "Succeeded"
 
 
+def test_a_pod_that_is_confirmed_gone_is_not_waited_for(gang: MakeGang) -> None:
+    """The operator knows before the silence has lasted; and an agent of that pod is not taken in again."""
+    job = ElasticJob(gang, "Shrink", workers=2, RINGTRAIN_TIMEOUT="600", RINGTRAIN_INCARNATION="1")
+    job.agents[1].kill()
+    assert job.put("/workers", b'{"workers": 2, "gone": {"1": 1}}')[0] == 204
+    job.until_formed(2, [0])
+    late = job.agent(1)
+    assert late.wait() == 69
+    assert "of incarnation 1 has ended, says the operator" in late.err()
+    job.agents[1] = job.job.agent(1, *RANK, RINGTRAIN_INCARNATION="2")
+    job.until_formed(3, [0, 1])
+    assert job.put("/workers", b'{"workers": 2, "gone": {"one": 1}}')[0] == 422
+    assert job.finish(0, 1)["outcome"] == "Succeeded"
+
+
 @pytest.mark.parametrize(
     ("logs", "lost"),
     [("kept", False), ("gone", False), ("gone", True)],

@@ -261,6 +261,7 @@ class _Pod:
             tf_ports=self._tf_ports,
             master_port=self._master_port,
             ranks=self.state().ranks if self.ranks.started else (),
+            incarnation=config.incarnation,
         )
 
     def _prepare_mpi(self, events: "queue.SimpleQueue[Event]", stack: ExitStack) -> MpiWorker:

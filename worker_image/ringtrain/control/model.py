@@ -99,7 +99,10 @@ class AgentState:
 
 @dataclass(frozen=True)
 class Registration:
-    """What an agent brings to the barrier. `ranks` is empty unless the agent has started them already."""
+    """What an agent brings to the barrier. `ranks` is empty unless the agent has started them already.
+
+    `incarnation`: which pod of its name it is, in an elastic job; 0: not known.
+    """
 
     job_uid: str
     attempt: int
@@ -115,6 +118,7 @@ class Registration:
     master_port: int
     ranks: tuple[RankState, ...] = ()
     order: int = 0
+    incarnation: int = 0
 
 
 @dataclass(frozen=True)

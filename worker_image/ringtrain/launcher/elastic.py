@@ -6,12 +6,13 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from ringtrain import contract
 from ringtrain.control.model import Failure, Form, Outcome, Prepare, RankPhase, RankState, Reason, Verdict
+from ringtrain.control.termination import failure_json
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain.launcher.elastic_end import RUIN_REASON, AttemptEnd, OwnFailures, Ruin
@@ -51,6 +52,7 @@ class ElasticWorld:
         self._lock = threading.Lock()
         self._losses = Losses()
         self._met = 0
+        self._state_lost: dict[str, Any] | None = None
         self._seen, self._looked = -1, 0.0
         kept = self._journal.read() if snapshot.store.resumed else None
         if kept is None:
@@ -65,8 +67,12 @@ class ElasticWorld:
         self._recoveries = self._state.recoveries  # that the log has told
         self._note_members()
 
-    def ask(self, workers: int) -> None:
-        """Have ranks on the first `workers` workers. ConfigurationError when that is out of the job's bounds."""
+    def ask(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
+        """Have ranks on the first `workers` workers. ConfigurationError when that is out of the job's bounds.
+
+        `gone`: by worker, the newest pod of which it is known that it does not run any more.
+        """
+        self._gang.note_gone(gone or {})
         rules, slots = self._settings.rules, self._config.slots
         if not rules.min_ranks <= workers * slots <= rules.max_ranks:
             raise ConfigurationError(
@@ -128,7 +134,7 @@ class ElasticWorld:
     def status(self) -> dict[str, Any]:
         """The part of `/status` that only an elastic job has."""
         with self._lock:
-            state, asked = self._state, len(self._asked)
+            state, asked, state_lost = self._state, len(self._asked), self._state_lost
         rules = self._settings.rules
         lost = state.phase is FormationPhase.PREPARING and state.urgent
         return {
@@ -141,6 +147,7 @@ class ElasticWorld:
             "recoveries": state.recoveries,
             "lastRecoverySeconds": state.last_recovery_s,
             "degraded": bool(state.formed) and (lost or len(state.members) < asked),
+            "stateLost": state_lost,
         }
 
     def _form(self, order: Formed, *, new: bool) -> None:
@@ -187,7 +194,7 @@ class ElasticWorld:
             if before.phase is not FormationPhase.RUNNING:
                 names = ", ".join(str(process.slot) for process in after.members)
                 log.info("formation %d is made of slots %s", after.number, names)
-                self._say_state_lost(before, after)
+                self._say_state_lost(before, after, gang)
             return
         if after.number == before.number:
             return
@@ -203,16 +210,21 @@ class ElasticWorld:
             before.formed,
         )
 
-    def _say_state_lost(self, before: FormationState, after: FormationState) -> None:
+    def _say_state_lost(self, before: FormationState, after: FormationState, gang: GangView) -> None:
         """A training that begins anew must not look like one that goes on."""
         survivors = {process.member for process in before.members} & {process.member for process in after.members}
-        if before.formed and not survivors and not self._settings.rules.restarts:
-            log.warning(
-                "no rank of formation %d is left: training begins at its last checkpoint, or anew without one; "
-                "what was done since, up to step %d, is lost",
-                before.formed,
-                before.progress,
-            )
+        if not before.formed or survivors or self._settings.rules.restarts:
+            return
+        message = (
+            f"no rank of formation {before.formed} is left: training begins at its last checkpoint, or anew "
+            f"without one; what was done since, up to step {before.progress}, is lost"
+        )
+        log.warning("%s", message)
+        cause = self._losses.cause(before, gang) or Failure(Reason.RANK_FAILED, "")
+        because = f" (first: {cause.message})" if cause.message else ""
+        lost = {**failure_json(replace(cause, message=message + because)), "reason": "StateLost"}
+        with self._lock:
+            self._state_lost = lost
 
     def _say_met(self, view: View) -> None:
         state = self._state

@@ -70,6 +70,7 @@ class Gang:
         self.changes = 0
         self._order: Order | None = None
         self._lives: dict[int, int] = {}
+        self._gone: dict[int, int] = {}
 
     def register(self, registration: Registration) -> Refusal | None:
         """Take an agent in, or say why not. The same instance may register as often as it likes.
@@ -79,7 +80,7 @@ class Gang:
         with self._changed:
             if self._config.elastic is not None:
                 self._changed.wait_for(lambda: self._duplicate(registration) is None, self._config.vacancy_s)
-            refusal = self._mismatch(registration) or self._duplicate(registration)
+            refusal = self._mismatch(registration) or self._ended(registration) or self._duplicate(registration)
             if refusal is not None:
                 self._notify()
                 return refusal
@@ -154,6 +155,16 @@ class Gang:
         """Wake who waits: something has changed that is not the gang's."""
         with self._changed:
             self._notify()
+
+    def note_gone(self, gone: Mapping[int, int]) -> None:
+        """The operator knows that no container of these workers' pods runs any more, up to the incarnation given:
+        their agents are lost, however lately they were heard."""
+        with self._changed:
+            before = dict(self._gone)
+            for index, incarnation in gone.items():
+                self._gone[index] = max(incarnation, self._gone.get(index, 0))
+            if self._gone != before:
+                self._notify()
 
     def lost_workers(self) -> frozenset[int]:
         """Workers that had registered and have not been heard of for so long that they count as lost."""
@@ -271,7 +282,7 @@ class Gang:
         agent = self._agents.get(worker)
         if agent is None:
             return SlotView(slot, worker, lost=now - self._expected_since >= self._config.lost_after_s)
-        quiet = now - agent.heard >= self._config.lost_after_s
+        quiet = now - agent.heard >= self._config.lost_after_s or self._is_gone(agent.registration)
         return SlotView(
             slot=slot,
             worker=worker,
@@ -312,6 +323,9 @@ class Gang:
             leaving_since=agent.leaving_since,
         )
 
+    def _is_gone(self, registration: Registration) -> bool:
+        return 0 < registration.incarnation <= self._gone.get(registration.worker_index, 0)
+
     def _mismatch(self, registration: Registration) -> Refusal | None:
         config = self._config
         compared = (
@@ -328,6 +342,12 @@ class Gang:
             )
             return Refusal(reason, misconfigured=True)
         return None
+
+    def _ended(self, registration: Registration) -> Refusal | None:
+        if not self._is_gone(registration):
+            return None
+        what = f"pod {registration.pod} of incarnation {registration.incarnation}"
+        return Refusal(f"{what} has ended, says the operator; a new pod takes its place")
 
     def _duplicate(self, registration: Registration) -> Refusal | None:
         index = registration.worker_index

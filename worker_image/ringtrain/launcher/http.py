@@ -28,6 +28,8 @@ _CONNECTION_S: Final = 10.0
 
 
 # Status, content type and body.
+# Takes the number of workers that are wanted and, by index, incarnations of pods that are gone.
+AskWorkers = Callable[[int, dict[int, int]], None]
 Answer = tuple[int, str, bytes]
 
 
@@ -85,7 +87,7 @@ class StatusServer:
 
     `everywhere`: on all addresses of this host instead of loopback only. With `tokens`, `/status` is for who shows
     one of them as a bearer token; `/metrics` and `/healthz`, which hold nothing but figures, are for everyone.
-    `ask_workers`: of an elastic job, takes the number of workers that `PUT /workers` asks for.
+    `ask_workers`: of an elastic job, takes what `PUT /workers` says.
     `is_held`: another process holds `port` and shares it.
     """
 
@@ -97,7 +99,7 @@ class StatusServer:
         *,
         everywhere: bool,
         tokens: tuple[str, ...] = (),
-        ask_workers: Callable[[int], None] | None = None,
+        ask_workers: AskWorkers | None = None,
         is_held: bool = False,
     ) -> None:
         registry = CollectorRegistry()
@@ -149,19 +151,26 @@ def _shows_one(authorization: str, tokens: tuple[str, ...]) -> bool:
     return scheme.lower() == "bearer" and any(matches)
 
 
-def _ask_workers(body: bytes, ask: Callable[[int], None]) -> Answer:
-    expected = 'expected {"workers": number}'
+def _ask_workers(body: bytes, ask: AskWorkers) -> Answer:
+    expected = 'expected {"workers": number} and, if pods have ended, {"gone": {"index": incarnation}}'
     try:
-        workers = json.loads(body)["workers"]
-    except (ValueError, TypeError, KeyError):
+        said = json.loads(body)
+        workers, gone = said["workers"], said.get("gone", {})
+    except (ValueError, TypeError, KeyError, AttributeError):
         return 422, "text/plain", f"{body[:200]!r} says no number of workers; {expected}\n".encode()
-    if not isinstance(workers, int) or isinstance(workers, bool):
+    if not _is_whole(workers):
         return 422, "text/plain", f"workers is {workers!r}; {expected}\n".encode()
+    if not isinstance(gone, dict) or not all(i.isdecimal() and _is_whole(gone[i]) for i in gone):
+        return 422, "text/plain", f"gone is {str(gone)[:200]}; {expected}\n".encode()
     try:
-        ask(workers)
+        ask(workers, {int(index): incarnation for index, incarnation in gone.items()})
     except ConfigurationError as exc:
         return 422, "text/plain", f"{exc}\n".encode()
     return 204, "text/plain", b""
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _finite(value: Any) -> Any:

@@ -28,6 +28,30 @@ def test_why_tells_the_losses() -> None:
     assert f"{VICTIM} (incarnation 1) on node node-of-{VICTIM} was disrupted (TerminationByKubelet)" in told
 
 
+def test_a_lost_state_is_told_in_the_status() -> None:
+    """Owner and second home lost at once: within the attempt, in status.failure, an event and `dtj why`, once."""
+    w = elastic()
+    message = "no rank of formation 1 is left: training begins at its last checkpoint"
+    lost = {
+        "reason": "StateLost",
+        "message": message,
+        "rank": 2,
+        "pod": VICTIM,
+        "logTail": ["StateLost: ranks [2]"],
+    }
+    for formation in (2, 3):
+        w.world_is(formation, 3, stateLost=lost)
+        w.run(seconds=5)
+    failure = w.status.failure
+    assert failure is not None
+    assert (failure.reason, failure.rank, failure.pod, failure.attempt) == ("StateLost", 2, VICTIM, 1)
+    assert (w.status.state, w.status.attempt, w.status.restarts) == ("Running", 1, 0)
+    assert w.reasons().count("StateLost") == 1
+    told = "\n".join(explain(json.loads(json.dumps(w.job)), [], []))
+    assert f"last failure (attempt 1): StateLost: {message} in {VICTIM}" in told
+    assert "| StateLost: ranks [2]" in told
+
+
 def test_losses_are_counted() -> None:
     """Each once, by what is new in a status."""
     metrics, w = Metrics(), elastic()

@@ -302,11 +302,15 @@ def test_training_that_begins_anew_is_told(tmp_path: Path, caplog: Any) -> None:
         form = job.order()
         assert isinstance(form, Form)
         assert ("no rank of formation" in caplog.text) != survivors
+        said = job.world.status()["stateLost"]
+        assert (said is None) == survivors
         job.say(0, form.number, life=prepare.formation, formation=form.world.formation, joined=True)
         job.say(1, form.number, life=life, formation=form.world.formation, joined=True)
         job.order()
     assert "no rank of formation 2 is left" in caplog.text
     assert "up to step 7, is lost" in caplog.text
+    assert said["reason"] == "StateLost"
+    assert "up to step 7, is lost (first: rank 2 exited with 137)" in said["message"]
     job.close()
 
 

@@ -1,0 +1,58 @@
+"""Which pods of an elastic job's workers count as confirmed gone."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ringtrain_operator.cluster.observe import ENDS_WITHIN_S, Memory
+from ringtrain_operator.observe.model import PodView
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+POD = PodView("digits-worker-1", "uid-1", "worker", 1, index=1, incarnation=3, phase="Running", node="node-a")
+
+
+def being_deleted(**fields: object) -> PodView:
+    """The pod, half a minute before its grace period is over."""
+    return PodView(**{**vars(POD), "deletion_time": NOW + timedelta(seconds=30), **fields})
+
+
+def gone_after(*looks: tuple[PodView | None, float]) -> dict[int, int]:
+    """What is known after looks at the pod, each so many seconds after NOW."""
+    memory = Memory()
+    for pod, seconds in looks:
+        memory.note_gone([pod] if pod else [], NOW + timedelta(seconds=seconds))
+    return memory.gone
+
+
+@pytest.mark.parametrize(
+    ("looks", "gone"),
+    [
+        ([(POD, 0)], False),
+        ([(PodView(**{**vars(POD), "exit_code": 137}), 0)], True),
+        ([(PodView(**{**vars(POD), "phase": "Failed", "reason": "NodeLost"}), 0)], False),
+        ([(being_deleted(), 0)], False),
+        ([(being_deleted(), 0), (None, 20)], True),
+        ([(being_deleted(), 0), (None, 31 + ENDS_WITHIN_S)], False),
+        ([(POD, 0), (None, 1)], False),
+        ([(being_deleted(node_ready=False), 0), (None, 20)], False),
+    ],
+    ids=[
+        "runs",
+        "container-ended",
+        "node-lost",
+        "being-deleted",
+        "deleted-and-gone",
+        "gone-too-late",
+        "vanished",
+        "deleted-on-a-dead-node",
+    ],
+)
+def test_a_pod_is_gone_when_its_container_has_ended(looks: list[tuple[PodView | None, float]], gone: bool) -> None:
+    """Or when it was deleted with its grace period and is gone in time; what else vanishes may run still."""
+    assert gone_after(*looks) == ({1: 3} if gone else {})
+
+
+def test_what_is_known_to_be_gone_only_grows() -> None:
+    """A later look at nothing takes nothing back, and the next incarnation is not gone with the one before."""
+    ended = PodView(**{**vars(POD), "exit_code": 1})
+    assert gone_after((ended, 0), (PodView(**{**vars(POD), "uid": "uid-2", "incarnation": 4}), 9)) == {1: 3}
