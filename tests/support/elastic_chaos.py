@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,23 +154,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("seeds", nargs="?", default="50", help="how many from 0 on, or first-last")
     parser.add_argument("--seed", type=int, help="one, alone")
+    parser.add_argument("--jobs", type=int, default=1, help="how many jobs run at a time")
     given = parser.parse_args()
     seeds = _wanted(given.seeds) if given.seed is None else [given.seed]
     blocks: dict[int, list[int]] = {}
     for seed in seeds:
         blocks.setdefault(seed // BLOCK, []).append(seed)
     bad = 0
-    for block, own in blocks.items():
-        began = time.monotonic()
-        verdict = judge(own)
-        bad += len(verdict.wrong)
-        seconds = (time.monotonic() - began) / len(own)
-        faults = f"{verdict.faults} faults, {verdict.missed} not reached"
-        print(f"seeds {_span(own)}: {shape_of(block)}, {faults}, {seconds:.1f} s a seed", flush=True)
-        for seed, text in verdict.wrong.items():
-            print(f"seed {seed}: {text}", flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for own, verdict, seconds in pool.map(_timed, blocks.values()):
+            bad += len(verdict.wrong)
+            faults = f"{verdict.faults} faults, {verdict.missed} not reached"
+            print(f"seeds {_span(own)}: {shape_of(own[0] // BLOCK)}, {faults}, {seconds:.0f} s", flush=True)
+            for seed, text in verdict.wrong.items():
+                print(f"seed {seed}: {text}", flush=True)
     print(f"{len(seeds)} seeds, {bad} of them bad")
     sys.exit(min(bad, 1))
+
+
+def _timed(seeds: Sequence[int]) -> tuple[Sequence[int], Verdict, float]:
+    began = time.monotonic()
+    return seeds, judge(seeds), time.monotonic() - began
 
 
 if __name__ == "__main__":

@@ -117,4 +117,5 @@ def _kinds(shape: Shape) -> list[str]:
         seconds = [*["second kill"] * 5, "third kill", "second pulse", "second launcher"]
         return ["kill", "kill", "kill", "pulse", "both", "launcher", *seconds]
     pods = ["pod", "freeze", "freeze", "leave"] if shape.pods > 1 else []
-    return ["stop", "wake", "wake", "second stop", "second stop", "launcher", "second launcher", *pods]
+    # No launcher is killed here: on a busy machine it is not started again within so short a timeout.
+    return ["stop", "wake", "wake", "second stop", "second stop", *pods]
