@@ -213,6 +213,24 @@ def test_an_update_that_was_done_can_be_undone(case: Case) -> None:
             assert bits == [expected[DISTURBED], expected[LAST]]
 
 
+@pytest.mark.parametrize("transport", ["memory", "shm"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_update_can_be_undone_after_what_was_begun_behind_it(case: Case, transport: str) -> None:
+    """A rank goes back to its own last commit before it hears that another one has not done that update."""
+    with _undisturbed(case, "memory") as expected, world_of(SIZE, transport) as world:
+
+        def run(rank: int) -> HostOptimizer:
+            opt = _made(case, group_of())
+            _train(opt, case, DISTURBED + 1)
+            assert opt.rollback(DISTURBED + 1) == DISTURBED + 1
+            if rank:
+                assert opt.rollback(DISTURBED) == DISTURBED
+            return opt
+
+        for bits in _all_go_on(world.run(run), case, DISTURBED, transport):
+            assert bits == [expected[DISTURBED], expected[LAST]]
+
+
 MOVES = {
     "grows": (2, [0, 1, None]),
     "grows-at-the-front": (2, [None, 1, 0]),

@@ -76,6 +76,8 @@ def _wrong_in(shape: Shape, faults: Iterable[Fault], played: Played, window: int
     struck = _struck(shape, faults)
     others = [slot for slot in closed if slot not in struck and closed[slot]["pid"] != before[slot]["pid"]]
     formations = {one["formation"] for one in before.values()} | {one["entered"] for one in entered}
+    if not shape.patient and played.was_kept_waiting(window):
+        others = []  # who had no processor for seconds may have counted as lost
     if others and not any(_takes_state(shape, struck, played.ranks_of(number)) for number in formations):
         found.append(f"slots {sorted(others)}, to which nothing has happened, have other processes than before")
     # Less than nothing: others have gone on without this process.

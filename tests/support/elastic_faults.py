@@ -79,8 +79,10 @@ def faults_of(seed: int, shape: Shape) -> tuple[Fault, ...]:
     chance = random.Random(f"faults {seed}")
     slot = chance.randrange(shape.ranks)
     other = (slot + 1 + chance.randrange(shape.ranks - 1)) % shape.ranks
+    # A step takes some 10 ms, its commit one or two.
+    on, longest_s = chance.choice([("step", 0.012), ("step", 0.012), ("commit", 0.003)])
     begin: dict[str, Any] = {
-        "slot": slot, "on": "step", "number": chance.randint(1, WINDOW), "delay_s": chance.uniform(0, 0.012),
+        "slot": slot, "on": on, "number": chance.randint(1, WINDOW), "delay_s": chance.uniform(0, longest_s),
     }  # fmt: skip
     kind = chance.choice(_kinds(shape))
     if kind in ("kill", "stop", "leave", "pod", "launcher"):
@@ -93,7 +95,7 @@ def faults_of(seed: int, shape: Shape) -> tuple[Fault, ...]:
         return (Fault(act=kind, more_s=chance.uniform(0.2, 5), **begin),)
     first = Fault(act="kill", **begin)
     if kind == "both":
-        return (first, Fault(**{**begin, "slot": other, "delay_s": chance.uniform(0, 0.012)}, act="kill"))
+        return (first, Fault(**{**begin, "slot": other, "delay_s": chance.uniform(0, longest_s)}, act="kill"))
     act = kind.removeprefix("second ")
     if kind != "third kill":
         return (first, _later(chance, shape, slot, chance.choice([slot, other]), act))

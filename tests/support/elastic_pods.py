@@ -21,19 +21,23 @@ from support.guard import GUARD
 # From one window's end to the next: only a job that hangs waits for it.
 WINDOW_DEADLINE_S = 120.0
 _POLL_S = 0.01
+_STALL_S = 0.3
 
 
 @dataclass
 class Played:
     """How a job went. `problem`: why it did not end well; `events`: what processes have written, in order, with
     slot and process id; `ledgers`: the steps that each slot's last process knows; `missed`: faults whose point was
-    not reached, because another one has changed what followed."""
+    not reached, because another one has changed what followed; `stalls`: when this process was kept from looking,
+    and for how long.
+    """
 
     problem: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
     ledgers: dict[int, list[str]] = field(default_factory=dict)
     log: str = ""
     missed: int = 0
+    stalls: list[tuple[float, float]] = field(default_factory=list)
 
     def closed(self, window: int) -> dict[int, dict[str, Any]]:
         """What each slot has said of a window's end."""
@@ -42,6 +46,12 @@ class Played:
     def entered(self, window: int) -> list[dict[str, Any]]:
         """What ranks have said when they entered the training within a window."""
         return [one for one in self.events if "entered" in one and one["window"] == window]
+
+    def was_kept_waiting(self, window: int) -> bool:
+        """Whether the machine was so busy within a window that processes may have been silent for want of it."""
+        begins = max((one["at"] for one in self.closed(window - 1).values()), default=0.0)
+        ends = max((one["at"] for one in self.closed(window).values()), default=float("inf"))
+        return any(begins <= at + seconds and at <= ends for at, seconds in self.stalls)
 
     def ranks_of(self, formation: int) -> dict[int, int]:
         """The slots of a formation, as far as they have entered it, by rank."""
@@ -55,7 +65,7 @@ def play(shape: Shape, plans: Sequence[Sequence[Fault]], directory: Path) -> Pla
         problem = playing.run()
     finally:
         playing.close()
-    played = Played(problem, _events(directory), log=playing.log(), missed=playing.missed)
+    played = Played(problem, _events(directory), log=playing.log(), missed=playing.missed, stalls=playing.stalls)
     for path in directory.glob("end-*.json"):
         played.ledgers[int(path.stem.removeprefix("end-"))] = json.loads(path.read_text())["ledger"]
     return played
@@ -91,6 +101,7 @@ class _Playing:
         self._under_way: dict[int, _UnderWay] = {}
         self._over: set[int] = set()
         self.missed = 0
+        self.stalls: list[tuple[float, float]] = []
 
     def run(self) -> str:
         """Until the job has ended; why it has not ended well, or nothing."""
@@ -111,7 +122,10 @@ class _Playing:
             if time.monotonic() - at > WINDOW_DEADLINE_S:
                 self._show_stacks()
                 return f"the job hangs after {closed} windows"
+            slept = time.monotonic()
             time.sleep(_POLL_S)
+            if (stalled := time.monotonic() - slept) > _STALL_S:
+                self.stalls.append((slept, stalled))
 
     def log(self) -> str:
         """The end of what launcher, agents and ranks have said."""
@@ -229,7 +243,9 @@ def _written(plans: Sequence[Sequence[Fault]]) -> list[dict[str, Any]]:
         first = len(found)
         for fault in plan:
             one = {**vars(fault), "index": len(found), "window": window}
-            one["number"] = window * elastic_training.WINDOW + fault.number if fault.on == "step" else 0
+            one["number"] = (
+                window * elastic_training.WINDOW + fault.number if fault.on in ("step", "commit") else 0
+            )
             if fault.follows:
                 one["after"] = first
             found.append(one)

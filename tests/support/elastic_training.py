@@ -4,14 +4,14 @@ Its steps come in windows of `WINDOW`. `faults.json` in `DIRECTORY` has what hap
 
     {"index": 0, "slot": 1, "on": "step", "number": 5, "delay_s": 0.003, "act": "kill"}
 
-`on`: the point after which, `delay_s` later, it happens: `step` (the step of that number begins), `park` (this
-rank leaves a world because a member was lost), `join` (a process that is not the slot's first begins), `meet`
-(this rank is told a world that is not its slot's first), `transfer` (the ranks of such a world have met; state is
-sent next). `after`: the index of a fault that has to be there before; `nth`: how often this process has to come to
-the point after that. `act`: `kill`, `stop` and the like strike this process; for anything else `fired-<index>` is
-all that happens here. Between two windows ranks wait until all that was to happen in the first has happened and
-every slot has a rank. Then they write a checkpoint, which a training goes on from if nobody has its state any
-more.
+`on`: the point after which, `delay_s` later, it happens: `step` (the step of that number begins), `commit` (its
+commit does), `park` (this rank leaves a world because a member was lost), `join` (a process that is not the
+slot's first begins), `meet` (this rank is told a world that is not its slot's first), `transfer` (the ranks of
+such a world have met; state is sent next). `after`: the index of a fault that has to be there before; `nth`:
+how often this process has to come to the point after that. `act`: `kill`, `stop` and the like strike this
+process; for anything else `fired-<index>` is all that happens here. Between two windows ranks wait until all
+that was to happen in the first has happened and every slot has a rank. Then they write a checkpoint, which a
+training goes on from if nobody has its state any more.
 
 Each process writes `begin-<slot>-<pid>` and a line a world and a window to `events-<slot>-<pid>`.
 """
@@ -121,7 +121,12 @@ def gradient(weights: np.ndarray[Any, Any], batch: rt.data.Batch) -> np.ndarray[
 
 
 class Training(elastic.State):
-    """A state that says when it is restored and when it is sent."""
+    """A state that says when it is committed, restored and sent."""
+
+    def commit(self) -> None:
+        if self.windows == (self.step - 1) // WINDOW:  # not the commit that closes a window
+            FAULTS.at("commit", self.step)
+        super().commit()
 
     def restore(self) -> None:
         (DIRECTORY / f"left-{os.environ['RINGTRAIN_FORMATION']}").touch()

@@ -247,7 +247,10 @@ class HostOptimizer:
             raise ConfigurationError(f"rollback: to is {to}; expected {done}, the updates done, or one less")
         restored = undo.restore(chosen)
         if (mirror := self._cut.context.mirror) is not None:
-            mirror.settle(chosen)
+            if chosen < done:
+                mirror.settle(chosen)
+            else:  # whether the others have done that update is not known: it may have to be undone as well
+                mirror.forget_after(chosen)
         for index in restored:
             bucket = self._cut.context.layout.buckets[index]
             self._cut.context.arenas.round_master(bucket)

@@ -145,6 +145,10 @@ class Mirror:
                     f"{self._versions[bucket.index]}, not of {to}"
                 )
 
+    def forget_after(self, update: int) -> None:
+        """Forget the gradients of later updates. The copy can still be that after `update`, or the one before."""
+        self._replays = {index: one for index, one in self._replays.items() if one.values.number <= update}
+
     def take_weights(self, arenas: Arenas, masters: bool = True) -> None:
         """Set the copy's weights from those that all ranks have; `masters`: also where they are of a half type."""
         for bucket in self.buckets:
