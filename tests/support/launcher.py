@@ -44,6 +44,11 @@ async def answering(address: str, document: Json, token: str) -> AsyncIterator[N
     async def workers(request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {token}":
             return web.Response(status=401)
+        if "refusal" in document:
+            if document["refusal"] is None and request.transport is not None:  # the connection fails
+                request.transport.abort()
+            code, text = document["refusal"] or (500, "")
+            return web.Response(status=code, text=text)
         document["elastic"]["wanted"] = (await request.json())["workers"]
         return web.Response(status=204)
 

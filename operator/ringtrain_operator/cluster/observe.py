@@ -124,6 +124,7 @@ async def read_surroundings(
         launcher_error=answer.error,
         launcher_unreadable=answer.unreadable,
         launcher_age_s=answer.age_s,
+        launcher_refused=answer.refused,
         refusals=memory.refusals,
         status=status,
     )

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import aiohttp
@@ -39,18 +39,20 @@ class PollTimes:
 class Answer:
     """The last report of one launcher, or why there is none. `at`: when, on the monotonic clock.
 
-    `unreadable`: the launcher answers, in another version of the contract.
+    `unreadable`: the launcher answers, in another version of the contract. `refused`: why it did not take what it
+    was told of its workers.
     """
 
     report: LauncherReport | None = None
     error: str = ""
     unreadable: bool = False
+    refused: str = ""
     at: float = field(default_factory=time.monotonic)
 
     @property
     def content(self) -> tuple[object, ...]:
         """What makes an answer another one than the last."""
-        return (self.report, bool(self.error), self.unreadable)
+        return (self.report, bool(self.error), self.unreadable, self.refused)
 
     @property
     def age_s(self) -> float:
@@ -163,7 +165,7 @@ class LauncherPoller:
             await self._pause(key, wait_s * random.uniform(0.8, 1.2))
             async with self._slots:
                 answer = await self._ask(endpoint)
-                await self._tell(key, endpoint, answer.report)
+                answer = replace(answer, refused=await self._tell(key, endpoint, answer.report))
             before = self._answers.get(key)
             self._answers[key] = answer
             if before is None or before.content != answer.content:
@@ -174,24 +176,28 @@ class LauncherPoller:
             longest_s = max(self._times.interval_s, bound_s)
             wait_s = longest_s if running else min(longest_s, wait_s * 2)
 
-    async def _tell(self, key: Key, endpoint: Endpoint, report: LauncherReport | None) -> None:
-        """Say how many workers are wanted, unless this launcher knows. What fails is tried again after a poll."""
+    async def _tell(self, key: Key, endpoint: Endpoint, report: LauncherReport | None) -> str:
+        """Say how many workers are wanted, unless this launcher knows. What fails is tried again after a poll.
+
+        Returns why the launcher would not have it; empty if it took it, or could not be asked.
+        """
         wish = self._wishes.get(key)
         if wish is None or report is None or self._told.get(key) == Told(wish, report.start_time):
-            return
+            return ""
         url, said = endpoint.workers_url, wish.document
         try:
             asked = self._client().put(url, json=said, headers=endpoint.headers, allow_redirects=False)
             async with asked as response:
                 if response.status < 300:
                     self._told[key] = Told(wish, report.start_time)
-                    return
-                why = f"answered {response.status}: {(await response.text())[:200]}"
+                    return ""
+                why = refused = f"answered {response.status}: {(await response.text())[:200].strip()}"
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-            why = f"did not answer: {str(exc) or type(exc).__name__}"
+            why, refused = f"did not answer: {str(exc) or type(exc).__name__}", ""
         log.warning(
             "%s was not told that %d workers are wanted; it %s", url, wish.workers, why, extra={"job": str(key)}
         )
+        return refused
 
     async def _pause(self, key: Key, seconds: float) -> None:
         """Return after `seconds`, or when there is news to tell."""

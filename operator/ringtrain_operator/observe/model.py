@@ -128,9 +128,10 @@ class Observed:
     `objects`: what this job owns besides pods. `foreign`: objects of our names that are someone else's, pods
     included. `taken_secrets`: Secrets that were there when they were to be created. `launcher`: its /status as
     of `launcher_age_s` ago, or None with the cause in `launcher_error`; `launcher_unreadable`: that stays as long
-    as this launcher runs. `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as
-    it was read. `contention`: other jobs that wait for places. `nodes`: what each node of the cluster has of
-    extended resources; None: not known, or of no interest.
+    as this launcher runs. `launcher_refused`: why an elastic job's launcher does not take the number of workers.
+    `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as it was read.
+    `contention`: other jobs that wait for places. `nodes`: what each node of the cluster has of extended
+    resources; None: not known, or of no interest.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -141,6 +142,7 @@ class Observed:
     launcher_error: str = ""
     launcher_unreadable: bool = False
     launcher_age_s: float = 0.0
+    launcher_refused: str = ""
     refusals: tuple[Refusal, ...] = ()
     status: dict[str, Any] = field(default_factory=dict)
     contention: Contention = Contention()

@@ -68,6 +68,10 @@ def degraded(s: Situation) -> ConditionChange | None:
     said = s.report.elastic if s.report is not None and s.report.phase == "Running" else None
     if said is None:
         return None
+    if s.observed.launcher_refused:
+        workers = counted(s.status.ledger.attempt_workers, "worker")
+        why = f"the launcher was told that {workers} are wanted, and {s.observed.launcher_refused}"
+        return ConditionChange("Degraded", "True", "ScaleRefused", why)
     wanted = s.status.ledger.attempt_workers * s.job.spec.slots
     ranks = _whole(said, "ranks")
     if ranks >= wanted and said.get("degraded") is not True:

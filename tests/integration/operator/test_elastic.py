@@ -1,16 +1,19 @@
 """Elastic jobs: workers that are lost, that join and that leave, and nothing else restarts."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from integration.operator.test_disruptions import take_away
-from support.cluster import OpenCluster
+from support.apiserver import ControlPlane
+from support.cluster import OpenCluster, real_cluster
 from support.jobs import condition, termination_message
 from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator import contract
-from ringtrain_operator.cluster.api.resources import EVENTS, PODS
+from ringtrain_operator.cluster.api.errors import Invalid
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 
 ELASTIC = {"minReplicas": 1, "maxReplicas": 4}
 
@@ -147,6 +150,53 @@ async def test_scaled_up_and_down(open_cluster: OpenCluster, tmp_path: Path) -> 
         s.runtime.finish("digits-worker-0")
         s.runtime.finish("digits-launcher", message=termination_message(world=1))
         await s.until_state("Succeeded")
+
+
+@pytest.mark.parametrize("refusal", [None, (401, "who?"), (409, "not elastic"), (422, "expected 1 to 4 ranks")])
+async def test_a_launcher_that_does_not_take_the_number_is_told_again(
+    open_cluster: OpenCluster, tmp_path: Path, refusal: tuple[int, str] | None
+) -> None:
+    """What it answers is in the Degraded condition until it takes the number; a failed connection is no answer."""
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit(elastic=ELASTIC)
+        await s.until_running()
+        elastic = {"formation": 1, "ranks": 2}
+        async with s.launcher_says(elastic=elastic, refusal=refusal) as answer:
+            if refusal:
+                code, text = refusal
+                await s.until_condition("Degraded", "True", says=f"answered {code}: {text}")
+                assert "ScaleRefused" in str((await s.job())["status"])
+            else:
+                await s.until_condition("Degraded", "False", says="2 ranks")
+            assert "wanted" not in elastic
+            del answer["refusal"]
+            await until_told(s, answer, 2)
+            await s.until_condition("Degraded", "False", says="2 ranks")
+
+
+@pytest.mark.apiserver
+async def test_scaled_through_the_scale_subresource(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """As `kubectl scale` and autoscalers do: up and down; what is out of bounds is refused with the bounds."""
+    async with open_scenario(functools.partial(real_cluster, control_plane), tmp_path) as s:
+        await s.submit(elastic=ELASTIC)
+        await s.until_running()
+
+        async def scale(replicas: int) -> None:
+            patch = {"spec": {"replicas": replicas}}
+            await s.cluster.api.patch(JOBS, s.namespace, "digits", patch, subresource="scale")
+
+        async with s.launcher_says(elastic={"formation": 1, "ranks": 2}) as answer:
+            await until_seen(s, 2)
+            await scale(4)
+            await until_told(s, answer, 4)
+            await until_seen(s, 4)
+            for beyond in (0, 5):
+                with pytest.raises(Invalid, match=r"elastic|replicas"):
+                    await scale(beyond)
+            await scale(1)
+            await until_told(s, answer, 1)
+            await s.until_pods(2)
+        assert (await s.job())["status"]["attempt"] == 1
 
 
 async def until_told(s: Scenario, answer: dict[str, Any], workers: int) -> None:
