@@ -29,7 +29,7 @@ def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
     hvd.init()
     x, y = data()
     model = model_of(hvd.rank())
-    shard = rt.elastic.shard(SAMPLES, rt.elastic.FixedGlobal(12), seed=1)
+    shard = rt.elastic.shard(SAMPLES, rt.elastic.FixedGlobal(12, micro_batch=5), seed=1)
     if kind == "host":
         optimizer: Any = hvd.HostOptimizer(model, rt.optim.AdamW(lr=0.01), elastic=True)
         scheduler = None
@@ -43,6 +43,9 @@ def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
 
     @hvd.elastic.run
     def train(state: Any) -> None:
+        state.optimizer.set_backward_passes_per_step(state.shard.passes)
+        # HostOptimizer takes the mean over passes, torch adds them up
+        passes = 1 if kind == "host" else state.shard.passes
         for epoch in state.shard.epochs(epochs):
             for batch in state.shard:
                 state.step += 1
@@ -50,10 +53,14 @@ def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
                     tell(state.step)
                     await_go_on()
                 state.optimizer.zero_grad()
-                rows = torch.from_numpy(batch.indices)
-                loss = torch.nn.functional.mse_loss(state.model(x[rows]), y[rows]) * batch.weight
-                loss.backward()
-                state.optimizer.step()
+                for part in batch.micro_batches:
+                    rows = torch.from_numpy(part.indices)
+                    loss = torch.nn.functional.mse_loss(state.model(x[rows]), y[rows])
+                    (loss * part.weight / passes).backward()
+                    if kind == "host":
+                        state.optimizer.step()
+                if kind != "host":
+                    state.optimizer.step()
                 if state.scheduler is not None:
                     state.scheduler.step()
                 for used in hvd.allgather_object(batch.indices[batch.mask].tolist()):

@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import numpy as np
+import pytest
 from support.elastic_agent import Slots, await_go_on, started_slots
-from support.ranks import tell
+from support.ranks import run_ranks, tell
 
 import ringtrain as rt
 from ringtrain import elastic
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim import SGD, HostOptimizer
 
 SAMPLES, EPOCHS = 700, 2
 
@@ -72,3 +76,79 @@ def test_each_sample_counts_once_an_epoch() -> None:
         results = slots.results()
     expected = [70, [(epoch, index) for epoch in range(EPOCHS) for index in range(SAMPLES)]]
     assert results == dict.fromkeys((0, 1, 2, 5), expected)
+
+
+def _train_in_micro_batches(told: tuple[int, ...], micro_batch: int | None) -> tuple[list[Any], list[float]]:
+    """An epoch whose every sample pulls at the weights in its own way: the samples by step, and the weights."""
+    rt.init()
+    optimizer = HostOptimizer({"w": np.ones(300)}, SGD(0.1, momentum=0.9), elastic=True)
+    shard = elastic.shard(200, elastic.FixedGlobal(20, micro_batch), seed=3)
+    state = elastic.State(optimizer=optimizer, shard=shard, step=0, ledger=[])
+
+    @elastic.run
+    def train(state: Any) -> None:
+        state.optimizer.set_backward_passes_per_step(state.shard.passes)
+        for batch in state.shard:
+            state.step += 1
+            for number, part in enumerate(batch.micro_batches):
+                if number == 1 and state.step in told:  # in the middle of an update
+                    tell(state.step)
+                    await_go_on()
+                pull = np.sin(part.indices[:, None] + np.arange(300.0)) * state.optimizer.weights["w"]
+                state.optimizer.submit("w", pull.mean(0), part.weight)
+                state.optimizer.step()
+            for used in rt.allgather_object(batch.indices[batch.mask].tolist()):
+                state.ledger += used
+            state.commit()
+
+    train(state)
+    return sorted(state.ledger), state.optimizer.weights["w"].tolist()
+
+
+def test_a_step_takes_more_micro_batches_in_a_smaller_world() -> None:
+    """Three ranks, two, one, and two again, of which some are lost between two micro-batches: each sample counts
+    once, and the weights are those of one rank that nothing happened to, but for the order in which floats are
+    added."""
+    with started_slots(_train_in_micro_batches, 3, (2, 4, 6), 6) as slots:
+        slots.form()
+        _at(slots, 2, 0, 1, 2)
+        slots.kill(2)
+        slots.go_on(0, 1)
+        slots.form()
+        _at(slots, 2, 0, 1)  # the step that was lost, again
+        slots.go_on(0, 1)
+        _at(slots, 4, 0, 1)
+        slots.kill(0)
+        slots.go_on(1)
+        slots.form()
+        _at(slots, 4, 1)
+        slots.go_on(1)
+        _at(slots, 6, 1)
+        slots.start(0)
+        slots.tell_change()
+        slots.go_on(1)
+        slots.form()
+        results = slots.results()
+    (alone,) = run_ranks(_train_in_micro_batches, 1, (), None)
+    assert alone[0] == list(range(200))
+    for ledger, weights in results.values():
+        assert ledger == alone[0]
+        assert weights == pytest.approx(alone[1], rel=1e-12)
+
+
+def _commit_too_early() -> None:
+    rt.init()
+    optimizer = HostOptimizer({"w": np.ones(3)}, SGD(0.1), elastic=True)
+    state = elastic.State(optimizer=optimizer, shard=elastic.shard(8, elastic.FixedGlobal(4, 2)))
+    state.sync()
+    optimizer.set_backward_passes_per_step(state.shard.passes)
+    batch = next(iter(state.shard))
+    optimizer.submit("w", np.ones(3), batch.micro_batches[0].weight)
+    assert not optimizer.step()
+    with pytest.raises(ConfigurationError, match="'optimizer' has gradients of an update that is not made"):
+        state.commit()
+
+
+def test_a_commit_in_the_middle_of_an_update_is_refused() -> None:
+    """The samples of its micro-batches would count, and their gradients would be lost with a rank."""
+    run_ranks(_commit_too_early, 1)

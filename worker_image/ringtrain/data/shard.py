@@ -28,12 +28,31 @@ class Batch:
     `last="weighted"`, in the last batch, where ranks hold different numbers of samples.
     `consumed`: samples of the epoch that all ranks together have used after this step. Saved in a checkpoint with
     the epoch, it lets `Shard.epoch` go on with exactly the samples that are left, at any world size.
+    `passes`: backward passes of the step, each with one of `micro_batches`; the same on all ranks.
     """
 
     indices: NDArray[np.int64]
     mask: NDArray[np.bool_]
     weight: float
     consumed: int
+    passes: int = 1
+
+    @property
+    def micro_batches(self) -> tuple[Batch, ...]:
+        """`passes` parts of this batch, in its order; the batch itself where there is one pass.
+
+        Weights are such that the mean over ranks and passes of weight times mean gradient is that of all samples
+        of the step: 1 where all parts are equal. A part that has no sample repeats one, with weight 0.
+        """
+        if self.passes == 1:
+            return (self,)
+        return tuple(self._part(own) for own in np.array_split(self.indices[self.mask], self.passes))
+
+    def _part(self, own: NDArray[np.int64]) -> Batch:
+        if own.size == 0:
+            return Batch(self.indices[:1], np.zeros(1, np.bool_), 0.0, self.consumed)
+        weight = self.weight * (own.size * self.passes / self.count)
+        return Batch(own, np.ones(own.size, np.bool_), weight, self.consumed)
 
     @property
     def count(self) -> int:

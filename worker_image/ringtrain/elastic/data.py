@@ -20,13 +20,28 @@ class FixedGlobal:
 
     Each rank takes its even part. Where parts differ by a sample, `Batch.weight` makes the averaged gradient that
     of the whole batch, so a loop must use the weight.
+
+    `micro_batch`: samples that a rank has memory for at once. Where its part is larger, a step takes several
+    backward passes: one for each of `Batch.micro_batches`, `ElasticShard.passes` in all, with the optimizer told
+    of their number in each world:
+
+        state.optimizer.set_backward_passes_per_step(state.shard.passes)
+        for batch in state.shard:
+            for part in batch.micro_batches:
+                ...  # gradients of `part.indices`, times `part.weight`
     """
 
     samples: int
+    micro_batch: int | None = None
 
     def global_batch(self, size: int) -> int:
         """Samples a step of a world of `size`."""
         return self.samples
+
+    def passes(self, size: int) -> int:
+        """Micro-batches a step of a world of `size`, the same on every rank."""
+        largest_part = -(-self.samples // size)
+        return 1 if self.micro_batch is None else -(-largest_part // self.micro_batch)
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,10 @@ class PerRank:
     def global_batch(self, size: int) -> int:
         """Samples a step of a world of `size`."""
         return self.samples * size
+
+    def passes(self, size: int) -> int:
+        """Micro-batches a step: the whole batch at once."""
+        return 1
 
 
 class ElasticShard:
@@ -84,6 +103,11 @@ class ElasticShard:
     def steps_left(self) -> int:
         """Steps of the present world to the end of the epoch."""
         return len(range(*self._starts(self._global_batch())))
+
+    @property
+    def passes(self) -> int:
+        """Micro-batches a step of the present world, the same on every rank: see `FixedGlobal`."""
+        return self.batch.passes(current().config.size)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs from the present one up to `count`; the next one begins when the loop asks for it."""
@@ -173,9 +197,10 @@ class ElasticShard:
         rank, size = place
         consumed = start + pool.size
         mine = np.array_split(pool, size)[rank]
+        passes = self.batch.passes(size)
         if mine.size == 0:  # one sample that counts for nothing: a mean over none is NaN
-            return Batch(pool[:1], np.zeros(1, np.bool_), 0.0, consumed)
-        return Batch(mine, np.ones(mine.size, np.bool_), mine.size * size / pool.size, consumed)
+            return Batch(pool[:1], np.zeros(1, np.bool_), 0.0, consumed, passes)
+        return Batch(mine, np.ones(mine.size, np.bool_), mine.size * size / pool.size, consumed, passes)
 
 
 def shard(
@@ -198,6 +223,10 @@ def shard(
     if not isinstance(batch, FixedGlobal | PerRank) or batch.samples < 1:
         raise ConfigurationError(
             f"shard: batch is {batch!r}; expected FixedGlobal(samples) or PerRank(samples), at least 1"
+        )
+    if isinstance(batch, FixedGlobal) and batch.micro_batch is not None and batch.micro_batch < 1:
+        raise ConfigurationError(
+            f"shard: batch is {batch!r}; expected a micro_batch of at least 1 sample, or None for no limit"
         )
     if seed < 0:
         raise ConfigurationError(f"seed is {seed}; expected 0 or more")

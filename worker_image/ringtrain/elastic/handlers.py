@@ -91,6 +91,9 @@ class Reforming(Protocol):
     @property
     def updates(self) -> int: ...
 
+    @property
+    def accumulating(self) -> bool: ...
+
     def wait_for(self) -> None: ...
 
     def rollback(self, to: int) -> Any: ...
@@ -119,6 +122,11 @@ class ReformingHandler:
     def updates_ahead(self) -> int:
         """Updates since the last commit."""
         return int(self.value.updates) - self._updates
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether an update has begun and is not made."""
+        return self.value.accumulating
 
     def wait(self) -> None:
         """Return when the weights are those of the last step. Raises what made it fail."""

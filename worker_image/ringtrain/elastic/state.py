@@ -94,6 +94,12 @@ class State:
         """
         for name, handler in self._reforming():
             handler.wait()
+            if handler.is_accumulating:
+                raise ConfigurationError(
+                    f"State.commit: {name!r} has gradients of an update that is not made, which would be lost "
+                    "with a rank; commit after the step() that returns True: after as many backward passes as "
+                    "set_backward_passes_per_step() or `accumulate` told the optimizer"
+                )
             if handler.updates_ahead > 1:
                 raise ConfigurationError(
                     f"State.commit: {name!r} has made {handler.updates_ahead} updates since the last commit; "

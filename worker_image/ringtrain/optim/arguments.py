@@ -60,11 +60,15 @@ def check_arguments(
         raise ConfigurationError(f"local names {unknown} are not parameters; registered are {sorted(arrays)}")
     if bucket_bytes < 1:
         raise ConfigurationError(f"bucket_bytes is {bucket_bytes}; expected at least 1")
-    if settings.accumulate < 1:
-        raise ConfigurationError(f"accumulate is {settings.accumulate}; expected at least 1")
+    check_passes(settings.accumulate, "accumulate")
     norm = settings.clip_norm
     if norm is not None and not norm > 0:
         raise ConfigurationError(f"clip_norm is {norm}; expected a number above 0, or None for no clipping")
+
+
+def check_passes(passes: int, what: str) -> None:
+    if passes < 1:
+        raise ConfigurationError(f"{what} is {passes}; expected at least 1")
 
 
 def check_rule(rule: Any) -> None:

@@ -1,7 +1,7 @@
 """How an optimizer is cut over the ranks of one world: what is made anew whenever the world changes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -73,6 +73,12 @@ class Cut:
             self.context.undo.begin_at(updates)
         if self.context.mirror is not None:
             self.context.mirror.begin_at(updates)
+
+    def accumulating(self, passes: int) -> "Cut":
+        """The same, with `passes` micro-steps an update from the next one on."""
+        settings = replace(self.context.settings, accumulate=passes)
+        inbox = Inbox(self.context.layout, self.context.arenas, self.context.group.rank, settings)
+        return replace(self, context=replace(self.context, settings=settings), inbox=inbox)
 
 
 def make_cut(model: Model, group: Group) -> Cut:

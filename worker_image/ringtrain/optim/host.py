@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, check_rule
+from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, check_passes, check_rule
 from ringtrain.optim.cut import Model, Unjoined, first_group, make_cut
 from ringtrain.optim.fused import FusedUpdate
 from ringtrain.optim.layout import ParamSpec
@@ -128,6 +128,11 @@ class HostOptimizer:
         return self._updates - int(self._ending and self._error is not None)
 
     @property
+    def accumulating(self) -> bool:
+        """Whether gradients of an update that has not been made are here: some of its micro-steps are missing."""
+        return not self._ending and not self._cut.inbox.empty
+
+    @property
     def rate(self) -> float:
         """The learning rate of the next update."""
         return self._model.rule.lr * self._model.settings.schedule(self._updates)
@@ -181,6 +186,17 @@ class HostOptimizer:
             self._end_update()
         self._step_began_ns = timeline.step_ended(self._step_began_ns, self._updates)
         return True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Take `passes` micro-steps an update from the next one on, as `accumulate` does; on all ranks alike.
+
+        For this world: the next one begins with `accumulate` again, and newcomers do. Between updates, else
+        ConfigurationError.
+        """
+        check_passes(passes, "passes")
+        self._require_idle("set_backward_passes_per_step")
+        if passes != self._cut.context.settings.accumulate:
+            self._cut = self._cut.accumulating(passes)
 
     def wait_for(self, name: str | None = None) -> None:
         """Return when the weight `name` (None: every weight) is that of the last step. Raises what `step`

@@ -91,6 +91,11 @@ class HostOptimizer:
                 self._weights.all_back()
         return updated
 
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Take `passes` micro-steps an update from the next one on, as
+        `ringtrain.optim.HostOptimizer.set_backward_passes_per_step`."""
+        self._host.set_backward_passes_per_step(passes)
+
     def synchronize(self) -> None:
         """Return when every parameter of the model is that of the last step."""
         self._weights.all_back()
@@ -142,6 +147,11 @@ class HostOptimizer:
     def discard(self) -> None:
         """Forget what `prepare` brought. Local."""
         self._host.discard()
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether gradients of an update that has not been made are here: some of its micro-steps are missing."""
+        return self._host.accumulating
 
     @property
     def rate(self) -> float:

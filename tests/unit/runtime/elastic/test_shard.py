@@ -4,12 +4,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.memory_group import MemoryGroup, run_threads
 
 from ringtrain import elastic
 from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.optim import SGD, HostOptimizer
 from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.world.config import WorkerConfig
 
@@ -39,7 +42,8 @@ def steps_of(
             if position is not None:
                 shard.load_state_dict(position)
             for _, one in zip(range(steps), shard, strict=False):
-                used += one.indices[one.mask].tolist()
+                for part in one.micro_batches:
+                    used += part.indices[part.mask].tolist()
             assert state is None or state["consumed"] == shard.consumed
             state = shard.state_dict()
     return used, state
@@ -51,7 +55,9 @@ SAMPLES = 103
 @settings(deadline=None, max_examples=60)
 @given(
     worlds=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=6),
-    batch=st.sampled_from([elastic.FixedGlobal(8), elastic.FixedGlobal(5), elastic.PerRank(3)]),
+    batch=st.sampled_from(
+        [elastic.FixedGlobal(8), elastic.FixedGlobal(5), elastic.FixedGlobal(9, micro_batch=2), elastic.PerRank(3)]
+    ),
 )
 def test_every_sample_once_an_epoch(worlds: list[tuple[int, int, int]], batch: Any) -> None:
     """Over any worlds, of which each loses steps that it has begun and not committed."""
@@ -75,6 +81,45 @@ def test_a_fixed_global_batch_is_the_same_step_in_any_world() -> None:
         with place(rank, 7):
             weights.append(next(iter(elastic.shard(SAMPLES, elastic.FixedGlobal(10)))).weight)
     assert sum(weights) == pytest.approx(7)
+
+
+def _train(group: MemoryGroup, batch: elastic.FixedGlobal) -> tuple[list[int], list[float]]:
+    """One epoch whose every sample pulls at the weights in its own way: the samples used here, and the weights."""
+    used: list[int] = []
+    with place(group.rank, group.size):
+        shard = elastic.shard(SAMPLES, batch, seed=2)
+        optimizer = HostOptimizer({"w": np.ones(7)}, SGD(0.1, momentum=0.9), group=group)
+        optimizer.set_backward_passes_per_step(shard.passes)
+        for step in shard:
+            for part in step.micro_batches:
+                assert part.indices.size <= (batch.micro_batch or SAMPLES)
+                pull = np.sin(part.indices[:, None] + np.arange(7.0)) * optimizer.weights["w"]
+                optimizer.submit("w", pull.mean(0), part.weight)
+                is_updated = optimizer.step()
+                used += part.indices[part.mask].tolist()
+            assert is_updated
+        return used, optimizer.weights["w"].tolist()
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("micro_batch", [1, 3, 100])
+def test_a_small_world_takes_a_step_in_several_micro_batches(size: int, micro_batch: int) -> None:
+    """No rank holds more samples at once than it has memory for, and every sample counts once. The weights are
+    those of one rank that takes each global batch at once, but for the order in which floats are added."""
+    ((_, expected),) = run_threads(lambda group: _train(group, elastic.FixedGlobal(20)), 1)
+    ranks = run_threads(lambda group: _train(group, elastic.FixedGlobal(20, micro_batch)), size)
+    assert sorted(index for used, _ in ranks for index in used) == list(range(SAMPLES))
+    for _, weights in ranks:
+        assert weights == pytest.approx(expected, rel=1e-12)
+
+
+def test_equal_micro_batches_have_weight_one() -> None:
+    """So that a loop that needs no weight elsewhere gets the same gradients to the bit."""
+    with place(0, 2):
+        shard = elastic.shard(64, elastic.FixedGlobal(16, micro_batch=3))
+        assert shard.passes == 3
+        (first, *_) = elastic.shard(64, elastic.FixedGlobal(32, micro_batch=4))
+        assert [(part.count, part.weight) for part in first.micro_batches] == [(4, 1.0)] * 4
 
 
 def test_what_is_read_ahead_and_not_used_is_given_back() -> None:
@@ -126,11 +171,16 @@ def test_the_rate_is_scaled_with_the_world() -> None:
     ("make", "error", "message"),
     [
         (lambda: elastic.shard(10, elastic.FixedGlobal(0)), ConfigurationError, "batch is FixedGlobal"),
+        (
+            lambda: elastic.shard(10, elastic.FixedGlobal(4, 0)),
+            ConfigurationError,
+            "expected a micro_batch of at le",
+        ),
         (lambda: elastic.shard(10, 4), ConfigurationError, "batch is 4; expected FixedGlobal"),
         (lambda: elastic.shard(10, elastic.FixedGlobal(2), last="padded"), ConfigurationError, 'last is "padded"'),
         (lambda: elastic.shard(0, elastic.FixedGlobal(2)), DataError, "0 samples give no step of 2"),
     ],
-    ids=["no-samples-a-step", "a-number", "padded", "no-data"],
+    ids=["no-samples-a-step", "no-samples-at-once", "a-number", "padded", "no-data"],
 )
 def test_wrong_arguments(make: Any, error: type[Exception], message: str) -> None:
     """Named with their value and what was expected."""

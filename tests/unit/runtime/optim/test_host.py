@@ -88,6 +88,29 @@ def test_accumulated_gradients_are_averaged_over_micro_steps() -> None:
     assert run_threads(train, 2) == [([False, False, True] * 2, -9.0, 2)] * 2
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=str)
+def test_the_number_of_micro_steps_may_change_between_updates(dtype: Any) -> None:
+    """Each update is the mean over its own micro-steps; in the middle of one the number stays."""
+
+    def train(group: MemoryGroup) -> list[float]:
+        opt = HostOptimizer({"w": np.zeros(1, dtype)}, SGD(1.0), group=group)
+        seen = []
+        for passes in (1, 3, 2):
+            opt.set_backward_passes_per_step(passes)
+            for micro_step in range(passes):
+                assert opt.accumulating == (micro_step > 0)
+                _step(opt, w=np.full(1, (micro_step + 1) * (2 * group.rank + 1), dtype))
+            seen.append(float(opt.weights["w"][0]))
+        assert not opt.accumulating
+        opt.submit("w", np.ones(1, dtype))
+        with pytest.raises(ConfigurationError, match="in the middle of an update; call it after step"):
+            opt.set_backward_passes_per_step(1)
+        opt.close()
+        return seen
+
+    assert run_threads(train, 2) == [[-2.0, -6.0, -9.0]] * 2
+
+
 @pytest.mark.parametrize("sharded", [True, False])
 def test_clipping_scales_to_the_global_norm(sharded: bool) -> None:
     """The norm is that of all averaged gradients; smaller gradients are left alone."""
