@@ -19,7 +19,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(
 @dataclass(frozen=True)
 class RankPlace:
     """Where a rank is in the world, in its pod, and its pod among the pods. `cross_rank` of `cross_size`: among
-    the pods' ranks of equal local rank."""
+    the ranks that have the same position among the ranks of their pods."""
 
     rank: int
     size: int
@@ -77,18 +77,19 @@ def place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
 
 def place_in_formation(world: World, slot: int, slots: int) -> RankPlace:
     """Of the process in `slot`, where each worker has `slots` slots: pods count in the order of their first ranks,
-    and have as many ranks as are members."""
+    and have as many ranks as are members. The local rank is that of the slot, which a process keeps with the
+    device that it has chosen by it: where the pod has a gap, it may be no smaller than the local size."""
     pods: dict[int, list[int]] = {}
     for rank, member in enumerate(world.members):
         pods.setdefault(member.slot // slots, []).append(rank)
     rank = next(rank for rank, member in enumerate(world.members) if member.slot == slot)
     own = pods[slot // slots]
-    local_rank = own.index(rank)
-    column = [ranks[local_rank] for ranks in pods.values() if len(ranks) > local_rank]
+    position = own.index(rank)
+    column = [ranks[position] for ranks in pods.values() if len(ranks) > position]
     return RankPlace(
         rank=rank,
         size=len(world.members),
-        local_rank=local_rank,
+        local_rank=slot % slots,
         local_size=len(own),
         group_rank=list(pods).index(slot // slots),
         cross_rank=column.index(rank),

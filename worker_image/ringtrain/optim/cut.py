@@ -126,8 +126,7 @@ def _mirror(model: Model, layout: Layout, groups: tuple[Group, Group], tools: To
     if not model.elastic or not model.sharded or group.size == 1:
         return None
     context = current_or_none()
-    # Ranks of a pod are side by side, so that its first rank identifies it.
-    pod = group.rank if context is None else context.config.rank - context.config.local_rank
+    pod = group.rank if context is None else context.config.pod
     return Mirror(layout, second_homes(group.allgather_object(pod)), lane, tools)
 
 

@@ -39,7 +39,7 @@ class WorkerConfig:
     `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`.
     `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.
     `token_text`: the token where there is no `token_file`. `formation`: the number of the world within the attempt
-    in an elastic job, else 0.
+    in an elastic job, else 0. `slot`: the place in such a job, which this process keeps with its local rank.
     """
 
     rank: int = 0
@@ -54,6 +54,7 @@ class WorkerConfig:
     generation: int = 1
     attempt: int = 1
     formation: int = 0
+    slot: int | None = None
     timeout_s: float = 60.0
     stall_timeout_s: float = 600.0
     transport: str = "auto"
@@ -69,6 +70,11 @@ class WorkerConfig:
     restore_from: str = ""
     timeline: Path | None = None
     tracebacks: bool = False
+
+    @property
+    def pod(self) -> int:
+        """A number that the ranks of this pod have alike, and those of no other pod."""
+        return (self.rank if self.slot is None else self.slot) - self.local_rank
 
     @staticmethod
     def from_env(env: Mapping[str, str]) -> "WorkerConfig":
@@ -95,6 +101,7 @@ class WorkerConfig:
             generation=integer(env, contract.ENV_GENERATION, attempt, lowest=0, highest=HIGHEST),
             attempt=attempt,
             formation=integer(env, contract.ENV_FORMATION, 0, lowest=0, highest=HIGHEST),
+            slot=_slot(env) if world.source == "ringtrain" else None,
             timeout_s=timeout_s,
             stall_timeout_s=seconds(env, contract.ENV_STALL_TIMEOUT, max(600.0, timeout_s)),
             transport=one_of(env, contract.ENV_TRANSPORT, TRANSPORTS),
@@ -207,13 +214,24 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
     return addresses
 
 
+def _slot(env: Mapping[str, str]) -> int | None:
+    return integer(env, contract.ENV_SLOT, lowest=0, highest=HIGHEST) if contract.ENV_SLOT in env else None
+
+
 def _topology(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> Topology:
     """What the environment says, and what it leaves out from the hosts of the addresses."""
     by_host = topology_of(addresses, rank)
     local_size = integer(env, contract.ENV_LOCAL_SIZE, by_host.local_size, lowest=1, highest=HIGHEST)
     cross_size = integer(env, contract.ENV_CROSS_SIZE, by_host.cross_size, lowest=1, highest=HIGHEST)
+    slot = _slot(env)  # the local rank is that of the slot: a pod may have a gap
     return Topology(
-        integer(env, contract.ENV_LOCAL_RANK, by_host.local_rank, lowest=0, highest=local_size - 1),
+        integer(
+            env,
+            contract.ENV_LOCAL_RANK,
+            by_host.local_rank,
+            lowest=0,
+            highest=local_size - 1 if slot is None else slot,
+        ),
         local_size,
         integer(env, contract.ENV_CROSS_RANK, by_host.cross_rank, lowest=0, highest=cross_size - 1),
         cross_size,

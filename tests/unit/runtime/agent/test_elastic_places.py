@@ -5,6 +5,7 @@ from dataclasses import replace
 from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.rank_env import formation_variables, rank_variables, slot_environment
 from ringtrain.control.model import Member, World
+from ringtrain.world.config import WorkerConfig
 
 CONFIG = AgentConfig.from_env(
     {
@@ -38,7 +39,8 @@ def test_a_whole_world_has_the_variables_of_a_gang() -> None:
 
 
 def test_places_in_a_world_with_gaps() -> None:
-    """Pods count in the order of their first ranks, and local ranks are dense: worker 1 first, then half of 0."""
+    """Pods count in the order of their first ranks: worker 1 first, then half of 0. Local ranks are those of the
+    slots."""
     formed = world(2, 3, 1)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     cross = ("RINGTRAIN_CROSS_RANK", "RINGTRAIN_CROSS_SIZE")
@@ -46,8 +48,25 @@ def test_places_in_a_world_with_gaps() -> None:
     assert {slot: [int(own[name]) for name in (*names, *cross)] for slot, own in found.items()} == {
         2: [0, 3, 0, 2, 0, 0, 2],
         3: [1, 3, 1, 2, 0, 0, 1],
-        1: [2, 3, 0, 1, 1, 1, 2],
+        1: [2, 3, 1, 1, 1, 1, 2],
     }
+
+
+def test_a_process_keeps_its_local_rank_and_a_newcomer_takes_the_free_one() -> None:
+    """Devices are chosen by it: no two processes of a pod have the same, whichever is lost and replaced. Each
+    knows its pod."""
+    chosen: dict[int, set[str]] = {}
+    for slots in ((2, 3, 4), (3, 4), (3, 2, 4), (3, 5, 4)):
+        formed = world(*slots)
+        configs = {}
+        for slot in slots:
+            config = replace(CONFIG, index=slot // 2)
+            variables = formation_variables(config, formed, slot)
+            chosen.setdefault(slot, set()).add(variables["LOCAL_RANK"])
+            assert variables["RINGTRAIN_LOCAL_RANK"] == variables["LOCAL_RANK"]
+            configs[slot] = WorkerConfig.from_env(variables)
+        assert {slot: config.pod for slot, config in configs.items()} == {slot: slot // 2 * 2 for slot in slots}
+    assert chosen == {2: {"0"}, 3: {"1"}, 4: {"0"}, 5: {"1"}}
 
 
 def test_a_process_that_lives_on_starts_without_a_place() -> None:
