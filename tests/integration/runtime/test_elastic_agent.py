@@ -187,6 +187,22 @@ def test_who_is_told_to_leave_and_stays(pod: MakePod) -> None:
     assert one.end() == 0
 
 
+def test_who_was_told_to_leave_is_no_newcomer_when_its_slot_is_wanted_again(pod: MakePod) -> None:
+    """While its process has not ended yet, nobody waits in the slot; then the next process does."""
+    one = pod()
+    one.assemble()
+    one.tell("stay", 1)
+    one.launcher.give(Prepare(2, (0,)))
+    one.until_told(1, "leaves: this slot is not wanted in the next formation")
+    assert one.launcher.state(1).parked  # it is out of formation 1: that one may end
+    one.launcher.form(2, [(0, 1)], (0,))
+    one.launcher.until(1, parked=False, formation=0, life=1)
+    one.launcher.form(2, [(0, 1)], ALL)
+    (one.job.directory / "stay-1").unlink()
+    one.parked(1, life=2)
+    assert one.end() == 0
+
+
 def test_newcomers_that_end_before_they_are_ready(pod: MakePod) -> None:
     """They are started again, each time after a longer pause; a world in being is not told of them."""
     one = pod()

@@ -123,6 +123,9 @@ class Slots:
         """Make `order`, the newest, come true, from now on."""
         self._current = current = current_order(order, self._current, not self._config.living, self._clock())
         self._number = order.number
+        if current.world is not None:
+            for slot in self._own:
+                self._forget_leaver(slot)
         log.info("formation %d %s", current.formation, "begins" if current.world else "is being prepared")
 
     def act(self, starting: bool) -> None:
@@ -200,6 +203,8 @@ class Slots:
                 self._say(slot, leave_message(_UNWANTED))
                 self._ranks.dismiss(slot, f"left: {_UNWANTED}")
                 self._said[slot] = replace(self._said[slot], left_since=now)
+                if order.world is not None:
+                    self._forget_leaver(slot)
             case SlotAction.TERMINATE:
                 self._ranks.end(slot, signal.SIGTERM, f"stopped for formation {order.formation}")
                 self._said[slot] = replace(self._said[slot], ended_since=now)
@@ -207,6 +212,13 @@ class Slots:
                 self._kill(order, slot)
                 return False
         return True
+
+    def _forget_leaver(self, slot: int) -> None:
+        """Once the next formation is made, a process that was told to leave waits for no world, though it may not
+        have ended yet: with its slot wanted again, it would be taken for a newcomer."""
+        if self._said[slot].left_since is not None:
+            life = self._ranks.state(slot).life
+            self._ranks.update(slot, life, parked=False, formation=0, joined=False)
 
     def _start(self, order: CurrentOrder, slot: int) -> None:
         life = self._ranks.state(slot).life + 1
@@ -256,7 +268,7 @@ class Slots:
         state, said = self._ranks.state(slot), self._said[slot]
         if said.ended_since is not None:
             return f"killed: it did not end within {self._deadlines.grace_s:g} s of SIGTERM"
-        if said.stopped_since is not None and not state.formation:
+        if said.stopped_since is not None and said.left_since is None and not state.formation:
             return "killed: a signal has stopped it before it was in any formation"
         seconds = f"within {self._deadlines.fence_s:g} s"
         if said.left_since is not None or not state.formation:
