@@ -1,6 +1,6 @@
 """Train a session on many ranks: the optimizer on the host, or only the reduction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,9 @@ from ringtrain.negotiation.arrays import Reduction
 from ringtrain.negotiation.queues import name_for
 from ringtrain.negotiation.request import CollectiveKind
 from ringtrain.optim import HostOptimizer, Rule
+from ringtrain.optim.cut import first_group
 from ringtrain.optim.host import BUCKET_BYTES
+from ringtrain.process_groups.group import Group, ProcessGroup
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.reduction.ops import Average, ReduceOp, chosen_op
 
@@ -27,6 +29,7 @@ class Options:
     sharded: bool = True
     clip_norm: float | None = None
     schedule: Callable[[int], float] | None = None
+    elastic: bool = False
     process_set: ProcessSet = global_process_set
 
 
@@ -40,13 +43,17 @@ class DistributedOptimizer:
     A step ends by itself when its last gradient has left the device; the device waits for a weight only when the
     next step needs it. The device holds neither gradients beyond their way out nor optimizer state.
 
+    With `Options(elastic=True)` it is a value of `ringtrain.elastic.State`: commit after each step, when all its
+    gradients have left the device. After a change of the world the device gets the weights of the last commit.
+
     Collective: every rank makes it with the same arguments. Rank 0's weights are sent to all.
     """
 
     def __init__(self, optimizer: Rule, session: DeviceSession, options: Options | None = None) -> None:
         chosen = options or Options()
         self._session = session
-        self._group = open_group(chosen.process_set)
+        self._process_set = chosen.process_set
+        self._groups: list[ProcessGroup] = []  # of this world, and of the one that is prepared
         self._host = HostOptimizer(
             {name: session.read_weight(name) for name in session.parameters},
             optimizer,
@@ -54,7 +61,8 @@ class DistributedOptimizer:
             sharded=chosen.sharded,
             clip_norm=chosen.clip_norm,
             schedule=chosen.schedule,
-            group=self._group,
+            elastic=chosen.elastic,
+            group=first_group(chosen.elastic, self._open_group),
         )
         self._left = set(session.parameters)
         self.write_back()
@@ -64,6 +72,11 @@ class DistributedOptimizer:
     def updates(self) -> int:
         """Updates done so far."""
         return self._host.updates
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether gradients of an update that has not been made are here."""
+        return self._host.accumulating
 
     @property
     def state_bytes(self) -> int:
@@ -81,6 +94,38 @@ class DistributedOptimizer:
         self._host.load_state_dict(state)
         self.write_back()
 
+    def wait_for(self) -> None:
+        """Return when the host has all weights of the last step. Raises what made it fail."""
+        self._host.wait_for()
+
+    def rollback(self, to: int | None = None) -> int:
+        """Give up the step that is under way and go back to the last update that is done, or to the one before, as
+        `ringtrain.optim.HostOptimizer.rollback`. The device has other weights until `adopt`. Local."""
+        updates = self._host.rollback(to)
+        self._left = set(self._session.parameters)
+        return updates
+
+    def reform(self, former: Sequence[int | None]) -> None:
+        """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""
+        self.prepare(None, former)
+        self.adopt()
+
+    def prepare(self, group: Group | None, former: Sequence[int | None]) -> None:
+        """Bring weights and state into the world of now, beside those of the former one, as
+        `ringtrain.optim.HostOptimizer.prepare`. Collective in the process set, of whose ranks it opens a group of
+        its own: `group` is not used."""
+        self._host.prepare(self._open_group(), former)
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought, on the device as well. Local; not while a step runs."""
+        self._host.adopt()
+        self._groups = self._groups[-1:]
+        self.write_back()
+
+    def discard(self) -> None:
+        """Forget what `prepare` brought. Local."""
+        self._host.discard()
+
     def write_back(self) -> None:
         """Copy every weight to the device."""
         self._host.wait_for()
@@ -90,7 +135,12 @@ class DistributedOptimizer:
     def close(self) -> None:
         """Give up what is under way."""
         self._host.close()
-        self._group.close()
+        for group in self._groups:
+            group.close()
+
+    def _open_group(self) -> ProcessGroup:
+        self._groups.append(open_group(self._process_set))
+        return self._groups[-1]
 
     def _take(self, name: str, gradient: Array) -> None:
         self._host.submit(name, gradient)
