@@ -1,6 +1,7 @@
 """What ranks run in the scenarios of torch_elastic.py."""
 
 import hashlib
+import multiprocessing
 from typing import Any
 
 import torch
@@ -85,16 +86,25 @@ def digest_of_parameters(model: torch.nn.Module) -> str:
     return found.hexdigest()
 
 
-def samples(epochs: int, batch_size: int, told: tuple[int, ...]) -> list[list[int]]:
-    """Iterate an `ElasticSampler`; the indices that all ranks have used, by epoch."""
+def samples(epochs: int, batch_size: int, told: tuple[int, ...], workers: int) -> list[list[int]]:
+    """Iterate an `ElasticSampler` by a loader with so many `workers`, which read ahead; the indices that all ranks
+    have used, by epoch."""
     hvd.init()
+    # multiprocessing refuses children of a rank, which is its child and daemonic; ranks of a job are not
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES), seed=2)
     state = hvd.elastic.TorchState(sampler=sampler, seen=[[] for _ in range(epochs)], batches=0)
 
     @hvd.elastic.run
     def train(state: Any) -> None:
         while state.sampler.epoch < epochs:
-            loader = torch.utils.data.DataLoader(range(SAMPLES), batch_size=batch_size, sampler=state.sampler)
+            loader = torch.utils.data.DataLoader(
+                range(SAMPLES),
+                batch_size,
+                sampler=state.sampler,
+                num_workers=workers,
+                prefetch_factor=4 if workers else None,
+            )
             for index, batch in enumerate(loader):
                 state.batches += 1
                 if state.batches in told:
@@ -108,4 +118,27 @@ def samples(epochs: int, batch_size: int, told: tuple[int, ...]) -> list[list[in
             state.commit()
 
     train(state)
-    return [sorted(set(epoch)) for epoch in state.seen]
+    return [sorted(epoch) for epoch in state.seen]
+
+
+def calls_first(collective: str) -> list[int]:
+    """Run a collective at the top of the script, as scripts do that are not elastic; then train."""
+    hvd.init()
+    if collective == "allreduce":
+        hvd.allreduce(torch.ones(2))
+    else:
+        hvd.broadcast_parameters({"weight": torch.ones(2)}, root_rank=0)
+    state = hvd.elastic.TorchState(step=0, sizes=[])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.step < 4:
+            if state.step == 2:
+                tell(state.step)
+                await_go_on()
+            state.sizes.append(int(hvd.allreduce(torch.ones(1), op=hvd.Sum).item()))
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return list(state.sizes)

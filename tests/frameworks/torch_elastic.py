@@ -48,9 +48,9 @@ def _the_ledger_over_growing_and_shrinking_worlds(kind: str) -> None:
     assert results[0]["ledger"] == [(e, i) for e in range(2) for i in range(elastic_torch.SAMPLES)]
 
 
-def check_a_sampler_goes_on_with_what_is_left() -> None:
-    """Two ranks, one is killed: every sample is used in every epoch, and the second epoch is not begun again."""
-    with forked_slots(elastic_torch.samples, 2, 2, 8, (4, 9)) as slots:
+def _a_sampler_goes_on_with_what_is_left(workers: int) -> None:
+    """Two ranks, one is killed: every sample is used once in every epoch, and the second is not begun again."""
+    with forked_slots(elastic_torch.samples, 2, 2, 8, (4, 9), workers) as slots:
         slots.form()
         assert [slots.message(slot) for slot in range(2)] == [4, 4]
         slots.kill(1)
@@ -62,6 +62,43 @@ def check_a_sampler_goes_on_with_what_is_left() -> None:
         slots.go_on(0)
         results: dict[int, Any] = slots.results()
     assert results[0] == [list(range(elastic_torch.SAMPLES))] * 2
+
+
+def check_a_sampler_goes_on_with_what_is_left() -> None:
+    _a_sampler_goes_on_with_what_is_left(workers=0)
+
+
+def check_what_workers_of_a_loader_have_read_ahead_comes_again() -> None:
+    _a_sampler_goes_on_with_what_is_left(workers=1)
+
+
+def check_a_newcomer_that_reduces_first_is_met() -> None:
+    """The others are on their way to the function: they add zeros, and calls without a name are paired anew."""
+    with forked_slots(elastic_torch.calls_first, 1, "allreduce") as slots:
+        slots.form()
+        assert slots.message(0) == 2
+        slots.start(1)
+        slots.tell_change()
+        slots.go_on(0)
+        slots.form()
+        assert slots.results() == {0: [1, 1, 1, 2], 1: [1, 1, 1, 2]}
+
+
+def check_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
+    """It ends with an error that tells the way out, and the others go on without it."""
+    with forked_slots(elastic_torch.calls_first, 1, "broadcast") as slots:
+        slots.form()
+        assert slots.message(0) == 2
+        slots.start(1)
+        slots.tell_change()
+        slots.go_on(0)
+        slots.form()
+        outcome = slots.ended(1)
+        assert outcome.error is not None
+        assert "'broadcast.parameters.weight': broadcast needs data from every rank" in outcome.error
+        assert "leave it to the function that elastic.run enters" in outcome.error
+        slots.form()
+        assert slots.results() == {0: [1, 1, 1, 1]}
 
 
 def check_a_replaced_rank_leaves_no_trace_with_the_distributed_optimizer() -> None:

@@ -1,14 +1,18 @@
 """Each sample once an epoch while the world is 2, 8, 3 and 5 ranks large and ranks are killed."""
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.elastic_agent import Slots, await_go_on, started_slots
-from support.ranks import run_ranks, tell
+from support.ranks import ranks_ended, run_ranks, tell
 
 import ringtrain as rt
 from ringtrain import elastic
+from ringtrain.checkpoint import Checkpoints
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, HostOptimizer
 
@@ -152,3 +156,64 @@ def _commit_too_early() -> None:
 def test_a_commit_in_the_middle_of_an_update_is_refused() -> None:
     """The samples of its micro-batches would count, and their gradients would be lost with a rank."""
     run_ranks(_commit_too_early, 1)
+
+
+def _count_from_checkpoints(directory: str, dies_after: int = -1, told: tuple[int, ...] = ()) -> list[float]:
+    """Weight i counts the updates that sample i was in. The last rank dies in the step after `dies_after`; every
+    second step is saved."""
+    rt.init(timeout=30)
+    optimizer = HostOptimizer({"seen": np.zeros(83)}, SGD(1.0), elastic=True)
+    shard = elastic.shard(83, elastic.FixedGlobal(9, micro_batch=2), seed=8)
+    state = elastic.State(optimizer=optimizer, shard=shard, step=0)
+
+    @elastic.run
+    def train(state: Any) -> None:
+        state.optimizer.set_backward_passes_per_step(state.shard.passes)
+        checkpoints = Checkpoints(directory)
+        if not state.committed and (saved := checkpoints.latest()):
+            state.optimizer.load_state_dict(saved.state["optimizer"])
+            state.shard.load_state_dict(saved.state["shard"])
+            state.step = saved.step
+            state.save()
+            state.commit()
+        begun = state.step
+        for _ in state.shard.epochs(2):
+            for batch in state.shard:
+                if state.step - begun == dies_after and rt.rank() == rt.size() - 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                state.step += 1
+                if state.step in told:
+                    tell(state.step)
+                    await_go_on()
+                for part in batch.micro_batches:
+                    gradient = np.zeros(83)
+                    gradient[part.indices[part.mask]] = -rt.size() * batch.passes
+                    state.optimizer.submit("seen", gradient)
+                    state.optimizer.step()
+                state.commit()
+                if state.step % 2 == 0:
+                    saved_state = {"optimizer": optimizer.state_dict(root=0), "shard": shard.state_dict()}
+                    checkpoints.save(state.step, saved_state)
+
+    train(state)
+    return [round(float(count), 9) for count in optimizer.weights["seen"]]
+
+
+def test_each_sample_counts_once_over_restarts_from_checkpoints(tmp_path: Path) -> None:
+    """Two ranks and then three die in mid-epoch, in a job that is not elastic; an elastic one goes on with two, of
+    which one is replaced: what no saved step has used comes again, and nothing else."""
+    for size, dies_after in ((2, 3), (3, 5)):
+        outcomes = ranks_ended(_count_from_checkpoints, size, str(tmp_path), dies_after)
+        assert outcomes[-1].exit_code == -signal.SIGKILL
+        assert all(outcome.error and "PeerLost" in outcome.error for outcome in outcomes[:-1])
+    with started_slots(_count_from_checkpoints, 2, str(tmp_path), -1, (9,)) as slots:
+        slots.form()
+        _at(slots, 9, 0, 1)  # the third life of the job begins with step 7
+        slots.kill(1)
+        slots.start(1)
+        slots.go_on(0)
+        slots.form()
+        _at(slots, 9, 0, 1)
+        slots.go_on(0, 1)
+        results = slots.results()
+    assert results == dict.fromkeys((0, 1), [2.0] * 83)

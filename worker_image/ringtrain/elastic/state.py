@@ -103,7 +103,8 @@ class State:
             if handler.updates_ahead > 1:
                 raise ConfigurationError(
                     f"State.commit: {name!r} has made {handler.updates_ahead} updates since the last commit; "
-                    "commit after every update: a host optimizer can undo one, and copies nothing for it"
+                    "commit after every update: a host optimizer can undo one, and copies nothing for it. After "
+                    "load_state_dict() call save() of the state first"
                 )
         self._committed += 1
         self.save()

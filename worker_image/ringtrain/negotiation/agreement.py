@@ -151,7 +151,8 @@ def _joined_reason(request: Request, joined: list[int]) -> str:
     what = f"{request.kind} with op {request.op}" if request.op else str(request.kind)
     return (
         f"{request.name!r}: {what} needs data from every rank, and rank {joined[0]} has called join(); after a "
-        "rank has joined, only allreduce with Sum, Average or Adasum can go on"
+        "rank has joined, only allreduce with Sum, Average or Adasum can go on. In an elastic job ranks join "
+        "where they wait for newcomers: leave it to the function that elastic.run enters"
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ringtrain.elastic.handlers import Reforming, ReformingHandler, Stateful, StatefulHandler, StateHandler
 from ringtrain.elastic.state import HANDLERS, State
+from ringtrain.negotiation import queues
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
 from ringtrain.torch.objects import TORCH_VALUES
@@ -145,3 +146,10 @@ class TorchState(State):
         for handler in self._handlers.values():
             if isinstance(handler, ModelStateHandler):
                 handler.leave_out(trained)
+
+    def sync(self) -> None:
+        """As of `ringtrain.elastic.State`. Before it, all ranks join: what newcomers reduce on their way here the
+        others meet with zeros, and what newcomers broadcast or gather fails there at once.
+        """
+        queues.join()
+        super().sync()
