@@ -13,7 +13,17 @@ from support import elastic_rank
 from support.gang import GangProcesses, runs, until
 from support.scripted_launcher import ScriptedLauncher
 
-from ringtrain.control.model import Outcome, Prepare, RankPhase, RankState, Release, Stop, Verdict
+from ringtrain.control.model import (
+    Failure,
+    Outcome,
+    Prepare,
+    RankPhase,
+    RankState,
+    Reason,
+    Release,
+    Stop,
+    Verdict,
+)
 
 RANK = (sys.executable, str(Path(elastic_rank.__file__)))
 SUCCEEDED = Verdict(Outcome.SUCCEEDED, 0, 2)
@@ -251,6 +261,18 @@ def test_a_pod_that_is_asked_to_stop(pod: MakePod) -> None:
         assert one.told(slot)[1:] == ["change 2 later", "leaves: this slot is not wanted in the next formation"]
         state = one.launcher.state(slot)
         assert (*ended(state), state.lost_steps) == (RankPhase.STOPPED, 0, "", 1, 0)
+    assert one.agent.message()["outcome"] == "Stopped"
+
+
+def test_the_attempt_ends_because_a_pod_is_asked_to_stop(pod: MakePod) -> None:
+    """It ends as it was asked to also where the end of the attempt reaches it before it has left."""
+    one = pod()
+    one.assemble()
+    one.agent.send(signal.SIGTERM)
+    until("the launcher knows", lambda: one.launcher.gang.view().workers[0].leaving == "SIGTERM")
+    failure = Failure(Reason.AGENT_LOST, "asked to stop", pod="job-worker-0", signal="SIGTERM")
+    one.launcher.give(Release(Verdict(Outcome.FAILED, 143, failure=failure)))
+    assert one.agent.wait() == 143
     assert one.agent.message()["outcome"] == "Stopped"
 
 

@@ -117,7 +117,10 @@ class Lifecycle:
                 self._pod.coordinator.changed()
             case Release(verdict):
                 self._stop_ranks(signal.SIGTERM)
-                self._ending = Ending(agent_exit_code(verdict, self._own_ranks()), verdict)
+                if self._pod.leaving and verdict.failure is not None and verdict.failure.pod == self._config.pod:
+                    self._end_by_signal()  # that this pod leaves is why the attempt ends
+                else:
+                    self._ending = Ending(agent_exit_code(verdict, self._own_ranks()), verdict)
             case Refusal(reason, misconfigured):
                 self._on_refused(reason, misconfigured)
             case Registered(histories):
