@@ -66,7 +66,7 @@ _ELASTIC = {
     "formationLimit": 100_000,
 }
 _SCHEDULING = {
-    "gang": "Volcano",
+    "gang": "None",
     "queue": "research",
     "priorityClassName": "high",
     "minAvailable": 3,
@@ -292,7 +292,7 @@ REJECTED = [
         "spec.mpi.runLauncherAsWorker",
         "has none of its own",
     ),
-    Case("gang-unknown", manifest(scheduling={"gang": "Slurm"}), "spec.scheduling.gang", "Coscheduling"),
+    Case("gang-unknown", manifest(scheduling={"gang": "Slurm"}), "spec.scheduling.gang", "Auto"),
     Case("queue-no-name", manifest(scheduling={"queue": "Research"}), "spec.scheduling.queue", "pattern"),
     Case("min-available-zero", manifest(scheduling={"minAvailable": 0}), "spec.scheduling.minAvailable", "1"),
     Case(

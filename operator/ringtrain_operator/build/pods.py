@@ -28,6 +28,7 @@ LIVENESS = {
 RESTARTED_CODES = (137, 139, 134)
 # Among what a scheduler weighs, the node's past weighs most.
 _AVOIDED_WEIGHT = 100
+_NEARNESS_WEIGHT = 50
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def build_worker_pod(
     if incarnation is not None:
         pod["metadata"]["labels"][contract.LABEL_INCARNATION] = str(incarnation.number)
         _avoid(pod["spec"], incarnation.avoided_nodes)
+    _keep_near(pod["spec"], job)
     spec = pod["spec"]
     main = spec["containers"][0]
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
@@ -117,6 +119,24 @@ def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     wishes = list(of_nodes.get("preferredDuringSchedulingIgnoredDuringExecution") or ())
     wish = {"weight": _AVOIDED_WEIGHT, "preference": {"matchFields": fields}}
     of_nodes["preferredDuringSchedulingIgnoredDuringExecution"] = [*wishes, wish]
+
+
+def _keep_near(spec: dict[str, Any], job: Job) -> None:
+    """Have the job's workers near each other (`scheduling.topology`), beside what the template says."""
+    topology = job.spec.scheduling.topology
+    if topology is None:
+        return
+    workers = {contract.LABEL_JOB: job.name, contract.LABEL_ROLE: contract.ROLE_WORKER}
+    term: dict[str, Any] = {
+        "labelSelector": {"matchLabels": workers},
+        "topologyKey": topology.required or topology.preferred,
+    }
+    affinity = spec["affinity"] = dict(spec.get("affinity") or {})
+    of_pods = affinity["podAffinity"] = dict(affinity.get("podAffinity") or {})
+    kind = "required" if topology.required else "preferred"
+    field = f"{kind}DuringSchedulingIgnoredDuringExecution"
+    wish = term if topology.required else {"weight": _NEARNESS_WEIGHT, "podAffinityTerm": term}
+    of_pods[field] = [*(of_pods.get(field) or ()), wish]
 
 
 def _restart_when_killed(main: dict[str, Any]) -> None:

@@ -44,19 +44,18 @@ class Topology(SpecModel):
 class Scheduling(SpecModel):
     """How the job's pods are placed together, and which queue the job waits in."""
 
-    gang: Literal["Auto", "None", "Kubernetes", "Coscheduling", "Volcano"] = Field(
+    gang: Literal["Auto", "None"] = Field(
         default="Auto",
-        description="Who places all pods or none. Auto: the first of Kubernetes, Coscheduling and Volcano that "
-        "the operator's installation turned on and the cluster serves, else None. None: pods are placed one by "
-        "one; of jobs that hold a part of what they need the younger ones give it back and wait without pods.",
+        description="Who places all pods or none. None: nobody; pods are placed one by one, and of jobs that "
+        "hold a part of what they need the younger ones give it back and wait without pods. Auto: whatever the "
+        "operator knows and the cluster has, which is nobody so far.",
     )
     queue: str | None = Field(
         default=None,
         min_length=1,
         max_length=253,
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
-        description="Queue that the job waits in: a LocalQueue of Kueue in the job's namespace, or with gang: "
-        "Volcano a queue of Volcano.",
+        description="Queue that the job waits in: a LocalQueue of Kueue in the job's namespace.",
     )
     priority_class_name: str | None = Field(
         default=None,
@@ -69,8 +68,8 @@ class Scheduling(SpecModel):
         default=None,
         ge=1,
         le=1025,
-        description="Pods, the launcher among them, that are placed together. Default: the launcher and all "
-        "workers; in an elastic job the launcher and elastic.minReplicas.",
+        description="Pods, the launcher among them, with which an elastic job is placed whole. Default: the "
+        "launcher and elastic.minReplicas. Any other job needs the launcher and all workers.",
     )
     timeout_seconds: int = Field(
         default=300,

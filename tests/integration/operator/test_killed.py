@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.cluster import fake_cluster
 from support.fakeapi.server import Call
-from support.jobs import state
+from support.jobs import state, workers_with_devices
 from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import cut_off, start_operator
 from support.sampling import Sample
@@ -68,6 +68,21 @@ async def elastic(s: Scenario) -> None:
         answer["elastic"]["ranks"] = 1
         await s.until(lambda j: j["status"]["elastic"]["ranks"] == 1)
     s.succeed(workers=1)
+
+
+async def queued(s: Scenario) -> None:
+    """Workers larger than any node: the job gives back what it has, waits without pods, and is made smaller."""
+    await s.submit(worker=workers_with_devices(5))
+    await s.until_condition("Running", "False", "Insufficient")
+    await s.pass_by(310)
+    await s.until_state("Queued")
+    await s.until_pods(0)
+    await s.change({"runPolicy": {"suspend": True}})
+    await s.until_state("Suspended")
+    await s.change({"worker": {"devices": None}})
+    await s.change({"runPolicy": {"suspend": False}})
+    await s.until_running(attempt=3)
+    s.succeed(attempt=3)
 
 
 def _sees_all(workers: int) -> Callable[[dict[str, Any]], bool]:
@@ -205,6 +220,7 @@ def timeless(status: dict[str, Any]) -> dict[str, Any]:
         pytest.param(straight, 3, 1, id="straight"),
         pytest.param(winding, 9, 2, id="restarted-suspended-resumed"),
         pytest.param(elastic, 6, 2, id="elastic"),
+        pytest.param(queued, 6, 2, id="queued"),
     ],
 )
 async def test_the_job_ends_the_same_wherever_the_operator_died(

@@ -380,3 +380,22 @@ def test_a_gang_is_launcher_and_workers_unless_it_says_less():
     assert parsed(workers=3).min_available == 4
     assert parsed(workers=3, elastic={"minReplicas": 2, "maxReplicas": 4}).min_available == 3
     assert parsed(workers=3, scheduling={"minAvailable": 2}).min_available == 2
+
+
+@pytest.mark.parametrize("kind", ["required", "preferred"])
+def test_workers_are_kept_near_each_other_beside_what_their_template_says(kind: str) -> None:
+    """An affinity among the job's own workers; the launcher, which has no devices, runs anywhere."""
+    own = {"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": "zone"}
+    field = f"{kind}DuringSchedulingIgnoredDuringExecution"
+    given = own if kind == "required" else {"weight": 1, "podAffinityTerm": own}
+    affinity = {"podAffinity": {field: [given]}, "nodeAffinity": {}}
+    near = parsed(pod={"affinity": affinity}, scheduling={"topology": {kind: "rack"}})
+    built = build_worker_pod(near, 1, 0)
+    first, ours = built["spec"]["affinity"]["podAffinity"][field]
+    assert first == given
+    term = ours if kind == "required" else ours["podAffinityTerm"]
+    assert term["topologyKey"] == "rack"
+    wanted = term["labelSelector"]["matchLabels"].items()
+    assert wanted <= built["metadata"]["labels"].items()
+    assert not wanted <= build_launcher_pod(near, 1)["metadata"]["labels"].items()
+    assert "affinity" not in build_launcher_pod(near, 1)["spec"]
