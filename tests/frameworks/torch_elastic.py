@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import torch
 from frameworks import elastic_torch
 from frameworks.scenarios import forked_slots
+
+from ringtrain.torch.elastic.state import OptimizerStateHandler
 
 
 def _a_replaced_rank_leaves_no_trace(kind: str) -> None:
@@ -115,3 +118,29 @@ def check_the_ledger_over_growing_and_shrinking_worlds_with_the_distributed_opti
 
 def check_the_ledger_over_growing_and_shrinking_worlds_with_the_host_optimizer() -> None:
     _the_ledger_over_growing_and_shrinking_worlds("host")
+
+
+def check_an_optimizer_is_saved_in_place_and_what_it_is_restored_to_stays_saved() -> None:
+    """A commit takes the memory of the last one. A step after a restore changes state in place, not the commit."""
+    parameter = torch.nn.Parameter(torch.ones(5))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
+
+    def step() -> None:
+        parameter.grad = parameter.detach() * 3
+        optimizer.step()
+
+    step()
+    handler = OptimizerStateHandler(optimizer)
+    first = vars(handler)["_saved"]["state"][0]["exp_avg"]
+    step()
+    optimizer.param_groups[0]["lr"] = 0.2
+    handler.save()
+    committed = optimizer.state[parameter]["exp_avg"].clone()
+    assert vars(handler)["_saved"]["state"][0]["exp_avg"] is first
+    for _ in range(2):
+        optimizer.param_groups[0]["lr"] = 0.3
+        step()
+        assert not torch.equal(optimizer.state[parameter]["exp_avg"], committed)
+        handler.restore()
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], committed)
+        assert optimizer.param_groups[0]["lr"] == 0.2

@@ -36,16 +36,7 @@ class ModelStateHandler(StateHandler):
         self._saved = {name: value for name, value in self._saved.items() if name not in names}
 
     def save(self) -> None:
-        kept, self._saved = self._saved, {}
-        for name, value in self._own().items():
-            if not isinstance(value, torch.Tensor):
-                self._saved[name] = copy.deepcopy(value)
-                continue
-            before = kept.get(name)
-            if before is not None and before.shape == value.shape and before.dtype == value.dtype:
-                self._saved[name] = before.copy_(value)  # into the memory of the last commit
-            else:
-                self._saved[name] = value.detach().clone()
+        self._saved = _copied(self._own(), self._saved)
 
     def restore(self) -> None:
         self.value.load_state_dict(self._saved, strict=not self._left_out)
@@ -63,21 +54,35 @@ class OptimizerStateHandler(StateHandler):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
+        self._saved: dict[str, Any] = {}
         self.save()
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
+        self._saved = _copied(self.value.state_dict(), self._saved)
 
     def restore(self) -> None:
         if isinstance(self.value, DistributedMixin):
             self.value.sync.reset()  # of a world that was left: nothing of it will come
         self.value.zero_grad()
         with _shared(self.value):
-            self.value.load_state_dict(self._saved)
+            self.value.load_state_dict(copy.deepcopy(self._saved))  # torch takes tensors as they are
 
     def sync(self, root: int = 0) -> None:
         with _shared(self.value):
             broadcast_optimizer_state(self.value, root)
+
+
+def _copied(value: Any, kept: Any) -> Any:
+    """A copy of `value`; its tensors are in the memory of `kept`, a former copy, where they fit."""
+    if isinstance(value, torch.Tensor):
+        fits = isinstance(kept, torch.Tensor) and (kept.shape, kept.dtype, kept.device) == (
+            value.shape, value.dtype, value.device
+        )  # fmt: skip
+        return kept.copy_(value.detach()) if fits else value.detach().clone()
+    if type(value) is dict:
+        former = kept if type(kept) is dict else {}
+        return {key: _copied(one, former.get(key)) for key, one in value.items()}
+    return copy.deepcopy(value)
 
 
 @contextlib.contextmanager
