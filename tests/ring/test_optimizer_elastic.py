@@ -17,7 +17,7 @@ import pytest
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateCorrupt, StateLost
 from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
 from ringtrain.optim.cut import Unjoined
-from ringtrain.optim.memory_check import EVERY
+from ringtrain.optim.memory_check import EVERY, PARTS
 from ringtrain.optim.mirror import second_homes
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.group import ProcessGroup
@@ -462,34 +462,34 @@ def _flip(values: Any) -> None:
 
 @pytest.mark.parametrize("where", ["state", "copy", "weights"])
 def test_a_bit_that_flips_between_two_updates_is_found_on_its_rank(where: str) -> None:
-    """StateCorrupt on all ranks names the one whose memory it was."""
+    """StateCorrupt on all ranks names the one whose memory it was: the owner, or the second home."""
     case = CASES["fused"]
     with world_of(SIZE) as world:
 
         def run(rank: int) -> None:
             opt = _Opened(_made(case, group_of()))
-            _train(opt.optimizer, case, EVERY)
-            if rank == 1:
-                _flip(opt.memory(where))
-            _train(opt.optimizer, case, EVERY + 1)
+            for update in range(1, PARTS + EVERY + 2):  # each part is looked at in one update of `PARTS`
+                _train(opt.optimizer, case, update)
+                if rank == 1:
+                    _flip(opt.memory(where))
 
         for error in world.errors(run):
             assert isinstance(error, StateCorrupt)
             assert error.ranks == (1,)
-            assert f"ranks [1] changed between update {EVERY} and {EVERY + 1}" in str(error)
+            assert "memory of the optimizer on ranks [1] changed after update" in str(error)
 
 
-def test_a_bit_that_flipped_earlier_is_found_by_its_two_homes() -> None:
+def test_a_bit_that_flipped_unseen_is_found_by_its_two_homes() -> None:
     """Which of the two is wrong is not claimed."""
     case = CASES["lamb-half-clip"]
     with world_of(SIZE) as world:
 
         def run(rank: int) -> None:
             opt = _Opened(_made(case, group_of()))
-            _train(opt.optimizer, case, EVERY - 1)
+            _train(opt.optimizer, case, PARTS - 1)  # the last part is looked at, and the first bucket is not in it
             if rank == 2:
                 _flip(opt.memory("state"))
-            _train(opt.optimizer, case, EVERY + 1)
+            _train(opt.optimizer, case, 2 * PARTS + EVERY)
 
         for error in world.errors(run):
             assert isinstance(error, StateCorrupt)
@@ -497,11 +497,31 @@ def test_a_bit_that_flipped_earlier_is_found_by_its_two_homes() -> None:
             assert "rank 2 and rank 0, the second home of its state, hold different bits of it" in str(error)
 
 
+def test_a_state_that_is_loaded_or_rolled_back_to_is_no_corruption() -> None:
+    """Where nothing is under way, neither changes the count of updates."""
+    case = CASES["fused"]
+    with world_of(SIZE) as world:
+
+        def run(rank: int) -> int:
+            opt = _made(case, group_of())
+            for update in range(1, EVERY + 2):
+                _train(opt, case, update)
+                state = opt.state_dict()
+                state["arrays"]["mean"]["a"] = state["arrays"]["mean"]["a"] + 1
+                opt.load_state_dict(state)
+                opt.rollback()
+            return opt.updates
+
+        assert world.run(run) == [EVERY + 1] * SIZE
+
+
 def test_copies_are_alike_after_many_updates() -> None:
     """Whatever the rule and the way of the gradients."""
     for name in ("lamb-half-clip", "int8-clip"):
         with world_of(2) as world:
-            world.run(lambda rank, name=name: _train(_made(CASES[name], group_of()), CASES[name], EVERY + 1))
+            world.run(
+                lambda rank, name=name: _train(_made(CASES[name], group_of()), CASES[name], PARTS + EVERY + 1)
+            )
 
 
 class _Opened:

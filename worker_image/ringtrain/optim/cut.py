@@ -73,6 +73,8 @@ class Cut:
             self.context.undo.begin_at(updates)
         if self.context.mirror is not None:
             self.context.mirror.begin_at(updates)
+        if self.check is not None:
+            self.check.begin()
 
     def accumulating(self, passes: int) -> "Cut":
         """The same, with `passes` micro-steps an update from the next one on."""

@@ -84,13 +84,14 @@ class Mirror:
         """The arrays of the whole copy."""
         return [array for values in self._values.values() for array in values.values()]
 
-    def gradients(self) -> list[Flat]:
-        """The gradients that the next `catch_up` applies."""
-        return [
-            self._waiting(bucket, self._replays[bucket.index])
-            for bucket in self.buckets
-            if bucket.index in self._replays
-        ]
+    def gradients(self, number: int) -> list[Flat]:
+        """Where the gradients of update `number` wait for the next `catch_up`."""
+        return list(self._gradients[self._generation(number)].values())
+
+    @property
+    def version(self) -> int:
+        """The update that the copy is of, between two updates."""
+        return min(self._versions.values(), default=0)
 
     def shard(self, bucket: Bucket) -> slice:
         """The elements of `bucket` that are copied here."""
@@ -180,8 +181,10 @@ class Mirror:
             self._tools.kernels.descend(part.weights[start:stop], part.gradients[start:stop], rate)
 
     def _waiting(self, bucket: Bucket, replay: Replay) -> Flat:
-        generation = 0 if self._gradients_there is None else replay.values.number % _GENERATIONS
-        return self._gradients[generation][bucket.index]
+        return self._gradients[self._generation(replay.values.number)][bucket.index]
+
+    def _generation(self, number: int) -> int:
+        return 0 if self._gradients_there is None else number % _GENERATIONS
 
     def _cut_up(self, memory: Flat, owner: int) -> list[dict[int, Flat]]:
         """By generation and bucket, where the gradients of the shard of `owner` lie in a rank's `memory`."""
