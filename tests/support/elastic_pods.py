@@ -152,11 +152,16 @@ class _Playing:
         for fault in self._faults:
             if fault["index"] in self._over:
                 continue
-            path = self._directory / f"fired-{fault['index']}"
-            if fault["index"] not in self._under_way and path.exists() and (text := path.read_text()):
-                self._under_way[fault["index"]] = self._begin(fault, json.loads(text)["pid"])
-            if not path.exists() and (self._directory / f"idle-{fault['window']}").exists():
-                self._give_up(fault)
+            fired = self._directory / f"fired-{fault['index']}"
+            if not fired.exists():
+                if (self._directory / f"idle-{fault['window']}").exists():
+                    self._give_up(fault)
+            elif fault["index"] not in self._under_way and (pid := int(fired.read_text() or 0)):
+                was_alive = _lives(pid)
+                if (self._directory / f"struck-{fault['index']}").exists():
+                    self._under_way[fault["index"]] = self._begin(fault, pid)
+                elif not was_alive:  # something else has ended it first
+                    self._miss(fault)
             under_way = self._under_way.get(fault["index"])
             if under_way is not None and self._is_over(fault, under_way):
                 (self._directory / f"over-{fault['index']}").touch()
@@ -166,9 +171,12 @@ class _Playing:
         """Have a fault whose point nobody comes to any more never happen, unless it happens just now."""
         with suppress(FileExistsError):
             os.close(os.open(self._directory / f"fired-{fault['index']}", os.O_CREAT | os.O_EXCL))
-            (self._directory / f"over-{fault['index']}").touch()
-            self._over.add(fault["index"])
-            self.missed += 1
+            self._miss(fault)
+
+    def _miss(self, fault: dict[str, Any]) -> None:
+        (self._directory / f"over-{fault['index']}").touch()
+        self._over.add(fault["index"])
+        self.missed += 1
 
     def _begin(self, fault: dict[str, Any], pid: int) -> "_UnderWay":
         agent = self._agents[fault["slot"] // self._shape.slots]

@@ -9,7 +9,7 @@ commit does), `park` (this rank leaves a world because a member was lost), `join
 slot's first begins), `meet` (this rank is told a world that is not its slot's first), `transfer` (the ranks of
 such a world have met; state is sent next). `after`: the index of a fault that has to be there before; `nth`:
 how often this process has to come to the point after that. `act`: `kill`, `stop` and the like strike this
-process; for anything else `fired-<index>` is all that happens here. Between two windows ranks wait until all
+process; for anything else `struck-<index>` is all that happens here. Between two windows ranks wait until all
 that was to happen in the first has happened and every slot has a rank. Then they write a checkpoint, which a
 training goes on from if nobody has its state any more.
 
@@ -83,18 +83,17 @@ class Faults:
         return "after" not in one or (DIRECTORY / f"fired-{one['after']}").exists()
 
     def _begin(self, one: dict[str, Any]) -> None:
-        path = DIRECTORY / f"fired-{one['index']}"
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            claimed = os.open(DIRECTORY / f"fired-{one['index']}", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
             return
-        threading.Timer(one["delay_s"], self._strike, (one, path)).start()
+        os.write(claimed, str(os.getpid()).encode())
+        os.close(claimed)
+        threading.Timer(one["delay_s"], self._strike, (one,)).start()
 
     @staticmethod
-    def _strike(one: dict[str, Any], path: Path) -> None:
-        whole = path.with_suffix(".new")
-        whole.write_text(json.dumps({"pid": os.getpid()}))
-        whole.rename(path)
+    def _strike(one: dict[str, Any]) -> None:
+        (DIRECTORY / f"struck-{one['index']}").touch()
         if one["act"] in _SIGNALS:
             os.kill(os.getpid(), _SIGNALS[one["act"]])
 
