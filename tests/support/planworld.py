@@ -13,9 +13,11 @@ from ringtrain_operator.build import Settings
 from ringtrain_operator.observe.model import Foreign, ObjectRef, Observed, Refusal
 from ringtrain_operator.observe.pods import OtherStatusVersion, read_report, view_pod
 from ringtrain_operator.plan import Event, Plan, plan_object
+from ringtrain_operator.plan.result import WorkloadChange
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.status.model import ConditionType, JobStatus, format_time, parse_status
 from support.jobs import job
+from support.playedkueue import PlayedKueue
 
 Json = dict[str, Any]
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,6 +56,7 @@ class World:
     writes: int = 0
     made: list[tuple[str, int, str]] = field(default_factory=list)
     harmed: set[tuple[str, int]] = field(default_factory=set)
+    kueue: PlayedKueue | None = None
 
     def __post_init__(self) -> None:
         self.job["metadata"].update(uid="0a1b2c3d-e", namespace="default", generation=1)
@@ -81,6 +84,7 @@ class World:
             launcher_unreadable=bool(error),
             launcher_age_s=self.report_age_s,
             refusals=self.refusals,
+            kueue=self.kueue.view() if self.kueue is not None else None,
             status=self.job.get("status") or {},
         )
 
@@ -95,6 +99,8 @@ class World:
             steps.append(lambda: self.job.update(status=json.loads(json.dumps(plan.status))))
         steps += [lambda d=d: self._delete(d) for d in plan.delete]
         steps += [lambda o=o: self._create(o) for o in plan.create]
+        if plan.workload is not None:
+            steps.append(lambda change=plan.workload: self._change_workload(change))
         for step in steps[:writes]:
             step()
             self.writes += 1
@@ -105,7 +111,7 @@ class World:
         """Plan and apply until nothing is left to do; returns the last, empty plan."""
         for _ in range(rounds):
             plan = self.plan()
-            if not (plan.create or plan.delete or plan.status):
+            if not (plan.acts or plan.status):
                 return plan
             self.apply(plan)
         raise AssertionError(f"the plan does not converge: {plan}")
@@ -242,6 +248,10 @@ class World:
         self.pods[name] = obj
         if incarnation := obj["metadata"]["labels"].get(contract.LABEL_INCARNATION):
             self.made.append((name, int(incarnation), obj["metadata"]["uid"]))
+
+    def _change_workload(self, change: WorkloadChange) -> None:
+        assert self.kueue is not None
+        self.kueue.change(change, dict(self.pods))
 
     def harm(self, name: str) -> None:
         """Note that something befell the pod that was not the operator's doing."""

@@ -5,9 +5,11 @@ from .names import job_labels, launcher_name, secret_name, worker_name, worker_s
 from .network import build_network_policy, build_service, build_service_account
 from .pods import RESTARTED_CODES, Incarnation, build_launcher_pod, build_worker_pod
 from .settings import LAUNCHER_RESOURCES, Settings
+from .workload import POD_SETS, build_workload, grouped, is_prebuilt, workload_name
 
 __all__ = [
     "LAUNCHER_RESOURCES",
+    "POD_SETS",
     "RESTARTED_CODES",
     "Incarnation",
     "Issuer",
@@ -18,10 +20,14 @@ __all__ = [
     "build_service",
     "build_service_account",
     "build_worker_pod",
+    "build_workload",
+    "grouped",
+    "is_prebuilt",
     "issue_credentials",
     "job_labels",
     "launcher_name",
     "secret_name",
     "worker_name",
     "worker_selector",
+    "workload_name",
 ]

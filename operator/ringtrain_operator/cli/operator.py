@@ -74,6 +74,9 @@ def _resources(given: dict[str, Any]) -> dict[str, Any]:
     default="[]",
     help="NetworkPolicyPeers that may reach the ports which jobs' templates declare: JSON.",
 )
+@click.option(
+    "--kueue/--no-kueue", default=False, show_default=True, help="Write Kueue's Workloads for jobs with a queue."
+)
 @click.option("--kubeconfig", default=None, help="Kubeconfig to use instead of the pod's ServiceAccount.")
 @click.version_option(package_name="ringtrain-operator", prog_name="ringtrain-operator")
 def operator(

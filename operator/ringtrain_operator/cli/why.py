@@ -109,9 +109,10 @@ def _unlooked(job: Json) -> Iterator[str]:
 
 def _conditions(status: Json) -> Iterator[str]:
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
-    bad["Degraded"] = "True"
+    bad["Degraded"] = bad["Queued"] = "True"
     for condition in status.get("conditions") or []:
-        matters = condition.get("reason") not in ("Finished", "Suspended") or condition["type"] == "Suspended"
+        repeated = condition["type"] == "Running" and condition.get("reason") in ("Suspended", "WaitingForQueue")
+        matters = not repeated and condition.get("reason") != "Finished"
         limps = condition["type"] == "Running" and condition.get("reason") == "SideContainerFailed"
         if limps or (bad.get(condition["type"]) == condition["status"] and matters):
             message = condition.get("message") or ""

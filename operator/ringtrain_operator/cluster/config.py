@@ -14,8 +14,8 @@ class OperatorConfig:
     """Settings of one operator process. `namespaces` empty: the whole cluster.
 
     `stuck_after_s`: a reconcile is a handful of requests with deadlines of their own, and the loop that watches
-    turns all the time; what takes longer than this is stuck, and /healthz says so. `objects`: settings of jobs'
-    objects; the namespace in it follows from `lease_namespace`.
+    turns all the time; what takes longer than this is stuck, and /healthz says so. `kueue`: whether Workloads of
+    Kueue may be written. `objects`: settings of jobs' objects; the namespace in it follows from `lease_namespace`.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -31,6 +31,7 @@ class OperatorConfig:
     log_level: str = "info"
     grace_s: float = 20.0
     stuck_after_s: float = 300.0
+    kueue: bool = False
     objects: Settings = field(default_factory=Settings)
 
     def address(self) -> tuple[str | None, int]:

@@ -47,7 +47,8 @@ class Memory:
 
     `owned` are objects that were made or read as ours since `looked_at`; the Secret is only ever known this way,
     because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
-    no container runs any more; `ending`: by uid, pods that were being deleted at the last look.
+    no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`: Kueue's,
+    None: there is none; it is `workload_known` until a watch tells of another.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -57,6 +58,9 @@ class Memory:
     looked_at: float = float("-inf")
     listed: bool = False
     secret_attempt: int = 0
+    workload_known: bool = False
+    workload: Json | None = None
+    workload_refused: str = ""
     ending: dict[str, Ending] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
 

@@ -24,9 +24,14 @@ from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.cluster.watch import Scope, resync, until_served, watch_cluster
+from ringtrain_operator.cluster.workloads import served_version, workloads
 from ringtrain_operator.observe.model import ObjectRef
 
 log = logging.getLogger(__name__)
+
+
+# So long after Kueue was installed it is made use of.
+LOOK_FOR_KUEUE_S = 60.0
 
 
 class LeaseLost(Exception):
@@ -103,8 +108,9 @@ class Operator:
         await _first_of(until_served(self.api, scope), self._stop.wait())
         await _first_of(self._reconciler.pod_schema.refresh(), self._stop.wait())
         await _first_of(self._find_waiting_jobs(), self._stop.wait())
+        await _first_of(self._find_kueue(), self._stop.wait())
         parts = [
-            watch_cluster(self._scope()),
+            self._watch(),
             resync(self.api, scope, enqueue, self.config.resync_s),
             self._keep_pod_schema(),
             self._stop.wait(),
@@ -128,6 +134,25 @@ class Operator:
         except ApiError as exc:  # the order is found out later, when each job was looked at
             log.warning("jobs that wait could not be listed: %s", exc)
 
+    async def _watch(self) -> None:
+        """Watch; when Kueue comes, goes or is upgraded, watch again."""
+        while True:
+            version = self._reconciler.kueue.version
+            await _first_of(watch_cluster(self._scope()), self._until_kueue_is_not(version))
+
+    async def _until_kueue_is_not(self, version: str) -> None:
+        while self._reconciler.kueue.version == version:
+            await asyncio.sleep(min(self.config.resync_s, LOOK_FOR_KUEUE_S))
+            await self._find_kueue()
+
+    async def _find_kueue(self) -> None:
+        if not self.config.kueue:
+            return
+        try:
+            self._reconciler.kueue.version = await served_version(self.api)
+        except ApiError as exc:
+            log.warning("whether Kueue is there is not known: %s", exc)
+
     async def _keep_pod_schema(self) -> None:
         """An API server that is upgraded knows new fields."""
         while True:
@@ -141,6 +166,8 @@ class Operator:
             self._job_changed,
             self._pod_changed,
             self._object_gone,
+            self._workload_changed,
+            workloads(self._reconciler.kueue.version) if self._reconciler.kueue.version else None,
             self.watching,
             beat=self._watch_turned,
             beat_every_s=self.config.stuck_after_s / 20,
@@ -201,6 +228,10 @@ class Operator:
 
     def _object_gone(self, key: Key, ref: ObjectRef) -> None:
         self._reconciler.object_gone(key, ref)
+        self.queue.add(key)
+
+    def _workload_changed(self, key: Key) -> None:
+        self._reconciler.workload_changed(key)
         self.queue.add(key)
 
     def _why_not_alive(self) -> str:

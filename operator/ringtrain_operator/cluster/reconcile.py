@@ -20,6 +20,7 @@ from ringtrain_operator.cluster.pod_schema import ServedPodSchema
 from ringtrain_operator.cluster.poll import Endpoint, LauncherPoller, Wish
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.versions import Versions
+from ringtrain_operator.cluster.workloads import Kueue
 from ringtrain_operator.observe.model import ObjectRef, Observed
 from ringtrain_operator.observe.pods import status_token
 from ringtrain_operator.plan import Plan, plan_object
@@ -56,6 +57,7 @@ class Reconciler:
         self._clock = clock
         self.line = WaitingLine()
         self._nodes = NodeRoom(versions.api)
+        self.kueue = Kueue(versions.api)
         self._memories: dict[str, Memory] = {}
         self._uids: dict[Key, str] = {}
 
@@ -70,17 +72,19 @@ class Reconciler:
         now = self._clock()
         reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
         reading = await self._with_others(key, reading)
+        reading = replace(reading, observed=replace(reading.observed, kueue=await self.kueue.observe(job, memory)))
         plan = self._plan(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
-        if plan.status and not (plan.create or plan.delete) and self._settles(job, reading, now):
+        if plan.status and not plan.acts and self._settles(job, reading, now):
             self._versions.settled(key, job["metadata"]["resourceVersion"])
         self._wake(self.line.note(key, job))
         surprised = await apply_plan(self._versions, job, plan, memory)
+        refused = plan.workload is not None and await self.kueue.change(job, plan.workload, memory)
         await send_events(self._api, job, plan.events)
         self._follow_up(key, job, reading, plan, memory)
         if surprised:
             self._queue.add(key)
-        elif memory.refusals or memory.foreign:
+        elif memory.refusals or memory.foreign or refused or _has_problem(reading):
             self._queue.retry(key)
         else:
             self._queue.succeeded(key)
@@ -90,6 +94,12 @@ class Reconciler:
         memory = self._memories.get(self._uids.get(key, ""))
         if memory is not None:
             memory.owned.discard(ref)
+
+    def workload_changed(self, key: Key) -> None:
+        """The job's Workload is another by now, or gone."""
+        memory = self._memories.get(self._uids.get(key, ""))
+        if memory is not None:
+            memory.workload_known = False
 
     async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
         """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""
@@ -120,7 +130,7 @@ class Reconciler:
     def _settles(self, job: Json, reading: Reading, now: datetime) -> bool:
         """Whether the status just written, planned with again on what was read, asks for nothing more."""
         again = self._plan(job, replace(reading.observed, status=job["status"]), now)
-        return not (again.create or again.delete or again.status)
+        return not (again.acts or again.status)
 
     def _follow_up(self, key: Key, job: Json, reading: Reading, plan: Plan, memory: Memory) -> None:
         endpoint = launcher_endpoint(reading)
@@ -162,6 +172,11 @@ class Reconciler:
         self._poller.forget(key)
         self._queue.forget(key)
         self._metrics.job_gone(key)
+
+
+def _has_problem(reading: Reading) -> bool:
+    kueue = reading.observed.kueue
+    return kueue is not None and bool(kueue.problem)
 
 
 def wanted_workers(job: Json) -> int | None:

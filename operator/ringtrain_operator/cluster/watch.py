@@ -44,7 +44,8 @@ ObjectGone = Callable[[Key, ObjectRef], None]
 class Scope:
     """What is watched, and who is told. `namespaces` empty: the whole cluster.
 
-    `beat` is called every `beat_every_s` from kopf's own thread for as long as its loop turns.
+    `workloads`: Kueue's, in the version that is served; None: they are not watched. `beat` is called every
+    `beat_every_s` from kopf's own thread for as long as its loop turns.
     """
 
     connection: Connection
@@ -52,6 +53,8 @@ class Scope:
     job_changed: JobChanged
     pod_changed: PodChanged
     object_gone: ObjectGone
+    workload_changed: Enqueue
+    workloads: Resource | None
     ready: asyncio.Event
     beat: Callable[[], None]
     beat_every_s: float
@@ -99,7 +102,7 @@ async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: thre
     ) as session:
         await kopf.operator(
             registry=_handlers(scope, host, session),
-            settings=_settings(),
+            settings=_settings(scope),
             clusterwide=not scope.namespaces,
             namespaces=scope.namespaces,
             standalone=True,
@@ -158,6 +161,13 @@ def _handlers(
 
     for resource in COMPANIONS:
         watch_deletions(resource)
+    if scope.workloads is not None:
+
+        @kopf.on.event(*_group_version(scope.workloads), scope.workloads.plural, registry=registry)
+        async def workload_changed(namespace: str | None, labels: Any, **_: Any) -> None:
+            if job := labels.get(contract.LABEL_JOB):
+                host.call_soon_threadsafe(scope.workload_changed, Key(namespace or "", job))
+
     return registry
 
 
@@ -166,13 +176,13 @@ def _group_version(resource: Resource) -> tuple[str, str]:
     return group, version
 
 
-def _settings() -> kopf.OperatorSettings:
+def _settings(scope: Scope) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = _NoDiff()
     settings.scanning.disabled = True  # neither CRDs nor namespaces are watched: no right to that is needed
     settings.peering.standalone = True
-    for resource in (PODS, *COMPANIONS):
+    for resource in (PODS, *COMPANIONS, *filter(None, [scope.workloads])):
         key = (*_group_version(resource), resource.plural)
         settings.watching.label_selectors[key] = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
     settings.watching.chunk_size = 200
@@ -260,7 +270,8 @@ class _Narrow:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._plurals = tuple(f"/{resource.plural}" for resource in (JOBS, PODS, *COMPANIONS))
+        watched = (*(resource.plural for resource in (JOBS, PODS, *COMPANIONS)), "workloads")
+        self._plurals = tuple(f"/{plural}" for plural in watched)
 
     async def __call__(
         self,

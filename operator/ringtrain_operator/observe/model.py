@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from .workload import WorkloadView
+
 Role = Literal["launcher", "worker"]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
@@ -122,6 +124,18 @@ class Contention:
 
 
 @dataclass(frozen=True)
+class KueueView:
+    """Kueue, where the operator may write its Workloads. `version`: of its API. `priority`: fields of a Workload
+    that is made now. `problem`: why none can be made.
+    """
+
+    version: str
+    workload: WorkloadView | None = None
+    priority: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Observed:
     """What exists for one job at one moment.
 
@@ -131,7 +145,7 @@ class Observed:
     as this launcher runs. `launcher_refused`: why an elastic job's launcher does not take the number of workers.
     `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as it was read.
     `contention`: other jobs that wait for places. `nodes`: what each node of the cluster has of extended
-    resources; None: not known, or of no interest.
+    resources; None: not known, or of no interest. `kueue`: None where it is not served, or not allowed.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -144,6 +158,7 @@ class Observed:
     launcher_age_s: float = 0.0
     launcher_refused: str = ""
     refusals: tuple[Refusal, ...] = ()
+    kueue: KueueView | None = None
     status: dict[str, Any] = field(default_factory=dict)
     contention: Contention = Contention()
     nodes: tuple[Mapping[str, int], ...] | None = None

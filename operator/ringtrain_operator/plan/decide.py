@@ -26,6 +26,7 @@ from .ledger import enter, name_credentials
 from .objects import changes
 from .outcome import attempt_failure, success
 from .progress_deadline import progress_deadline
+from .queueing import MULTIKUEUE, elsewhere, queueing, workload_change
 from .relaunch import launcher_away, launcher_wakes_at, note_launcher
 from .result import Plan
 from .scale import scale
@@ -34,11 +35,13 @@ from .suspend import suspension
 # Of spec.managedBy: a job that names another controller is left alone.
 OURS = f"{GROUP}/operator"
 
-# A success that came in time is one, whatever else happened since; a suspension goes before judging a failure;
+# A success that came in time is one, whatever else happened since; a suspension, or quota that is asked back, goes
+# before judging a failure;
 # a lost pod explains a failed rank, not the other way round.
 POLICIES: tuple[Policy, ...] = (
     success,
     suspension,
+    queueing,
     active_deadline,
     disruption,
     incomplete,
@@ -85,10 +88,12 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     Applying the answer and planning again ends, after a few rounds without anything happening, in an empty plan.
     """
     now = now.replace(microsecond=0)
-    if job.deleting or job.spec.managed_by not in (None, OURS):
-        return Plan()
     previous = parse_status(observed.status)
     s = Situation(job, observed, previous, now)
+    if not job.deleting and job.spec.managed_by == MULTIKUEUE:
+        return Plan(workload=elsewhere(s, settings))
+    if job.deleting or job.spec.managed_by not in (None, OURS):
+        return Plan()
     decision, timers = _decide(s)
     decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))
     decided = replace(decided, status=note_line(decided, decision))
@@ -101,6 +106,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     answer = Plan(
         create=todo.create,
         delete=todo.delete,
+        workload=workload_change(settled, settings),
         requeue_after_s=max((min(timers) - now).total_seconds(), 0.0) if timers else None,
     )
     return _answer(answer, previous, new)
@@ -117,7 +123,7 @@ def _decide(s: Situation) -> tuple[Decision | None, list[datetime]]:
             return result.decision, timers
         if result.requeue_at is not None:
             timers.append(result.requeue_at)
-        if policy is suspension and s.status.is_true("Suspended"):
+        if policy is queueing and (s.status.is_true("Suspended") or s.status.is_true("Queued")):
             return None, timers
     return None, timers
 

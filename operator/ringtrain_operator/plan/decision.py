@@ -13,15 +13,24 @@ from ..status.situation import Situation
 
 @dataclass(frozen=True)
 class Begin:
-    """Start the first attempt, or the next one after a suspension."""
+    """Start the first attempt, or the next one after a suspension or in a queue."""
 
     attempt: int
-    reason: Literal["Started", "Resumed"]
+    reason: Literal["Started", "Resumed", "Admitted", "Dequeued"]
 
 
 @dataclass(frozen=True)
 class Halt:
     """Delete the pods and wait to be resumed."""
+
+
+@dataclass(frozen=True)
+class Enqueue:
+    """Delete the pods and wait in the queue. `disrupted`: the attempt ended by another's doing."""
+
+    reason: str
+    message: str
+    disrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Place:
     since: datetime
 
 
-Decision = Begin | Halt | Restart | Resize | Queue | Place | Finish
+Decision = Begin | Halt | Enqueue | Restart | Resize | Queue | Place | Finish
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,10 @@ def condition_of(decision: Decision | None) -> ConditionChange | None:
     match decision:
         case Begin(reason="Resumed"):
             return ConditionChange("Suspended", "False", "Resumed", f"attempt {decision.attempt} begins")
+        case Begin(reason="Admitted" | "Dequeued" as reason):
+            return ConditionChange("Queued", "False", reason, f"attempt {decision.attempt} begins")
+        case Enqueue():
+            return ConditionChange("Queued", "True", decision.reason, decision.message)
         case Halt():
             return ConditionChange(
                 "Suspended", "True", "Suspended", "runPolicy.suspend is set; the pods are deleted"

@@ -18,6 +18,7 @@ _STAGES = frozenset(
         "WaitingForOldPods",
         "BackOff",
         "Suspended",
+        "WaitingForQueue",
         "Finished",
     }
 )
@@ -112,7 +113,11 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
             return Event("Normal", "WorldComplete", after.message)
         case "Suspended" | "Succeeded", "True":
             return Event("Normal", after.type, after.message)
-        case "Suspended", "False":
+        case "Queued", "True":
+            if after.reason in ("Waiting", "Scaled"):
+                return Event("Normal", "Queued", after.message)
+            return Event("Warning", "Requeued", f"{after.reason}: {after.message}")
+        case "Suspended" | "Queued", "False" if after.reason in ("Resumed", "Admitted", "Dequeued"):
             return Event("Normal", after.reason, after.message)
         case "Restarting", "True":
             return Event("Normal" if after.reason == "Scaled" else "Warning", "Restarting", after.message)

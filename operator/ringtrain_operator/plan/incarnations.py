@@ -17,7 +17,7 @@ from ..observe.model import ObjectRef, PodView
 from ..status.incarnations import LOSSES_KEPT, has_joined, incarnations_of, is_present, made_after, number_of
 from ..status.model import Incarnations, JobStatus, Loss
 from ..status.situation import Situation
-from .decision import Begin, Decision, Finish, Halt
+from .decision import Begin, Decision, Enqueue, Finish, Halt
 from .disruption import node_is_suspect, pod_disruption
 from .launcher_loss import launcher_loss
 from .outcome import LAUNCHER_REPORT_S, ended_badly
@@ -53,8 +53,8 @@ def note_workers(s: Situation, decision: Decision | None) -> JobStatus:
 
 def notes_end(s: Situation, decision: Decision | None) -> bool:
     """Whether nothing is noted of pods: the job is not elastic, or its pods go, or all is over."""
-    suspended = s.status.is_true("Suspended") and not isinstance(decision, Begin)
-    over = suspended or s.status.finished or isinstance(decision, Halt | Finish)
+    without_pods = s.is_without_pods and not isinstance(decision, Begin)
+    over = without_pods or s.status.finished or isinstance(decision, Halt | Enqueue | Finish)
     return s.job.spec.elastic is None or s.attempt == 0 or over
 
 
@@ -76,7 +76,7 @@ def unwanted_workers(s: Situation) -> tuple[PodView, ...]:
 
 def wakes_at(s: Situation) -> tuple[datetime, ...]:
     """When to look at the workers again if nothing happens."""
-    if s.job.spec.elastic is None or s.status.finished or s.status.is_true("Suspended"):
+    if s.job.spec.elastic is None or s.status.finished or s.is_without_pods:
         return ()
     pauses = (
         made_after(s.status, worker)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from ..observe.model import Contender
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import NO_DECISION, Decision, Finish, Halt, Place, PolicyResult, Queue
+from .decision import NO_DECISION, Decision, Enqueue, Finish, Halt, Place, PolicyResult, Queue
 
 # A scheduler may need a moment for pods that fit: an end of other pods is on its way.
 GRACE_S = 5
@@ -46,7 +46,7 @@ def incomplete(s: Situation) -> PolicyResult:
 def note_line(s: Situation, decision: Decision | None) -> JobStatus:
     """The status with whether the job stands in the line: from when it is stuck until it is placed."""
     ledger = s.status.ledger
-    over = isinstance(decision, Halt | Finish) or s.status.finished
+    over = isinstance(decision, Halt | Enqueue | Finish) or s.status.finished
     if over or s.attempt == 0 or ledger.queued_since is not None:
         return s.status
     if s.placed or s.gang_began:
@@ -63,7 +63,7 @@ def is_stuck(s: Situation) -> bool:
     """Whether pods without which the gang can't begin find no node."""
     return (
         not s.gang_began
-        and not s.status.is_true("Suspended")
+        and not s.is_without_pods
         and any(pod.unschedulable_since is not None for pod in s.pods)
         and not s.placed
     )

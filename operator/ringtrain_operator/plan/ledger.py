@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import Begin, Decision, Finish, Halt, Place, Queue, Resize, Restart
+from .decision import Begin, Decision, Enqueue, Finish, Halt, Place, Queue, Resize, Restart
 
 OUT_OF_LINE: dict[str, Any] = {"line_since": None, "queued_since": None, "too_large": False}
 FIRST_DELAY_S = 1
@@ -23,6 +24,8 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
             return _begin(s, decision)
         case Halt():
             return _halt(s)
+        case Enqueue():
+            return _enqueue(s, decision)
         case Restart():
             return _restart(s, decision)
         case Resize():
@@ -61,8 +64,10 @@ def _begin(s: Situation, decision: Begin) -> JobStatus:
     begun = s.status.model_copy(
         update={"attempt": decision.attempt, "start_time": s.status.start_time or s.now},
     )
+    group = "PodGroup" if s.job.queue else None
     return _without_pods(begun).noted(
-        attempt_workers=s.job.num_workers,
+        attempt_workers=s.wanted_workers,
+        queued_as="Workload" if decision.reason == "Admitted" else group,
         active_since=min(s.job.created, s.now) if fresh else s.now,
         restart_not_before=None,
         restart_delay_seconds=0,
@@ -76,6 +81,12 @@ def _halt(s: Situation) -> JobStatus:
     return s.status.noted(active_since=None, active_seconds=seconds, **OUT_OF_LINE)
 
 
+def _enqueue(s: Situation, decision: Enqueue) -> JobStatus:
+    disrupted = 1 if decision.disrupted and s.attempt > 0 else 0
+    counted = s.status.model_copy(update={"disruptions": s.status.disruptions + disrupted})
+    return _halt(replace(s, status=counted)).noted(queued_as="Workload")
+
+
 def _restart(s: Situation, decision: Restart) -> JobStatus:
     delay = _delay_s(s) if decision.delayed else 0
     restarted = s.status.model_copy(
@@ -87,7 +98,7 @@ def _restart(s: Situation, decision: Restart) -> JobStatus:
         }
     )
     return _without_pods(restarted).noted(
-        attempt_workers=s.job.num_workers,
+        attempt_workers=s.wanted_workers,
         restart_not_before=s.now + timedelta(seconds=delay) if delay else None,
         restart_delay_seconds=delay,
     )

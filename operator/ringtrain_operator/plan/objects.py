@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import build
 from ..build import Settings
-from ..contract import KIND
+from ..contract import KIND, LABEL_ROLE
 from ..observe.model import ObjectRef, PodView
 from ..spec.job import Job
 from ..status.incarnations import avoided_nodes, incarnations_of, number_of
@@ -18,6 +18,7 @@ from .cleanup import deletion, expiry, force_time, unwanted_pods
 from .incarnations import due_workers, unwanted_workers
 from .relaunch import is_unwanted, launcher_due
 from .result import Deletion
+from .workload_patches import granted
 
 # A suspended job's launcher ends as soon as it has taken note of the workers' end; one that hangs is deleted.
 LAUNCHER_ENDS_S = 30
@@ -36,24 +37,27 @@ def changes(s: Situation, settings: Settings) -> Changes:
     """What separates what exists from what the status says should."""
     if s.status.finished:
         return _finished(s)
-    if s.status.is_true("Suspended"):
+    if s.is_without_pods:
         return _suspended(s)
     if s.stale_pods:
         return _delete(s, s.stale_pods, None)
-    if s.observed.foreign or s.status.ledger.queued_since is not None:
+    waits = s.status.ledger.queued_since is not None or (s.has_workload and not s.may_run)
+    if s.observed.foreign or waits:
         return Changes()
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
         return Changes(requeue_at=start)
-    made = (*_companions(s, settings), *_missing_pods(s, settings))
+    made = (*_companions(s, settings), *(_for_queue(s, pod) for pod in _missing_pods(s, settings)))
     launchers = tuple(pod for pod in s.pods if is_unwanted(s, pod))
     return replace(_delete(s, (*launchers, *unwanted_workers(s)), None), create=made)
 
 
 def _suspended(s: Situation) -> Changes:
-    """No pods. A launcher that runs is left to end by itself for a while: it gathers the ranks' last lines, and if
-    the job has ended meanwhile, which nobody may have seen yet, its end counts, and its logs stay."""
-    launcher, condition = s.launcher, s.status.condition("Suspended")
+    """No pods, while suspended and in a queue. A launcher that runs is left to end by itself for a while: it
+    gathers the ranks' last lines, and if the job has ended meanwhile, which nobody may have seen yet, its end
+    counts, and its logs stay."""
+    launcher = s.launcher
+    condition = s.status.condition("Suspended" if s.status.is_true("Suspended") else "Queued")
     if condition is None or launcher is None or launcher.finished or launcher.phase != "Running":
         return _delete(s, s.observed.pods, None)
     due = condition.last_transition_time + timedelta(seconds=LAUNCHER_ENDS_S)
@@ -96,15 +100,26 @@ def _companions(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
 
 
 def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
+    if s.job.spec.elastic is not None:
+        return _missing_elastic_pods(s, settings)
     missing = set(s.missing_names)
     indices = (i for i in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, i) in missing)
     secret = s.secret.name
     workers = (build.build_worker_pod(s.job, s.attempt, index, secret) for index in indices)
-    if s.job.spec.elastic is not None:
-        return _missing_elastic_pods(s, settings)
     if build.launcher_name(s.job) not in missing:
         return tuple(workers)
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
+
+
+def _for_queue(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
+    """The pod with what the job's queue adds to it."""
+    role = pod["metadata"]["labels"][LABEL_ROLE]
+    grant = s.workload.grants.get(build.POD_SETS[role]) if s.workload is not None and s.has_workload else None
+    if grant is not None:
+        return granted(pod, grant)
+    if s.status.ledger.queued_as == "PodGroup" and s.job.queue:
+        return build.grouped(s.job, pod, s.attempt, len(s.wanted_names))
+    return pod
 
 
 def _missing_elastic_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:

@@ -85,7 +85,7 @@ def is_unwanted(s: Situation, pod: PodView) -> bool:
 def launcher_wakes_at(s: Situation) -> tuple[datetime, ...]:
     """When to look at the launcher again if nothing happens."""
     due = made_after(s.status, None)
-    away = s.launcher is None and not s.status.finished and not s.status.is_true("Suspended")
+    away = s.launcher is None and not s.status.finished and not s.is_without_pods
     return (due,) if away and due is not None and due > s.now else ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..observe.model import ObjectRef
@@ -15,6 +15,15 @@ class Deletion:
     ref: ObjectRef
     uid: str
     grace_s: int | None = None
+
+
+@dataclass(frozen=True)
+class WorkloadChange:
+    """What becomes of the job's Workload. `body`: the object to create, or `name`, `patch` and `subresource`."""
+
+    verb: Literal["create", "delete", "patch"]
+    body: dict[str, Any] = field(default_factory=dict)
+    deletion: Deletion | None = None
 
 
 @dataclass(frozen=True)
@@ -31,13 +40,20 @@ class Plan:
     """What to do now.
 
     The order matters and makes it safe to die between any two writes: first `status` is written (the whole new
-    status, with the resourceVersion that was read; None: nothing changed); when that succeeded, `delete`, `create`
-    and `events`, in any order. Decisions are thus recorded before they are acted upon, and what was left undone is
-    planned again from what exists. `requeue_after_s`: look again then, whatever happens; None: wait for an event.
+    status, with the resourceVersion that was read; None: nothing changed); when that succeeded, `delete`,
+    `create`, `workload` and `events`, in any order. Decisions are thus recorded before they are acted upon, and
+    what was left undone is planned again from what exists. `requeue_after_s`: look again then, whatever happens;
+    None: wait for an event.
     """
 
     create: tuple[dict[str, Any], ...] = ()
     delete: tuple[Deletion, ...] = ()
     status: dict[str, Any] | None = None
+    workload: WorkloadChange | None = None
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything besides the status is written."""
+        return bool(self.create or self.delete or self.workload)

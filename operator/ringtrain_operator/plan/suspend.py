@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from ..status.situation import Situation
-from .decision import NO_DECISION, Begin, Halt, PolicyResult
+from .decision import NO_DECISION, Begin, Enqueue, Halt, PolicyResult
 
 
 def suspension(s: Situation) -> PolicyResult:
-    """A suspended job has no pods; a resumed one goes on with a new attempt, which does not count."""
+    """A suspended job has no pods; a resumed one goes on with a new attempt, which does not count.
+
+    With a queue a job waits there first.
+    """
     suspended = s.status.is_true("Suspended")
+    queued = s.status.is_true("Queued")
     if s.job.spec.run_policy.suspend:
         return NO_DECISION if suspended else PolicyResult(Halt())
-    if not suspended and s.attempt > 0:
+    if queued or (not suspended and s.attempt > 0):
         return NO_DECISION
+    if s.job.queue and s.observed.kueue is not None:
+        return PolicyResult(Enqueue("Waiting", f"the job waits in LocalQueue {s.job.queue}"))
     # Pods without a status: someone restored the job and lost its past. Their attempts are not taken up again.
     newest = max((pod.attempt for pod in s.observed.pods), default=0)
     return PolicyResult(Begin(max(s.attempt, newest) + 1, "Resumed" if suspended else "Started"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 from typing import Annotated, Any, Literal
@@ -18,6 +19,8 @@ from .policy import RunPolicy
 from .scheduling import Scheduling
 from .template import LauncherTemplate, WorkerTemplate, device_count, template_devices
 
+# Kueue's own way to name a queue; where spec.scheduling.queue is set, that counts.
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 EmptyDir = Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
@@ -298,6 +301,11 @@ class JobSpec(SpecModel):
         return device_count(next(iter(amounts.values()), 1)) or 1
 
 
+def kueue_queue(queue: object, gang: object, labels: Mapping[str, Any]) -> str:
+    """The LocalQueue that scheduling.queue or Kueue's own label names; empty: the job waits in none of Kueue's."""
+    return str((queue if gang != "Volcano" else "") or labels.get(QUEUE_LABEL) or "")
+
+
 @dataclass(frozen=True)
 class Job:
     """A DistributedTrainingJob whose spec is valid."""
@@ -309,6 +317,13 @@ class Job:
     created: datetime
     spec: JobSpec
     deleting: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def queue(self) -> str:
+        """Kueue's LocalQueue that the job waits in; empty: it waits in none."""
+        wanted = self.spec.scheduling
+        return kueue_queue(wanted.queue, wanted.gang, self.labels)
 
     @property
     def num_workers(self) -> int:

@@ -59,6 +59,7 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
         created=parse_time(metadata.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC),
         spec=parsed,
         deleting=bool(metadata.get("deletionTimestamp")),
+        labels=dict(metadata.get("labels") or {}),
     )
 
 

@@ -11,7 +11,7 @@ from .incarnations import new_losses
 from .model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
 from .progress import progress_fields
 from .situation import Situation
-from .waiting import running_or_why_not
+from .waiting import queued_because, running_or_why_not
 
 
 def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> JobStatus:
@@ -30,8 +30,8 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
         if s.status.ledger.queued_since is not None and not status.is_true("Suspended"):
             state = "Queued"
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": state})
-    queued = status.state == "Queued"
-    why = status.condition("Running") if queued else _foremost(status) or status.condition("Running")
+    in_line = s.status.ledger.queued_since is not None and status.state == "Queued"
+    why = status.condition("Running") if in_line else _foremost(status) or status.condition("Running")
     fields = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
     if not s.status.finished:
         workers = [loss for loss in new_losses(seen.status, s.status) if loss.worker is not None]
@@ -54,9 +54,14 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
     """What the other conditions become when the decided one, or what was seen, is as it is."""
     if status.finished:
         # A job that ended in the second in which it was suspended has ended.
-        return _over(status, "Finished", "the job has ended", "Restarting", "Suspended", "Degraded")
+        return _over(status, "Finished", "the job has ended", "Restarting", "Suspended", "Queued", "Degraded")
+    suspends = decided is not None and decided.type == "Suspended"
+    if (queued := status.condition("Queued")) is not None and status.is_true("Queued") and not suspends:
+        waiting = ConditionChange("Queued", "True", queued.reason, queued_because(s))
+        return (waiting, *_over(status, "WaitingForQueue", waiting.message, "Restarting", "Suspended", "Degraded"))
     if status.is_true("Suspended"):
-        return _over(status, "Suspended", "the job is suspended (runPolicy.suspend)", "Restarting", "Degraded")
+        why = "the job is suspended (runPolicy.suspend)"
+        return _over(status, "Suspended", why, "Restarting", "Queued", "Degraded")
     if decided is not None and decided.type == "Restarting":
         restarting = ConditionChange("Running", "False", decided.reason, decided.message)
         return (restarting, *_no_world(status, decided.reason))
@@ -83,5 +88,5 @@ def _over(status: JobStatus, reason: str, message: str, *passed: ConditionType) 
 
 def _foremost(status: JobStatus) -> Condition | None:
     """The condition that holds and says most about the job."""
-    kinds: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended", "Running", "Restarting")
+    kinds: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended", "Queued", "Running", "Restarting")
     return next((status.condition(kind) for kind in kinds if status.is_true(kind)), None)

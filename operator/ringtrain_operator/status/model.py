@@ -12,7 +12,9 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from ..spec.base import StatusModel
 
 State = Literal["Pending", "Queued", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Rejected"]
-ConditionType = Literal["Accepted", "Running", "Degraded", "Suspended", "Restarting", "Succeeded", "Failed"]
+ConditionType = Literal[
+    "Accepted", "Running", "Degraded", "Suspended", "Queued", "Restarting", "Succeeded", "Failed"
+]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
@@ -143,6 +145,9 @@ class Ledger(StatusModel):
     restart_delay_seconds: int = Field(default=0, description="Delay before the last restart.")
     active_since: Time | None = Field(default=None, description="Since when activeDeadlineSeconds counts.")
     active_seconds: int = Field(default=0, description="Seconds that counted before the last suspension.")
+    queued_as: Literal["Workload", "PodGroup"] | None = Field(
+        default=None, description="How Kueue knows the job, or its present attempt; absent: it does not."
+    )
     incarnations: Incarnations | None = Field(default=None, description="Pods of an elastic job's workers.")
     line_since: Time | None = Field(
         default=None, description="Place among the jobs that wait to be placed whole; the earliest comes first."
@@ -207,6 +212,7 @@ ORDER: tuple[ConditionType, ...] = (
     "Running",
     "Degraded",
     "Suspended",
+    "Queued",
     "Restarting",
     "Succeeded",
     "Failed",

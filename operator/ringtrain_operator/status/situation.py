@@ -9,6 +9,7 @@ from functools import cached_property
 from ..build import launcher_name, secret_name, worker_name
 from ..observe.model import LauncherReport, ObjectRef, Observed, PodView
 from ..observe.pods import failure_in
+from ..observe.workload import WorkloadView
 from ..spec.job import Job
 from .model import JobStatus
 
@@ -52,6 +53,32 @@ class Situation:
         """What the present attempt's launcher says, if it could be asked."""
         report = self.observed.launcher
         return report if report is not None and report.attempt == self.attempt else None
+
+    @property
+    def workload(self) -> WorkloadView | None:
+        """The job's Workload, if Kueue has one."""
+        return self.observed.kueue.workload if self.observed.kueue is not None else None
+
+    @property
+    def has_workload(self) -> bool:
+        """Whether the job waits for, or runs on, the quota of a Workload."""
+        return self.status.ledger.queued_as == "Workload"
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the job's Workload is known to be admitted."""
+        return self.workload is not None and self.workload.may_run
+
+    @property
+    def is_without_pods(self) -> bool:
+        """Whether the job is suspended or waits in a queue: its pods are deleted, and none is made."""
+        return self.status.is_true("Suspended") or self.status.is_true("Queued")
+
+    @property
+    def wanted_workers(self) -> int:
+        """Workers that the spec asks for, or as many as the queue admitted, if these are fewer."""
+        grant = self.workload.grants.get("workers") if self.workload is not None and self.has_workload else None
+        return self.job.num_workers if grant is None else min(self.job.num_workers, grant.count)
 
     @property
     def secret(self) -> ObjectRef:

@@ -200,3 +200,17 @@ def test_the_charts_crd_is_in_step(tmp_path: Path) -> None:
     spec.loader.exec_module(module)
     wanted = module.chart_crd((ROOT / "manifests" / "crd.yaml").read_text())
     assert (CHART / "templates" / "crd.yaml").read_text() == wanted
+
+
+@pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]])
+def test_rights_on_kueue_come_with_its_value(scope: list[str]) -> None:
+    """Not one rule names Kueue unless kueue.enabled is set; then the operator is told, too."""
+
+    def groups(*values: str) -> set[str]:
+        rules = [rule for obj in render(*values, *scope) for rule in obj.get("rules") or ()]
+        return {group for rule in rules for group in rule["apiGroups"]}
+
+    assert "kueue.x-k8s.io" not in groups()
+    assert {"kueue.x-k8s.io", "scheduling.k8s.io"} <= groups("kueue.enabled=true")
+    assert "--kueue" in str(render("kueue.enabled=true", *scope))
+    assert "--kueue" not in str(render(*scope))

@@ -1,0 +1,104 @@
+"""What Kueue is given: a Workload for the whole job, or labels that make its pods a group."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from .. import contract
+from ..spec.job import QUEUE_LABEL, Job
+from . import names
+from .pods import build_launcher_pod, build_worker_pod
+from .settings import Settings
+
+Json = dict[str, Any]
+
+# Roles of pods, and what a Workload calls their pod sets.
+POD_SETS = {contract.ROLE_LAUNCHER: "launcher", contract.ROLE_WORKER: "workers"}
+KUEUE_GROUP = "kueue.x-k8s.io"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+PREBUILT_LABEL = "kueue.x-k8s.io/prebuilt-workload-name"
+# Kueue counts a Workload whose job is gone as finished if it has this label.
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+# Of the pods of a group that Kueue queues without a Workload of ours.
+GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
+GROUP_COUNT_ANNOTATION = "kueue.x-k8s.io/pod-group-total-count"
+RETRIABLE_ANNOTATION = "kueue.x-k8s.io/retriable-in-group"
+# Of a pod's spec what decides where it may run and what it takes there. Quota needs no more.
+_WEIGHED = (
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "topologySpreadConstraints",
+    "priorityClassName",
+    "runtimeClassName",
+    "schedulerName",
+    "overhead",
+    "resources",
+    "resourceClaims",
+)
+_OF_A_CONTAINER = ("name", "image", "resources", "restartPolicy")
+
+
+def workload_name(name: str, uid: str, labels: Mapping[str, str]) -> str:
+    """Name of a job's Workload: the one that was made for it on another cluster, or its own."""
+    return labels.get(PREBUILT_LABEL) or f"{name}-{uid[:8]}"
+
+
+def is_prebuilt(job: Job) -> bool:
+    """Whether another makes the job's Workload, as MultiKueue does on the cluster where a job runs."""
+    return bool(job.labels.get(PREBUILT_LABEL))
+
+
+def build_workload(job: Job, version: str, priority: Mapping[str, Any], settings: Settings) -> Json:
+    """The Workload that waits for quota for all of the job's pods; `version`: of Kueue's API.
+
+    `priority`: the fields with its class and its value.
+    """
+    name = workload_name(job.name, job.uid, job.labels)
+    metadata = names.metadata(job, name, {**names.job_labels(job), JOB_UID_LABEL: job.uid})
+    spec: Json = {"queueName": job.queue, "active": True, "podSets": _pod_sets(job, settings), **priority}
+    return {"apiVersion": f"{KUEUE_GROUP}/{version}", "kind": "Workload", "metadata": metadata, "spec": spec}
+
+
+def _pod_sets(job: Job, settings: Settings) -> list[Json]:
+    workers: Json = {
+        "name": "workers",
+        "count": job.num_workers,
+        "template": _template(build_worker_pod(job, 1, 0)),
+    }
+    elastic, topology = job.spec.elastic, job.spec.scheduling.topology
+    if topology is not None:
+        level = {"required": topology.required} if topology.required else {"preferred": topology.preferred}
+        workers["topologyRequest"] = {**level, "podIndexLabel": contract.LABEL_WORKER_INDEX}
+    if elastic is not None and elastic.min_replicas < job.num_workers:
+        workers["minCount"] = elastic.min_replicas
+    launcher = {"name": "launcher", "count": 1, "template": _template(build_launcher_pod(job, 1, "", settings))}
+    return [launcher, workers]
+
+
+def _template(pod: Json) -> Json:
+    """The pod's template, as far as quota and places are concerned."""
+    spec = pod["spec"]
+    weighed = {name: copy.deepcopy(spec[name]) for name in _WEIGHED if spec.get(name)}
+    for kind in ("initContainers", "containers"):
+        if spec.get(kind):
+            weighed[kind] = [{name: c[name] for name in _OF_A_CONTAINER if c.get(name)} for c in spec[kind]]
+    labels = pod["metadata"]["labels"]
+    changing = (contract.LABEL_ATTEMPT, contract.LABEL_WORKER_INDEX)
+    kept = {name: value for name, value in labels.items() if name not in changing}
+    return {"metadata": {"labels": kept}, "spec": {"restartPolicy": "Never", **weighed}}
+
+
+def grouped(job: Job, pod: Json, attempt: int, pods: int) -> Json:
+    """The pod as one of a group of so many that Kueue admits together. A group is an attempt's."""
+    metadata = pod["metadata"]
+    metadata["labels"] |= {QUEUE_LABEL: job.queue, GROUP_LABEL: f"{job.name}-{job.uid[:8]}-{attempt}"}
+    if priority := job.labels.get(PRIORITY_LABEL):
+        metadata["labels"][PRIORITY_LABEL] = priority
+    annotations = metadata.setdefault("annotations", {})
+    annotations[GROUP_COUNT_ANNOTATION] = str(pods)
+    if job.spec.elastic is None:
+        annotations[RETRIABLE_ANNOTATION] = "false"  # the next attempt is another group
+    return pod

@@ -1,0 +1,174 @@
+"""Kueue on this cluster: which version of its API is served, reading a job's Workload, and writing it."""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ringtrain_operator.build import workload_name
+from ringtrain_operator.build.workload import KUEUE_GROUP, PRIORITY_LABEL
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from ringtrain_operator.cluster.api.resources import Resource
+from ringtrain_operator.cluster.observe import Memory
+from ringtrain_operator.observe.model import KueueView
+from ringtrain_operator.observe.pods import owned_by
+from ringtrain_operator.observe.workload import flavors_of, view_workload
+from ringtrain_operator.plan.result import WorkloadChange
+from ringtrain_operator.spec.job import kueue_queue
+
+log = logging.getLogger(__name__)
+Json = dict[str, Any]
+
+# The newest first.
+VERSIONS = ("v1beta2", "v1beta1")
+PRIORITY_CLASSES = Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
+# Flavors and classes of priority hardly ever change, and every job asks for the same few.
+KEPT_S = 30.0
+
+
+def workloads(version: str) -> Resource:
+    """Kueue's Workloads in this version of its API."""
+    return Resource(f"{KUEUE_GROUP}/{version}", "Workload", "workloads")
+
+
+async def served_version(api: ApiClient) -> str:
+    """The version in which the API server has Workloads; empty if it has none. Raises ApiError."""
+    try:
+        group = await api.raw_get(f"/apis/{KUEUE_GROUP}")
+    except NotFound:
+        return ""
+    served = [str(one.get("version")) for one in group.get("versions") or ()]
+    return next((version for version in VERSIONS if version in served), "")
+
+
+class Kueue:
+    """Reads and writes Workloads in `version`; empty: there are none, and every job's view is None."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+        self.version = ""
+        self._kept: dict[tuple[str, str], tuple[float, Json]] = {}
+
+    async def observe(self, job: Mapping[str, Any], memory: Memory) -> KueueView | None:
+        """What `plan` sees of Kueue for one job. Raises ApiError.
+
+        A Workload is read once, and again when a watch tells of it: a queue of a thousand costs nothing.
+        """
+        if not self.version:
+            return None
+        status = job.get("status") or {}
+        waits = bool(queue_of(job)) or (status.get("ledger") or {}).get("queuedAs") == "Workload"
+        if not waits:
+            return KueueView(self.version)
+        if not memory.workload_known:
+            memory.workload_known = True  # before it is asked: news that come meanwhile are news
+            try:
+                memory.workload = await self._read(job)
+            except BaseException:
+                memory.workload_known = False
+                raise
+        if memory.workload is None and status.get("state") in ("Succeeded", "Failed"):
+            return KueueView(self.version)
+        if memory.workload is None:
+            priority, problem = await self._priority(job)
+            return KueueView(self.version, None, priority, memory.workload_refused or problem)
+        flavors = {name: await self._flavor(name) for name in flavors_of(memory.workload)}
+        view = view_workload(memory.workload, flavors, ours=owned_by(memory.workload, job["metadata"]["uid"]))
+        return KueueView(self.version, view)
+
+    async def change(self, job: Mapping[str, Any], change: WorkloadChange, memory: Memory) -> bool:
+        """Carry out what a plan says; whether it was refused, for good reasons that a person should read."""
+        namespace, resource = job["metadata"]["namespace"], workloads(self.version)
+        memory.workload_known = False
+        refused = ""
+        try:
+            if change.verb == "create":
+                await self._api.create_unread(resource, namespace, change.body)
+            elif change.verb == "delete" and change.deletion is not None:
+                await self._api.delete(resource, namespace, change.deletion.ref.name, uid=change.deletion.uid)
+            else:
+                body = change.body
+                await self._api.patch(
+                    resource,
+                    namespace,
+                    body["name"],
+                    body["patch"],
+                    subresource=body["subresource"] or None,
+                    kind="json",
+                )
+        except AlreadyExists:
+            pass  # made by us, with the answer lost, or another's: it is read next
+        except NotFound as gone:
+            log.debug("a Workload was not there: %s", gone)
+            if change.verb == "create":
+                refused = gone.message  # Kueue is being removed, or the namespace is
+        except Conflict:
+            if change.verb != "delete":
+                raise
+        except (Forbidden, Invalid) as exc:
+            refused = f"the API refused its Workload: {exc.message}"
+            log.warning("%s", refused, extra={"job": f"{namespace}/{job['metadata']['name']}"})
+        memory.workload_refused = refused
+        return bool(refused)
+
+    async def _read(self, job: Mapping[str, Any]) -> Json | None:
+        namespace = job["metadata"]["namespace"]
+        try:
+            return await self._api.get(workloads(self.version), namespace, workload_name_of(job))
+        except NotFound:
+            return None
+
+    async def _flavor(self, name: str) -> Json:
+        resource = Resource(f"{KUEUE_GROUP}/{self.version}", "ResourceFlavor", "resourceflavors", namespaced=False)
+        return dict((await self._known(resource, name)).get("spec") or {})
+
+    async def _priority(self, job: Mapping[str, Any]) -> tuple[Json, str]:
+        """Fields of a Workload with the class that the job names and its value, or what is wrong with that."""
+        labels = job["metadata"].get("labels") or {}
+        if name := labels.get(PRIORITY_LABEL):
+            group, kind, plural = KUEUE_GROUP, "WorkloadPriorityClass", "workloadpriorityclasses"
+            resource = Resource(f"{KUEUE_GROUP}/{self.version}", kind, plural, namespaced=False)
+        elif name := priority_class_of(job):
+            group, kind, resource = "scheduling.k8s.io", "PriorityClass", PRIORITY_CLASSES
+        else:
+            return {"priority": 0}, ""
+        try:
+            found = await self._known(resource, name)
+        except NotFound:
+            return {}, f"{kind} {name!r} does not exist"
+        except Forbidden as exc:
+            return {}, f"{kind} {name!r} can't be read: {exc.message}"
+        value = {"priority": int(found.get("value") or 0)}
+        if self.version == "v1beta1":
+            return {**value, "priorityClassName": name, "priorityClassSource": f"{group}/{kind.lower()}"}, ""
+        return {**value, "priorityClassRef": {"group": group, "kind": kind, "name": name}}, ""
+
+    async def _known(self, resource: Resource, name: str) -> Json:
+        """An object of the cluster, read at most every KEPT_S."""
+        key, now = (resource.kind, name), time.monotonic()
+        read_at, found = self._kept.get(key, (float("-inf"), {}))
+        if now - read_at < KEPT_S:
+            return found
+        found = await self._api.get(resource, None, name)
+        self._kept[key] = (now, found)
+        return found
+
+
+def queue_of(job: Mapping[str, Any]) -> str:
+    """The job's LocalQueue, also of a job whose spec is not valid."""
+    wanted = (job.get("spec") or {}).get("scheduling") or {}
+    return kueue_queue(wanted.get("queue"), wanted.get("gang"), job["metadata"].get("labels") or {})
+
+
+def workload_name_of(job: Mapping[str, Any]) -> str:
+    """Name of the job's Workload."""
+    meta = job["metadata"]
+    return workload_name(meta["name"], meta["uid"], meta.get("labels") or {})
+
+
+def priority_class_of(job: Mapping[str, Any]) -> str:
+    """PriorityClass of the job's workers."""
+    wanted = (job.get("spec") or {}).get("scheduling") or {}
+    template = ((job.get("spec") or {}).get("worker") or {}).get("template") or {}
+    return str((template.get("spec") or {}).get("priorityClassName") or wanted.get("priorityClassName") or "")

@@ -1,0 +1,142 @@
+"""A job in a queue of Kueue: when its pods may exist, and what its Workload is told.
+
+The Workload is made when no pod of the job is there, pods are made while it is admitted, and its quota is given
+back when they are gone: at no moment do two jobs use the same quota.
+"""
+
+from __future__ import annotations
+
+from .. import build
+from ..build import Settings
+from ..observe.model import ObjectRef
+from ..observe.workload import WorkloadView
+from ..status.situation import Situation
+from . import workload_patches as patches
+from .decision import NO_DECISION, Begin, Enqueue, PolicyResult
+from .result import Deletion, WorkloadChange
+
+# Of spec.managedBy: the job runs on another cluster, which Kueue chooses; here it has a Workload and no pods.
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"
+
+
+def queueing(s: Situation) -> PolicyResult:
+    """A job waits without pods until its Workload is admitted, and waits again when its quota is asked back."""
+    if s.status.is_true("Queued"):
+        return _waiting(s)
+    if not s.has_workload or s.status.is_true("Suspended") or s.attempt == 0 or s.observed.kueue is None:
+        return NO_DECISION
+    view = s.workload
+    if view is None or view.ending:
+        return PolicyResult(Enqueue("WorkloadDeleted", "somebody deleted the job's Workload", disrupted=True))
+    if view.evicted is not None:
+        reason, message = str(view.evicted.get("reason") or "Evicted"), str(view.evicted.get("message") or "")
+        return PolicyResult(Enqueue(reason, message, disrupted=True))
+    if not view.may_run:
+        return PolicyResult(Enqueue("NotAdmitted", view.words, disrupted=True))
+    if not fits(s, view):
+        message = f"worker.replicas changed from {s.status.ledger.attempt_workers} to {s.job.num_workers}"
+        return PolicyResult(Enqueue("Scaled", message))
+    return NO_DECISION
+
+
+def fits(s: Situation, view: WorkloadView) -> bool:
+    """Whether the Workload asks for as many workers as the job wants; an elastic job may want fewer by now."""
+    workers = view.counts.get("workers", 0) - view.reclaimed.get("workers", 0)
+    if s.job.spec.elastic is not None:
+        return s.job.num_workers <= workers or s.job.num_workers == s.status.ledger.attempt_workers
+    return s.job.num_workers == workers
+
+
+def workload_change(s: Situation, settings: Settings) -> WorkloadChange | None:
+    """What the job's Workload is told next, given a status whose decisions are made."""
+    kueue, view = s.observed.kueue, s.workload
+    if kueue is None or not s.has_workload or (view is not None and (view.ending or view.foreign)):
+        return None
+    if s.status.finished:
+        return _told_the_end(s, view)
+    if s.status.is_true("Suspended") or not s.job.queue:
+        return None if s.observed.pods else _deleted(s, view)
+    if s.status.is_true("Queued"):
+        return None if s.observed.pods else _queued(s, view, settings)
+    return _told_of_pods(s, view) if view is not None and view.may_run else None
+
+
+def elsewhere(s: Situation, settings: Settings) -> WorkloadChange | None:
+    """The Workload of a job that MultiKueue runs on another cluster; the rest is Kueue's."""
+    kueue, view = s.observed.kueue, s.workload
+    if kueue is None or not s.job.queue or s.status.finished:
+        return None
+    if s.job.spec.run_policy.suspend:
+        return _deleted(s, view)
+    return _made(s, settings) if view is None else None
+
+
+def _waiting(s: Situation) -> PolicyResult:
+    view, newest = s.workload, max((pod.attempt for pod in s.observed.pods), default=0)
+    attempt = max(s.attempt, newest) + 1
+    if not s.job.queue:
+        return NO_DECISION if view is not None else PolicyResult(Begin(attempt, "Dequeued"))
+    if view is None or not view.may_run or s.observed.pods or not fits(s, view):
+        return NO_DECISION
+    return PolicyResult(Begin(attempt, "Admitted"))
+
+
+def _queued(s: Situation, view: WorkloadView | None, settings: Settings) -> WorkloadChange | None:
+    """A Workload that waits for what the job wants."""
+    if view is None:
+        return _made(s, settings)
+    if not view.has_owner:
+        return _patched(view, patches.owned(view, s.job), "")
+    if view.evicted is not None and view.reserved:
+        return _patched(view, patches.quota_returned(view, s.now))
+    if view.finished or (view.reserved and not fits(s, view)):
+        return _deleted(s, view)
+    asks = (view.queue, view.counts.get("workers"))
+    if not view.reserved and asks != (s.job.queue, s.job.num_workers):
+        return _patched(view, patches.asked(view, s.job), "")
+    return None
+
+
+def _told_of_pods(s: Situation, view: WorkloadView) -> WorkloadChange | None:
+    """Whether all pods run, and which are not needed any more."""
+    if s.status.is_true("Running"):
+        ready = ("PodsReady", "True", "Started", "All pods run and the gang has begun")
+    elif view.is_true("PodsReady") or (view.condition("PodsReady") or {}).get("reason") == "WaitForRecovery":
+        ready = ("PodsReady", "False", "WaitForRecovery", "The gang is restarting")
+    else:
+        ready = ("PodsReady", "False", "WaitForStart", "Not all pods are ready or succeeded")
+    if told := patches.told(view, s.now, ready):
+        return _patched(view, told)
+    spare = view.counts.get("workers", 0) - s.status.ledger.attempt_workers
+    granted = view.grants["workers"].count if "workers" in view.grants else 0
+    if s.status.ledger.attempt_workers < granted and spare > view.reclaimed.get("workers", 0):
+        return _patched(view, patches.reclaimed(view, {**view.reclaimed, "workers": spare}))
+    return None
+
+
+def _told_the_end(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
+    """Finished, once no pod uses the quota any more."""
+    cleaned = s.job.spec.run_policy.clean_pod_policy != "None"
+    if view is None or view.finished or (cleaned and any(not pod.finished for pod in s.observed.pods)):
+        return None
+    ended = s.status.condition("Succeeded") if s.status.is_true("Succeeded") else s.status.condition("Failed")
+    message = ended.message if ended is not None else ""
+    reason = "Succeeded" if s.status.is_true("Succeeded") else "Failed"
+    return _patched(view, patches.told(view, s.now, ("Finished", "True", reason, message)))
+
+
+def _made(s: Situation, settings: Settings) -> WorkloadChange | None:
+    kueue = s.observed.kueue
+    if kueue is None or kueue.problem or build.is_prebuilt(s.job):
+        return None
+    return WorkloadChange("create", build.build_workload(s.job, kueue.version, kueue.priority, settings))
+
+
+def _deleted(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
+    if view is None or build.is_prebuilt(s.job):
+        return None
+    return WorkloadChange("delete", deletion=Deletion(ObjectRef("Workload", view.name), view.uid))
+
+
+def _patched(view: WorkloadView, patch: patches.Patch, subresource: str = "status") -> WorkloadChange:
+    return WorkloadChange("patch", {"name": view.name, "patch": patch, "subresource": subresource})

@@ -1,0 +1,112 @@
+"""What is written into a Workload that exists, as JSON patches, and what its admission adds to a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from ..build.names import owner_references
+from ..observe.workload import Grant, WorkloadView
+from ..spec.job import Job
+from ..status.model import format_time
+
+Json = dict[str, Any]
+Patch = list[Json]
+
+# Of a condition; Kueue refuses a longer one.
+_LONGEST_MESSAGE = 1024
+
+
+def granted(pod: Json, grant: Grant) -> Json:
+    """The pod with what its admission adds: the flavor's nodes before the template's wishes."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    metadata["labels"] = {**grant.labels, **metadata["labels"]}
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), **grant.annotations}
+    if grant.node_selector:
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **grant.node_selector}
+    own = list(spec.get("tolerations") or ())
+    if new := [dict(t) for t in grant.tolerations if t not in own]:
+        spec["tolerations"] = [*own, *new]
+    gates = list(spec.get("schedulingGates") or ())
+    if new := [{"name": name} for name in grant.gates if {"name": name} not in gates]:
+        spec["schedulingGates"] = [*gates, *new]
+    return pod
+
+
+def quota_returned(view: WorkloadView, now: datetime) -> Patch:
+    """To a Workload's status when it was evicted and the job's pods are gone: the quota is another's now.
+
+    Kueue itself queues it again, at once if it was preempted, else when what stood against it has passed.
+    """
+    evicted = view.evicted or {}
+    reason, message = str(evicted.get("reason") or "Pending"), str(evicted.get("message") or "")
+    again = "True" if reason in ("Preempted", "NodeFailures") else "False"
+    conditions = _with(
+        view,
+        now,
+        _condition("Requeued", again, reason, message),
+        _condition("QuotaReserved", "False", "Pending", message),
+        _condition("Admitted", "False", "NoReservation", "The workload has no reservation"),
+        _condition("PodsReady", "False", "WaitForStart", "Not all pods are ready or succeeded"),
+    )
+    removed = [{"op": "remove", "path": "/status/admission"}] if view.grants else []
+    return [*_unchanged_since(view), *removed, _conditions(conditions)]
+
+
+def told(view: WorkloadView, now: datetime, *changes: tuple[str, str, str, str]) -> Patch:
+    """To a Workload's status: conditions as (type, status, reason, message); empty if it says so already."""
+    known = {c["type"]: (c.get("status"), c.get("reason")) for c in view.conditions}
+    new = [_condition(*change) for change in changes if known.get(change[0]) != (change[1], change[2])]
+    if not new:
+        return []
+    conditions = _with(view, now, *new)
+    if not view.conditions:  # nobody has written a status yet, and a patch can't reach into what is not there
+        return [*_unchanged_since(view), {"op": "add", "path": "/status", "value": {"conditions": conditions}}]
+    return [*_unchanged_since(view), _conditions(conditions)]
+
+
+def reclaimed(view: WorkloadView, counts: Mapping[str, int]) -> Patch:
+    """To a Workload's status: of each pod set so many pods are not needed any more."""
+    pods = [{"name": name, "count": count} for name, count in sorted(counts.items()) if count]
+    return [*_unchanged_since(view), {"op": "add", "path": "/status/reclaimablePods", "value": pods}]
+
+
+def asked(view: WorkloadView, job: Job) -> Patch:
+    """To a waiting Workload: the queue and the number of workers that the job wants by now."""
+    workers = list(view.counts).index("workers")
+    return [
+        *_unchanged_since(view),
+        {"op": "replace", "path": "/spec/queueName", "value": job.queue},
+        {"op": "replace", "path": f"/spec/podSets/{workers}/count", "value": job.num_workers},
+    ]
+
+
+def owned(view: WorkloadView, job: Job) -> Patch:
+    """To a Workload that was made for the job without being its own."""
+    owners = owner_references(job)
+    return [*_unchanged_since(view), {"op": "add", "path": "/metadata/ownerReferences", "value": owners}]
+
+
+def _unchanged_since(view: WorkloadView) -> Patch:
+    """Refuses the rest of the patch if somebody has written since."""
+    return [{"op": "replace", "path": "/metadata/resourceVersion", "value": view.version}]
+
+
+def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Json:
+    return {"op": "add", "path": "/status/conditions", "value": [dict(c) for c in conditions]}
+
+
+def _condition(kind: str, status: str, reason: str, message: str) -> Json:
+    return {"type": kind, "status": status, "reason": reason, "message": message[:_LONGEST_MESSAGE]}
+
+
+def _with(view: WorkloadView, now: datetime, *changes: Json) -> list[Mapping[str, Any]]:
+    """The Workload's conditions with these in place of their like; a time moves only when a status does."""
+    before = {c["type"]: c for c in view.conditions}
+    stamp = format_time(now)
+    for change in changes:
+        old = before.get(change["type"])
+        since = old["lastTransitionTime"] if old and old["status"] == change["status"] else stamp
+        before[change["type"]] = {**change, "lastTransitionTime": since}
+    return list(before.values())

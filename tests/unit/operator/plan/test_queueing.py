@@ -1,0 +1,343 @@
+"""A job in a queue of Kueue: no pod without quota, and no quota given back while a pod is there."""
+
+from typing import Any
+
+import pytest
+from support.jobs import job
+from support.planworld import World, condition
+from support.playedkueue import PlayedKueue
+
+QUEUE = {"queue": "research"}
+
+
+def queued(**spec: Any) -> tuple[World, PlayedKueue]:
+    """A job in a queue whose Workload nobody has looked at yet."""
+    kueue = PlayedKueue()
+    w = World(job(scheduling=QUEUE, **spec), kueue=kueue)
+    w.settle()
+    return w, kueue
+
+
+def running(**spec: Any) -> tuple[World, PlayedKueue]:
+    """The same, admitted, with its gang running."""
+    w, kueue = queued(**spec)
+    kueue.admit()
+    w.start_gang()
+    return w, kueue
+
+
+def podsets(kueue: PlayedKueue) -> dict[str, Any]:
+    assert kueue.workload is not None
+    return {p["name"]: p for p in kueue.workload["spec"]["podSets"]}
+
+
+def test_a_queued_job_has_a_workload_and_nothing_else() -> None:
+    """State Queued, no pod, no Secret; the Workload asks for the launcher and all workers."""
+    w, kueue = queued()
+    assert (w.status.state, w.status.attempt, w.pods, w.objects) == ("Queued", 0, {}, {})
+    assert kueue.workload is not None
+    assert kueue.workload["spec"]["queueName"] == "research"
+    assert {name: p["count"] for name, p in podsets(kueue).items()} == {"launcher": 1, "workers": 2}
+    assert kueue.workload["metadata"]["ownerReferences"][0]["uid"] == w.job["metadata"]["uid"]
+    assert w.reasons() == ["Queued"]
+
+
+def test_kueues_label_names_the_queue_too() -> None:
+    """A job with the label kueue.x-k8s.io/queue-name waits in that queue."""
+    described = job()
+    described["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "by-label"}
+    w = World(described, kueue=PlayedKueue())
+    w.settle()
+    assert w.kueue is not None
+    assert w.kueue.workload is not None
+    assert w.kueue.workload["spec"]["queueName"] == "by-label"
+
+
+def test_a_queue_of_volcano_is_not_kueues() -> None:
+    """With gang: Volcano the queue is Volcano's, and the job starts without a Workload."""
+    w = World(job(scheduling={**QUEUE, "gang": "Volcano"}), kueue=PlayedKueue())
+    w.settle()
+    assert w.kueue is not None
+    assert w.kueue.workload is None
+    assert len(w.pods) == 3
+
+
+def test_the_condition_repeats_kueues_words() -> None:
+    """The message of QuotaReserved is what the job says it waits for."""
+    w, kueue = queued()
+    kueue.says("QuotaReserved", "False", "Pending", "insufficient unused quota for cpu, 2 more needed")
+    w.settle()
+    assert "insufficient unused quota for cpu, 2 more needed" in condition(w, "Queued")[2]
+    assert "LocalQueue research" in condition(w, "Running")[2]
+
+
+def test_admission_starts_the_first_attempt() -> None:
+    """The pods carry what the admission adds; the user's spec stays as it is."""
+    w, kueue = queued()
+    before = str(w.job["spec"])
+    kueue.flavors["gpu"] = {"nodeLabels": {"pool": "gpu"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    assert kueue.workload is not None
+    update = {"name": "workers", "annotations": {"consume": "request"}, "nodeSelector": {"zone": "a"}}
+    kueue.workload["status"]["admissionChecks"] = [{"name": "c", "state": "Ready", "podSetUpdates": [update]}]
+    kueue.admit(flavor="gpu")
+    w.settle()
+    assert (w.status.state, w.status.attempt, len(w.pods)) == ("Pending", 1, 3)
+    worker, launcher = w.pods["digits-worker-0"], w.pods["digits-launcher"]
+    assert worker["spec"]["nodeSelector"] == {"pool": "gpu", "zone": "a"}
+    assert launcher["spec"]["nodeSelector"] == {"pool": "gpu"}
+    assert {"key": "gpu", "operator": "Exists"} in worker["spec"]["tolerations"]
+    assert worker["metadata"]["annotations"]["consume"] == "request"
+    assert worker["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "workers"
+    assert "schedulingGates" not in worker["spec"]
+    assert str(w.job["spec"]) == before
+
+
+def test_with_a_topology_pods_wait_for_their_places() -> None:
+    """Kueue numbers places along the workers' indices, and takes the gate away."""
+    kueue = PlayedKueue()
+    w = World(job(scheduling={**QUEUE, "topology": {"required": "rack"}}), kueue=kueue)
+    w.settle()
+    request = podsets(kueue)["workers"]["topologyRequest"]
+    assert request == {"required": "rack", "podIndexLabel": "ringtrain.dev/worker-index"}
+    kueue.admit(topologyAssignment={"levels": ["rack"], "slices": []})
+    w.settle()
+    worker, launcher = w.pods["digits-worker-1"], w.pods["digits-launcher"]
+    assert worker["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/topology"}]
+    assert worker["metadata"]["annotations"]["kueue.x-k8s.io/podset-required-topology"] == "rack"
+    assert launcher["metadata"]["annotations"]["kueue.x-k8s.io/podset-unconstrained-topology"] == "true"
+
+
+def test_an_admitted_job_tells_when_its_pods_are_ready() -> None:
+    """PodsReady follows the gang: not yet, running, restarting, running."""
+    w, kueue = queued()
+    kueue.admit()
+    w.settle()
+    assert kueue.condition("PodsReady") == ("False", "WaitForStart")
+    w.start_gang()
+    assert kueue.condition("PodsReady") == ("True", "Started")
+    w.pod_ends("digits-worker-0", 1)
+    w.launcher_ends(1)
+    w.settle()
+    assert (w.status.attempt, kueue.condition("PodsReady")) == (2, ("False", "WaitForRecovery"))
+    assert w.status.state == "Restarting"
+
+
+def test_quota_goes_back_when_the_last_pod_is_gone() -> None:
+    """Preempted: the pods are deleted first, the quota is returned when none is left, and nothing counts."""
+    w, kueue = running()
+    kueue.evict()
+    w.settle()
+    assert condition(w, "Queued")[:2] == ("True", "Preempted")
+    assert kueue.condition("QuotaReserved")[0] == "True"
+    w.run(seconds=31)  # the launcher of an evicted gang may end by itself
+    w.pods_go()
+    w.settle()
+    assert (kueue.condition("QuotaReserved")[0], kueue.condition("Requeued")) == ("False", ("True", "Preempted"))
+    assert kueue.pods_at_release == []
+    assert (w.status.restarts, w.status.disruptions, w.status.state) == (0, 1, "Queued")
+    kueue.admit()
+    w.start_gang()
+    assert (w.status.attempt, w.status.state) == (2, "Running")
+    assert condition(w, "Queued")[:2] == ("False", "Admitted")
+
+
+def test_a_job_that_succeeds_while_it_is_evicted_has_succeeded() -> None:
+    """The launcher's word counts, and the Workload hears of it."""
+    w, kueue = running()
+    kueue.evict()
+    w.settle()
+    w.launcher_ends(0)
+    w.pods_go()
+    w.run(seconds=11)
+    assert w.status.state == "Succeeded"
+    assert condition(w, "Queued")[0] == "False"
+    assert kueue.condition("Finished") == ("True", "Succeeded")
+
+
+@pytest.mark.parametrize("code", [0, 64])
+def test_the_end_is_told_when_no_pod_runs(code: int) -> None:
+    """Finished is set once: quota is another's from then on."""
+    w, kueue = running()
+    w.launcher_ends(code, reason="BadConfiguration")
+    w.settle()
+    assert kueue.condition("Finished") == ("", "")
+    w.run(seconds=11)
+    w.pods_go()
+    w.settle()
+    assert kueue.condition("Finished") == ("True", "Failed" if code else "Succeeded")
+
+
+def test_a_suspended_job_leaves_the_queue_and_comes_back() -> None:
+    """Suspended: no pods, then no Workload. Resumed: a new one, and attempt 2 when it is admitted."""
+    w, kueue = running()
+    w.change(runPolicy={"suspend": True})
+    w.settle()
+    assert kueue.workload is not None
+    w.run(seconds=31)
+    w.pods_go()
+    w.settle()
+    assert (kueue.workload, kueue.pods_at_release, w.status.state) == (None, [], "Suspended")
+    w.change(runPolicy={"suspend": False})
+    w.settle()
+    assert (w.status.state, condition(w, "Suspended")[0]) == ("Queued", "False")
+    kueue.admit()
+    w.start_gang()
+    assert (w.status.state, w.status.attempt) == ("Running", 2)
+
+
+def test_suspending_a_queued_job_takes_it_out() -> None:
+    """A job that waits is suspended: the Workload goes."""
+    w, kueue = queued()
+    w.change(runPolicy={"suspend": True})
+    w.settle()
+    assert (w.status.state, kueue.workload) == ("Suspended", None)
+
+
+def test_a_deleted_workload_stops_the_job() -> None:
+    """Whoever deletes the Workload takes the quota: the job stops, and queues again."""
+    w, kueue = running()
+    kueue.workload = None
+    w.settle()
+    assert condition(w, "Queued")[:2] == ("True", "WorkloadDeleted")
+    assert kueue.workload is None
+    w.run(seconds=31)
+    w.pods_go()
+    w.settle()
+    assert kueue.workload is not None
+
+
+def test_another_number_of_workers_goes_through_the_queue() -> None:
+    """Quota for two is not quota for three."""
+    w, kueue = running()
+    w.job["spec"]["worker"]["replicas"] = 3
+    w.job["metadata"]["generation"] += 1
+    w.run(seconds=31)
+    w.run(seconds=31)
+    w.pods_go()
+    w.settle()
+    assert (podsets(kueue)["workers"]["count"], w.status.state) == (3, "Queued")
+    kueue.admit()
+    w.settle()
+    assert len(w.pods) == 4
+    assert w.status.disruptions == 0
+
+
+def test_a_waiting_job_may_change_its_size_without_losing_its_place() -> None:
+    """The Workload that has no quota yet is changed, not made anew."""
+    w, kueue = queued()
+    assert kueue.workload is not None
+    uid = kueue.workload["metadata"]["uid"]
+    w.job["spec"]["worker"]["replicas"] = 4
+    w.settle()
+    assert kueue.workload["metadata"]["uid"] == uid
+    assert podsets(kueue)["workers"]["count"] == 4
+
+
+def test_an_elastic_job_starts_with_as_many_as_were_admitted() -> None:
+    """Partial admission: four wanted, two admitted, two run; the job does not scale itself up."""
+    kueue = PlayedKueue()
+    w = World(job(workers=4, scheduling=QUEUE, elastic={"minReplicas": 2, "maxReplicas": 8}), kueue=kueue)
+    w.settle()
+    assert podsets(kueue)["workers"]["minCount"] == 2
+    kueue.admit(workers=2)
+    w.start_gang()
+    w.world_is(1, 2)
+    w.settle()
+    assert (len(w.pods), w.status.attempt, w.status.state) == (3, 1, "Running")
+    assert w.status.ledger.attempt_workers == 2
+
+
+def test_an_elastic_job_that_shrinks_returns_quota() -> None:
+    """Two workers fewer within the attempt: their quota is another's when Kueue hears of it."""
+    kueue = PlayedKueue()
+    w = World(job(workers=4, scheduling=QUEUE, elastic={"maxReplicas": 8}), kueue=kueue)
+    w.settle()
+    kueue.admit()
+    w.start_gang()
+    w.world_is(1, 4)
+    w.job["spec"]["worker"]["replicas"] = 2
+    w.settle()
+    assert w.status.attempt == 1
+    assert kueue.workload is not None
+    assert kueue.workload["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
+
+
+def test_without_kueues_workloads_the_pods_are_a_group() -> None:
+    """Where the operator may not write Workloads, pods carry the labels of a group of Kueue's, one an attempt."""
+    w = World(job(scheduling=QUEUE))
+    w.settle()
+    assert len(w.pods) == 3
+    for pod in w.pods.values():
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "digits-0a1b2c3d-1"
+        assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "3"
+
+
+def test_a_running_job_stays_as_it_is_when_kueue_comes() -> None:
+    """A job that began as a group of pods does not stop because Workloads are served now."""
+    w = World(job(scheduling=QUEUE))
+    w.start_gang()
+    w.kueue = PlayedKueue()
+    w.settle()
+    assert (w.status.state, w.kueue.workload) == ("Running", None)
+
+
+def test_a_running_job_stays_when_kueue_goes() -> None:
+    """What is not known is no reason to stop; pods are made anew when Kueue can be asked again."""
+    w, _ = running()
+    w.kueue = None
+    w.settle()
+    assert (w.status.state, len(w.pods)) == ("Running", 3)
+
+
+def test_a_job_for_another_cluster_has_a_workload_and_no_pods() -> None:
+    """managedBy MultiKueue: the Workload is ours, everything else Kueue's."""
+    kueue = PlayedKueue()
+    w = World(job(scheduling=QUEUE, managedBy="kueue.x-k8s.io/multikueue"), kueue=kueue)
+    w.settle()
+    assert kueue.workload is not None
+    kueue.admit()
+    w.settle()
+    assert (w.pods, w.job.get("status")) == ({}, None)
+
+
+def test_a_workload_that_was_made_for_the_job_becomes_its_own() -> None:
+    """On the cluster that MultiKueue chose the Workload is there already."""
+    other, theirs = queued()
+    described = job(scheduling=QUEUE)
+    described["metadata"]["labels"] = {"kueue.x-k8s.io/prebuilt-workload-name": "made-elsewhere"}
+    kueue = PlayedKueue()
+    w = World(described, kueue=kueue)
+    w.settle()
+    assert kueue.workload is None
+    kueue.workload = theirs.workload
+    assert kueue.workload is not None
+    del kueue.workload["metadata"]["ownerReferences"]
+    w.settle()
+    assert kueue.workload["metadata"]["ownerReferences"][0]["name"] == "digits"
+    kueue.admit()
+    w.settle()
+    assert len(w.pods) == 3
+    assert other.status.state == "Queued"
+
+
+def test_a_missing_priority_class_is_named() -> None:
+    """The job waits, and says what is wrong."""
+    kueue = PlayedKueue(problem="PriorityClass 'high' does not exist")
+    w = World(job(scheduling=QUEUE), kueue=kueue)
+    w.settle()
+    assert "PriorityClass 'high' does not exist" in condition(w, "Queued")[2]
+    assert kueue.workload is None
+
+
+def test_waiting_does_not_use_up_the_deadline() -> None:
+    """activeDeadlineSeconds counts while pods may run."""
+    w, kueue = queued(runPolicy={"activeDeadlineSeconds": 60})
+    w.run(seconds=3600)
+    assert w.status.state == "Queued"
+    kueue.admit()
+    w.start_gang()
+    w.run(seconds=59)
+    assert w.status.state == "Running"
+    w.run(seconds=2)
+    assert w.status.state == "Failed"
