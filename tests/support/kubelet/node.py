@@ -194,7 +194,8 @@ class Kubelet:
         if uid in self._lives:
             self._lives[uid][0].follow(pod)
         elif not spec.get("nodeName"):
-            if self._schedules and "deletionTimestamp" not in pod["metadata"]:
+            mine = self._schedules and "schedulingGates" not in spec
+            if mine and "deletionTimestamp" not in pod["metadata"]:
                 self._spawn(self._schedule(pod))
         elif spec["nodeName"] in self._nodes and self._nodes[spec["nodeName"]]:
             self._start(pod)
