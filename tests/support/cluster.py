@@ -110,11 +110,14 @@ OpenCluster = Callable[[], AbstractAsyncContextManager[Cluster]]
 
 
 @asynccontextmanager
-async def fake_cluster() -> AsyncIterator[Cluster]:
-    """The fake API server, fresh. It has no roles: at the end, what the operator asked is held against them."""
+async def fake_cluster(rights: list[Json] | None = None) -> AsyncIterator[Cluster]:
+    """The fake API server, fresh. It has no roles: at the end, what the operator asked is held against them.
+
+    `rights`: manifests with the roles; None: those that are installed without Helm.
+    """
     async with FakeApi() as fake, ApiClient(Connection(fake.url), user_agent="test") as api:
         yield Cluster(Connection(fake.url), api, Connection(fake.url), fake=fake)
-        assert beyond_rights(fake.calls, manifests()) == set(), "manifests/operator.yaml does not allow it"
+        assert beyond_rights(fake.calls, rights or manifests()) == set(), "the roles do not allow it"
 
 
 @asynccontextmanager

@@ -45,6 +45,8 @@ _WEBHOOKS = {
 }
 # Of Kueue's webhooks those of kinds that are served here.
 _SERVED = ("pod", "workload", "clusterqueue", "cohort", "resourceflavor")
+# Of its kinds those that it converts; the others are the same in all versions.
+_CONVERTED = ("clusterqueues", "cohorts", "localqueues", "multikueueclusters", "workloads")
 # Where Kueue reads the certificate of its metrics; no setting changes that.
 _METRICS_CERTIFICATES = "/etc/kueue/metrics/certs"
 
@@ -68,7 +70,7 @@ def kueue_crds(webhook: str, authority: str) -> tuple[Json, ...]:
     found = []
     for path in sorted(_manifests().glob("kueue.x-k8s.io_*.yaml")):
         crd = yaml.safe_load(path.read_text())
-        if len(crd["spec"]["versions"]) > 1:
+        if crd["spec"]["names"]["plural"] in _CONVERTED:
             config = {"url": f"{webhook}/convert", "caBundle": authority}
             crd["spec"]["conversion"] = {
                 "strategy": "Webhook",

@@ -1,6 +1,7 @@
 """The operator killed at every write of a job's life: the job ends the same, no pod twice, none orphaned."""
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -10,13 +11,16 @@ from typing import Any
 import pytest
 from support.cluster import fake_cluster
 from support.fakeapi.server import Call
-from support.jobs import state, workers_with_devices
+from support.jobs import condition, state, workers_with_devices
 from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import cut_off, start_operator
+from support.rendering import render
 from support.sampling import Sample
 from support.scenario import Clock, Scenario
+from support.standin import WORKLOADS, admitting, evict
 
 from ringtrain_operator import contract
+from ringtrain_operator.build import workload_name
 from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
@@ -85,6 +89,25 @@ async def queued(s: Scenario) -> None:
     s.succeed(attempt=3)
 
 
+async def in_kueue(s: Scenario) -> None:
+    """Admitted by Kueue, preempted while it runs, admitted again, and at last success."""
+    async with admitting(s.cluster.api, s.namespace):
+        made = await s.submit(scheduling={"queue": "research"})
+        await s.until_running()
+        workload = workload_name(s.name, made["metadata"]["uid"], {})
+        await evict(s.cluster.api, s.namespace, workload)
+        await s.until(lambda j: condition(j, "Queued").get("reason") == "Preempted")
+        await s.pass_by(LAUNCHER_ENDS_S)  # this launcher does not end by itself
+        await s.until_running(attempt=2)
+        s.succeed(attempt=2)
+        finished = await s.cluster.until(WORKLOADS, s.namespace, workload, _is_finished)
+        assert "admission" in finished["status"]
+
+
+def _is_finished(workload: dict[str, Any] | None) -> bool:
+    return workload is not None and condition(workload, "Finished").get("status") == "True"
+
+
 def _sees_all(workers: int) -> Callable[[dict[str, Any]], bool]:
     """Whether the operator has noted that so many workers' pods are there."""
 
@@ -136,7 +159,7 @@ class Life:
 
 async def live(course: Course, killer: Killer, folder: Path) -> Life:
     """A whole life of a job and its deletion, with the operator killed once on the way and started again."""
-    async with fake_cluster() as c:
+    async with fake_cluster(_rights()) as c:
         assert c.fake is not None
         ns, runtime, clock = await c.new_namespace(), ScriptedRuntime(), Clock()
         async with Kubelet(c.api, runtime, folder, namespace=ns) as kubelet:
@@ -167,6 +190,12 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
         )
 
 
+@functools.cache
+def _rights() -> list[dict[str, Any]]:
+    """The chart's, with what Kueue takes."""
+    return render("kueue.enabled=true")
+
+
 def _without_cause(event: dict[str, Any]) -> str:
     """An event's message; of a lost worker its name, and of a complete world nothing: who was away sees only that
     a worker is gone, and how many ranks train by now."""
@@ -183,12 +212,12 @@ def _attempt_and_name(metadata: dict[str, Any]) -> tuple[str, str]:
 async def restart_when_killed(scenario: Scenario, killer: Killer) -> None:
     """Run an operator; when it is killed, run another."""
     connection = scenario.cluster.operator_connection
-    operator, running = await start_operator(connection, scenario.clock)
+    operator, running = await start_operator(connection, scenario.clock, kueue=True)
     try:
         await killer.struck.wait()
         await cut_off(operator, running)
         killer.dead = False
-        operator, running = await start_operator(connection, scenario.clock)
+        operator, running = await start_operator(connection, scenario.clock, kueue=True)
         await running
     finally:
         await cut_off(operator, running)
@@ -221,6 +250,7 @@ def timeless(status: dict[str, Any]) -> dict[str, Any]:
         pytest.param(winding, 9, 2, id="restarted-suspended-resumed"),
         pytest.param(elastic, 6, 2, id="elastic"),
         pytest.param(queued, 6, 2, id="queued"),
+        pytest.param(in_kueue, 6, 2, id="queued-preempted-admitted"),
     ],
 )
 async def test_the_job_ends_the_same_wherever_the_operator_died(

@@ -181,8 +181,12 @@ async def test_a_preempted_job_goes_on_when_there_is_room(setting: Setting, tmp_
         assert (status["restarts"], status["disruptions"]) == (0, 1)
         slow.succeed(attempt=2)
         await slow.until_state("Succeeded")
-        workload = (await s.cluster.api.select(WORKLOADS, s.namespace, labels="ringtrain.dev/job-name=slow"))[0]
-        assert any(c["type"] == "Finished" and c["status"] == "True" for c in workload["status"]["conditions"])
+        (workload,) = await s.cluster.api.select(WORKLOADS, s.namespace, labels="ringtrain.dev/job-name=slow")
+        await s.cluster.until(WORKLOADS, s.namespace, workload["metadata"]["name"], _is_finished)
+
+
+def _is_finished(workload: Json | None) -> bool:
+    return workload is not None and condition(workload, "Finished").get("status") == "True"
 
 
 async def test_an_elastic_job_takes_what_there_is(setting: Setting, tmp_path: Path) -> None:
@@ -224,6 +228,7 @@ async def test_workers_get_places_along_the_topology(setting: Setting, tmp_path:
         await open_queue(s, 8, flavor={"nodeLabels": {"pool": pool}, "topologyName": pool})
         described = gpu_job("near", 4, scheduling={"queue": "research", "topology": {"required": rack}})
         near = await submit(s, described)
+        await near.until_condition("Queued", "False", "Admitted")
         await near.until_running(workers=4)
         names = [f"near-worker-{i}" for i in range(4)]
         pods = [await s.cluster.api.get(PODS, s.namespace, name) for name in names]

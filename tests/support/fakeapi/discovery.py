@@ -23,6 +23,9 @@ def answer(catalogue: Catalogue, path: str) -> Json | None:
             return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
         case ("api", version):
             return _resources(version, catalogue.of_group("", version))
+        case ("apis", group):
+            versions = catalogue.groups().get(group)
+            return _group(group, versions) if versions else None
         case ("apis", group, version):
             kinds = catalogue.of_group(group, version)
             return _resources(f"{group}/{version}", kinds) if kinds else None

@@ -1,0 +1,87 @@
+"""A stand-in for Kueue where only its API is there: every Workload is admitted, and evicted on request.
+
+It writes the conditions that Kueue writes, and knows neither quota nor order; kueue.py runs the real one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
+from ringtrain_operator.cluster.workloads import workloads
+from support.kubelet.pod import now_text
+
+Json = dict[str, Any]
+WORKLOADS = workloads("v1beta2")
+PAUSE_S = 0.05
+
+
+@asynccontextmanager
+async def admitting(api: ApiClient, namespace: str) -> AsyncIterator[None]:
+    """Meanwhile every Workload of the namespace that waits is admitted."""
+    task = asyncio.create_task(_admit_forever(api, namespace))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def evict(api: ApiClient, namespace: str, name: str) -> None:
+    """Ask for a Workload's quota back, as when a more urgent one needs it."""
+    while True:
+        workload = await api.get(WORKLOADS, namespace, name)
+        evicted = _condition("Evicted", "True", "Preempted", "Preempted to accommodate a workload")
+        with suppress(Conflict):
+            return await _write(api, workload, [evicted])
+
+
+async def _admit_forever(api: ApiClient, namespace: str) -> None:
+    while True:
+        with suppress(ApiError):
+            for workload in await api.select(WORKLOADS, namespace):
+                with suppress(Conflict, NotFound):
+                    await _look_at(api, workload)
+        await asyncio.sleep(PAUSE_S)  # a stand-in may be slow: nothing is measured with it
+
+
+async def _look_at(api: ApiClient, workload: Json) -> None:
+    said = {c["type"]: c["status"] for c in (workload.get("status") or {}).get("conditions") or ()}
+    if "True" in (said.get("QuotaReserved"), said.get("Finished")):
+        return
+    counts = {pod_set["name"]: pod_set["count"] for pod_set in workload["spec"]["podSets"]}
+    given = [{"name": name, "count": count} for name, count in counts.items()]
+    await _write(
+        api,
+        workload,
+        [
+            _condition("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue all"),
+            _condition("Admitted", "True", "Admitted", "The workload is admitted"),
+            _condition("Evicted", "False", "QuotaReserved", "Previously: evicted"),
+        ],
+        {"clusterQueue": "all", "podSetAssignments": given},
+    )
+
+
+async def _write(api: ApiClient, workload: Json, conditions: list[Json], admission: Json | None = None) -> None:
+    meta, status = workload["metadata"], workload.get("status") or {}
+    new = {c["type"] for c in conditions}
+    kept = [c for c in status.get("conditions") or () if c["type"] not in new]
+    written = {**status, "conditions": [*kept, *conditions], **({"admission": admission} if admission else {})}
+    patch = [
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": meta["resourceVersion"]},
+        {"op": "add", "path": "/status", "value": written},
+    ]
+    await api.patch(WORKLOADS, meta["namespace"], meta["name"], patch, subresource="status", kind="json")
+
+
+def _condition(kind: str, status: str, reason: str, message: str) -> Json:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": now_text(),
+    }
