@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-thorough sanitize e2e e2e-local images images-check lint docs bench bench-operator bench-gangs elastic-chaos generate pod-schema verify clean
+.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local images images-check lint docs bench bench-operator bench-gangs elastic-chaos generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,9 @@ test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a
 
 test-thorough: $(FOR_TESTS)  ## all cases of the tests of which `make test` takes a sample
 	$(PYTEST) -m sampled
+
+kueue: $(VENV)/.installed  ## jobs in the queues of the real Kueue: its manager in KUBEBUILDER_ASSETS, its CRDs in kueue beside that
+	$(PYTEST) -m kueue tests/integration/operator
 
 e2e: $(VENV)/.installed  ## black-box tests on the cluster of KUBECONFIG, or on a kind cluster made for them
 	VENV=$(VENV) tests/e2e/run.sh
