@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local images images-check lint docs bench bench-operator bench-gangs elastic-chaos generate pod-schema verify clean
+.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local images images-check lint docs bench bench-operator bench-gangs bench-queues elastic-chaos generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -123,6 +123,9 @@ bench-operator: $(VENV)/.installed  ## the operator on a real API server on this
 
 bench-gangs: $(VENV)/.installed  ## jobs that compete for devices, on the real kube-scheduler: ROUNDS=200
 	$(BIN)/python bench/operator/gangs.py --rounds $(or $(ROUNDS),20)
+
+bench-queues: $(VENV)/.installed  ## jobs that wait in the real Kueue: what they cost, and how fast they start once admitted
+	$(BIN)/python bench/operator/queues.py
 
 elastic-chaos: $(VENV)/.installed  ## elastic jobs whose processes are killed and stopped: SEEDS=1000, SEEDS=10-19, or one again with SEED=17
 	cd tests && ../$(BIN)/python -m support.elastic_chaos $(if $(SEED),--seed $(SEED),$(or $(SEEDS),50))

@@ -34,6 +34,7 @@ RESOURCES = (
     "secrets",
     "serviceaccounts",
     "services",
+    "workloads",
 )
 WRITES = ("POST", "PUT", "PATCH", "DELETE", "APPLY", "DELETECOLLECTION")
 
@@ -45,7 +46,7 @@ def start_plane(folder: Path) -> ControlPlane:
 
 
 @contextmanager
-def operator_process(plane: ControlPlane, folder: Path) -> Iterator[psutil.Process]:
+def operator_process(plane: ControlPlane, folder: Path, *options: str) -> Iterator[psutil.Process]:
     """`ringtrain-operator` as its pod would run it: its own ServiceAccount's token, the whole cluster, a Lease."""
     account = folder / "serviceaccount"
     account.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,7 @@ def operator_process(plane: ControlPlane, folder: Path) -> Iterator[psutil.Proce
     }
     env = {**{k: v for k, v in os.environ.items() if k != "KUBECONFIG"}, **own}
     listen = f"127.0.0.1:{free_ports(1)[0]}"
-    command = [sys.executable, "-m", "ringtrain_operator", f"--listen={listen}"]
+    command = [sys.executable, "-m", "ringtrain_operator", f"--listen={listen}", *options]
     with (folder / "operator.log").open("ab") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     GUARD.begun(process.pid)

@@ -252,6 +252,8 @@ async def label_nodes(cluster: Cluster, pool: str, racks: dict[str, int], key: s
             amounts = {**PLENTY, "pods": "110", GPU: "2"}
             status = {"conditions": [ready], "capacity": amounts, "allocatable": amounts}
             await cluster.api.patch(NODES, None, name, {"status": status}, subresource="status")
+            # No controller of nodes runs that would take the taint of a new node away.
+            await cluster.api.patch(NODES, None, name, {"spec": {"taints": None}})
 
 
 async def test_without_rights_on_workloads_pods_are_queued_as_a_group(setting: Setting, tmp_path: Path) -> None:

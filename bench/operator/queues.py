@@ -1,0 +1,193 @@
+"""`make bench-queues`: jobs that wait in the real Kueue, on a real API server on this machine; writes JSON.
+
+Requests that 1,000 queued jobs cost while nothing changes, and the time from an admission to the last pod.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
+
+from latency import summary  # noqa: E402
+from plane import cpu_s, operator_process, requests_so_far, rss_mib  # noqa: E402
+from setting import fresh_namespace  # noqa: E402
+from support.apiserver import ControlPlane, why_unavailable  # noqa: E402
+from support.installation import install_rights  # noqa: E402
+from support.jobs import job, state  # noqa: E402
+from support.kueue import (  # noqa: E402
+    CLUSTER_QUEUES,
+    FLAVORS,
+    LOCAL_QUEUES,
+    WORKLOADS,
+    Kueue,
+    kueue_crds,
+    why_no_kueue,
+)
+from support.rendering import render  # noqa: E402
+
+from ringtrain_operator.cluster.api.client import ApiClient  # noqa: E402
+from ringtrain_operator.cluster.api.resources import JOBS, PODS  # noqa: E402
+from ringtrain_operator.cluster.api.transport import Limits  # noqa: E402
+
+Json = dict[str, Any]
+NAMESPACE, GPU = "queued", "example.com/gpu"
+RESULTS = Path(__file__).parent / "queues.json"
+IDLE_S = 30.0
+
+
+def main() -> None:
+    """Measure, and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--admitted", type=int, default=100, help="jobs that get quota, all at once")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if reason := why_unavailable() or why_no_kueue():
+        sys.exit(reason)
+    load = round(os.getloadavg()[0], 2)
+    with tempfile.TemporaryDirectory(prefix="bench-queues-") as folder:
+        found = _measure(Path(folder), options)
+    found |= {"load_average": [load, round(os.getloadavg()[0], 2)], "cores": os.cpu_count()}
+    found["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+    print(json.dumps(found))
+    options.output.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _measure(folder: Path, options: argparse.Namespace) -> Json:
+    kueue = Kueue.prepare(folder / "kueue")
+    ours = tuple(yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()))
+    plane = ControlPlane.start(folder, (*ours, *kueue_crds(kueue.address, kueue.authority)))
+    try:
+        asyncio.run(_prepare(plane, kueue))
+        with operator_process(plane, folder, "--kueue") as process:
+            return asyncio.run(_queue_and_admit(plane, process, options))
+    finally:
+        kueue.stop()
+        plane.stop()
+
+
+async def _prepare(plane: ControlPlane, kueue: Kueue) -> None:
+    async with ApiClient(plane.connection()) as api:
+        plane.operator_token = await install_rights(api, render("kueue.enabled=true"))
+    await kueue.start(plane)
+
+
+async def _queue_and_admit(plane: ControlPlane, process: psutil.Process, options: argparse.Namespace) -> Json:
+    async with ApiClient(plane.connection(), limits=Limits(connections=16, timeout_s=120)) as api:
+        await fresh_namespace(api, NAMESPACE)
+        await _open_queue(api)
+        began = time.perf_counter()
+        await asyncio.gather(*(api.create(JOBS, NAMESPACE, _job(n, options.workers)) for n in range(options.jobs)))
+        await _until_queued(api, options.jobs)
+        queued_s = round(time.perf_counter() - began, 1)
+        before = requests_so_far(plane)
+        while (now := requests_so_far(plane)) != before:
+            before = now
+            await asyncio.sleep(5)
+        used = cpu_s(process)
+        await asyncio.sleep(IDLE_S)
+        idle = {
+            "seconds": IDLE_S,
+            "requests": dict(requests_so_far(plane) - before),
+            "cpu_percent": round(100 * (cpu_s(process) - used) / IDLE_S, 2),
+            "rss_mib": rss_mib(process),
+        }
+        waits = await _admit(api, options.admitted, options.workers)
+    return {
+        "jobs": options.jobs,
+        "workers": options.workers,
+        "seconds_until_all_are_queued": queued_s,
+        "idle": idle,
+        "admitted_at_once": options.admitted,
+        "admission_to_last_pod": summary(waits),
+    }
+
+
+async def _admit(api: ApiClient, count: int, workers: int) -> list[float]:
+    """Quota for so many jobs at once: seconds from each job's admission to its last pod."""
+    admitted: dict[str, float] = {}
+    pods: dict[str, list[float]] = {}
+    versions = (await api.listing(WORKLOADS, NAMESPACE)).version, (await api.listing(PODS, NAMESPACE)).version
+
+    async def watch_workloads() -> None:
+        async with aclosing(api.watch(WORKLOADS, NAMESPACE, since=versions[0])) as events:
+            async for event in events:
+                said = (event["object"].get("status") or {}).get("conditions") or ()
+                if any(c["type"] == "Admitted" and c["status"] == "True" for c in said):
+                    labels = event["object"]["metadata"]["labels"]
+                    admitted.setdefault(labels["ringtrain.dev/job-name"], time.perf_counter())
+
+    async def watch_pods() -> None:
+        async with aclosing(api.watch(PODS, NAMESPACE, since=versions[1])) as events:
+            async for event in events:
+                if event["type"] == "ADDED":
+                    name = event["object"]["metadata"]["labels"]["ringtrain.dev/job-name"]
+                    pods.setdefault(name, []).append(time.perf_counter())
+                    if sum(len(times) == workers + 1 for times in pods.values()) == count:
+                        return
+
+    watching = asyncio.create_task(watch_workloads())
+    counting = asyncio.create_task(watch_pods())
+    await api.patch(CLUSTER_QUEUES, None, "all", {"spec": _quota(count * workers)})
+    async with asyncio.timeout(600):
+        await counting
+        while len(admitted) < count:  # its watch may be behind that of the pods
+            await asyncio.sleep(0.05)
+    watching.cancel()
+    return [max(0.0, max(times) - admitted[name]) for name, times in pods.items()]
+
+
+async def _open_queue(api: ApiClient) -> None:
+    objects: tuple[tuple[Any, str, Json], ...] = (
+        (FLAVORS, "default", {}),
+        (CLUSTER_QUEUES, "all", {"namespaceSelector": {}, **_quota(0)}),
+        (LOCAL_QUEUES, "research", {"clusterQueue": "all"}),
+    )
+    for resource, name, spec in objects:
+        made = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        await api.create(resource, NAMESPACE if resource.namespaced else None, made)
+
+
+def _quota(gpus: int) -> Json:
+    amounts = {"cpu": "10000", "memory": "10000Gi", GPU: str(gpus)}
+    resources = [{"name": name, "nominalQuota": amount} for name, amount in amounts.items()]
+    flavors = [{"name": "default", "resources": resources}]
+    return {"resourceGroups": [{"coveredResources": list(amounts), "flavors": flavors}]}
+
+
+def _job(number: int, workers: int) -> Json:
+    described = job(f"job-{number}", workers=workers, scheduling={"queue": "research"})
+    described["spec"]["worker"]["devices"] = {GPU: 1}
+    return described
+
+
+async def _until_queued(api: ApiClient, count: int) -> None:
+    while True:
+        if sum(state(one) == "Queued" for one in await api.select(JOBS, NAMESPACE)) == count:
+            return
+        await asyncio.sleep(1)
+
+
+if __name__ == "__main__":
+    main()
