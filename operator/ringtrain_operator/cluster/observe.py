@@ -47,8 +47,8 @@ class Memory:
 
     `owned` are objects that were made or read as ours since `looked_at`; the Secret is only ever known this way,
     because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
-    no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`: Kueue's,
-    None: there is none; it is `workload_known` until a watch tells of another.
+    no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
+    Kueue's, None: there is none; it is `workload_known` until a watch tells of another.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
