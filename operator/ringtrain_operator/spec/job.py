@@ -301,9 +301,9 @@ class JobSpec(SpecModel):
         return device_count(next(iter(amounts.values()), 1)) or 1
 
 
-def kueue_queue(queue: object, gang: object, labels: Mapping[str, Any]) -> str:
-    """The LocalQueue that scheduling.queue or Kueue's own label names; empty: the job waits in none of Kueue's."""
-    return str((queue if gang != "Volcano" else "") or labels.get(QUEUE_LABEL) or "")
+def kueue_queue(queue: object, labels: Mapping[str, Any]) -> str:
+    """The LocalQueue that scheduling.queue or Kueue's own label names; empty: the job waits in none."""
+    return str(queue or labels.get(QUEUE_LABEL) or "")
 
 
 @dataclass(frozen=True)
@@ -322,8 +322,7 @@ class Job:
     @property
     def queue(self) -> str:
         """Kueue's LocalQueue that the job waits in; empty: it waits in none."""
-        wanted = self.spec.scheduling
-        return kueue_queue(wanted.queue, wanted.gang, self.labels)
+        return kueue_queue(self.spec.scheduling.queue, self.labels)
 
     @property
     def num_workers(self) -> int:

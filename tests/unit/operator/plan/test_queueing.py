@@ -53,15 +53,6 @@ def test_kueues_label_names_the_queue_too() -> None:
     assert w.kueue.workload["spec"]["queueName"] == "by-label"
 
 
-def test_a_queue_of_volcano_is_not_kueues() -> None:
-    """With gang: Volcano the queue is Volcano's, and the job starts without a Workload."""
-    w = World(job(scheduling={**QUEUE, "gang": "Volcano"}), kueue=PlayedKueue())
-    w.settle()
-    assert w.kueue is not None
-    assert w.kueue.workload is None
-    assert len(w.pods) == 3
-
-
 def test_the_condition_repeats_kueues_words() -> None:
     """The message of QuotaReserved is what the job says it waits for."""
     w, kueue = queued()
