@@ -2,6 +2,7 @@
 
 import random
 import signal
+from typing import Any
 
 import pytest
 from support.sampling import MARK, Sample
@@ -21,8 +22,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
-    if config.option.sample == "any":  # workers of this run are started later, and get the number
+    if hasattr(config, "workerinput"):
+        config.option.sample = config.workerinput["sample"]
+    elif config.option.sample == "any":
         config.option.sample = str(random.SystemRandom().randrange(1_000_000))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Before a worker of pytest-xdist starts, which is given the words of the command line alone."""
+    node.workerinput["sample"] = node.config.option.sample
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,5 +1,6 @@
 """A run of a sample takes some cases of a long test; the same ones again when it is asked to."""
 
+import os
 import re
 import subprocess
 import sys
@@ -32,6 +33,26 @@ def test_a_run_takes_the_sample_that_it_says() -> None:
     assert len(re.findall(r"test_mpirun_is_run_anew\w*\[\w+\]", printed)) == 1
     assert len(re.findall(r"test_mpirun_is_run_anew\w*\[\w+\]", _collected())) == 3
     assert re.search(r"sample \d+ of the long tests", _collected("--sample=any"))
+
+
+def test_the_processes_of_a_run_take_the_same_sample(tmp_path: Path) -> None:
+    """A number that is drawn is drawn once: processes that collect different tests run none."""
+    test = tmp_path / "test_cases.py"
+    test.write_text(
+        "import pytest\n\n\n@pytest.mark.sampled(1)\n@pytest.mark.parametrize('case', range(100))\n"
+        "def test_case(case: int) -> None:\n    pass\n"
+    )
+    words = ("-q", "-p", "no:cacheprovider", "-p", "conftest", "-n", "2", "--sample=any", str(test))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(MPI.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def _collected(*options: str) -> str:
