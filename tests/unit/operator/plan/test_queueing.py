@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from support.crowd import Ask, Crowd
 from support.jobs import job
 from support.planworld import World, condition
 from support.playedkueue import PlayedKueue
@@ -332,3 +333,26 @@ def test_waiting_does_not_use_up_the_deadline() -> None:
     assert w.status.state == "Running"
     w.run(seconds=2)
     assert w.status.state == "Failed"
+
+
+def test_admitted_jobs_that_find_no_room_run_one_after_the_other() -> None:
+    """Nodes have less than the quotas say: whoever gives way keeps its quota until it has had its turn."""
+    crowd = Crowd([Ask(), Ask()], seed=1)
+    plays = [PlayedKueue() for _ in crowd.tenants]
+    for tenant, kueue in zip(crowd.tenants, plays, strict=True):
+        tenant.kueue = kueue
+        tenant.change(scheduling=QUEUE)
+    gave_way = set()
+    while crowd.unfinished:
+        crowd.tick()
+        for tenant, kueue in zip(crowd.tenants, plays, strict=True):
+            if kueue.condition("Admitted")[0] != "True":
+                kueue.admit()
+                tenant.look_at = crowd.seconds
+            if tenant.status.ledger.queued_since is not None:
+                gave_way.add(tenant.job["metadata"]["name"])
+                assert kueue.condition("QuotaReserved")[0] == "True"
+        assert crowd.seconds < 120
+    assert len(gave_way) == 1
+    assert [kueue.condition("Finished")[0] for kueue in plays] == ["True", "True"]
+    assert [tenant.status.disruptions for tenant in crowd.tenants] == [0, 0]
