@@ -60,14 +60,14 @@ def test_a_rank_that_shuts_down_is_named(transport: str) -> None:
 def test_a_rank_that_shuts_down_before_it_has_taken_everything_is_named(transport: str) -> None:
     """It has begun a collective, whose results it leaves with the others."""
     with world_of(2, transport) as world:
-        weights = [np.zeros(2 << 20, np.float32) for _ in range(2)]
+        weights = [np.zeros(8 << 20, np.float32) for _ in range(2)]
 
         def run(rank: int) -> BaseException | None:
             group, buffer = group_of(), weights[rank]
             terms = SGD(0.1).terms(StepValues(1, 0.1, 1.0))
             last = ChunkUpdate(native_rule(terms), buffer, (), None, last=rank == 0)
             assert group.can_update(buffer, buffer)
-            error = error_of(lambda: group.update(buffer, (0, 1 << 20, 2 << 20), rt.Sum, last))
+            error = error_of(lambda: group.update(buffer, (0, (8 << 20) - 1024, 8 << 20), rt.Sum, last))
             if rank == 1:
                 world.contexts[1].close()
             return error
