@@ -62,7 +62,7 @@ class Finish:
 
 
 @dataclass(frozen=True)
-class Queue:
+class GiveWay:
     """Delete the pods of a gang that is not placed whole, and wait without any.
 
     `since`: the job's place among those that wait; None: it is `too_large` for the cluster, and in nobody's way.
@@ -79,7 +79,7 @@ class Place:
     since: datetime
 
 
-Decision = Begin | Halt | Enqueue | Restart | Resize | Queue | Place | Finish
+Decision = Begin | Halt | Enqueue | Restart | Resize | GiveWay | Place | Finish
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from ..observe.model import Contender
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import NO_DECISION, Decision, Enqueue, Finish, Halt, Place, PolicyResult, Queue
+from .decision import NO_DECISION, Decision, Enqueue, Finish, GiveWay, Halt, Place, PolicyResult
 
 # A scheduler may need a moment for pods that fit: an end of other pods is on its way.
 GRACE_S = 5
@@ -34,12 +34,12 @@ def incomplete(s: Situation) -> PolicyResult:
     since = min((pod.unschedulable_since for pod in s.pods if pod.unschedulable_since is not None), default=s.now)
     grace, others = timedelta(seconds=GRACE_S + _jitter_s(s)), s.observed.contention.waiting > 0
     if _too_large(s):
-        return _after(s, since + (grace if others else patience), Queue(None, too_large=True))
+        return _after(s, since + (grace if others else patience), GiveWay(None, too_large=True))
     place = s.status.ledger.line_since or s.job.created
     if not _is_first(s, place):
-        return _after(s, since + grace, Queue(place))
+        return _after(s, since + grace, GiveWay(place))
     if others:
-        return _after(s, _last_gain(s, since) + patience, Queue(s.now))
+        return _after(s, _last_gain(s, since) + patience, GiveWay(s.now))
     return NO_DECISION
 
 
@@ -97,7 +97,7 @@ def _last_gain(s: Situation, since: datetime) -> datetime:
     return max((pod.scheduled_at for pod in s.pods if pod.scheduled_at is not None), default=since)
 
 
-def _after(s: Situation, due: datetime, decision: Queue) -> PolicyResult:
+def _after(s: Situation, due: datetime, decision: GiveWay) -> PolicyResult:
     return PolicyResult(decision) if s.now >= due else PolicyResult(requeue_at=due)
 
 

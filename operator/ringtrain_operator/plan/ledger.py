@@ -8,7 +8,7 @@ from typing import Any
 
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from .decision import Begin, Decision, Enqueue, Finish, Halt, Place, Queue, Resize, Restart
+from .decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Resize, Restart
 
 OUT_OF_LINE: dict[str, Any] = {"line_since": None, "queued_since": None, "too_large": False}
 FIRST_DELAY_S = 1
@@ -30,7 +30,7 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
             return _restart(s, decision)
         case Resize():
             return s.status.noted(attempt_workers=decision.workers)
-        case Queue():
+        case GiveWay():
             next_attempt = _without_pods(s.status.model_copy(update={"attempt": s.attempt + 1}))
             return next_attempt.noted(
                 attempt_workers=s.job.num_workers,

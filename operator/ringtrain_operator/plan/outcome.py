@@ -12,7 +12,7 @@ from ..status.incarnations import incarnations_of
 from ..status.model import Failure
 from ..status.progress import is_whole
 from ..status.situation import Situation
-from .decision import NO_DECISION, Finish, PolicyResult, Queue, Restart
+from .decision import NO_DECISION, Finish, GiveWay, PolicyResult, Restart
 from .disruption import pod_disruption
 from .failure_rules import judge
 from .launcher_loss import comes_back_by, launcher_loss
@@ -105,7 +105,7 @@ def _failed_by_itself(s: Situation, pod: str | None) -> bool:
     return bool(losses) and losses[-1].failed
 
 
-def _judge(s: Situation, failure: Failure) -> Restart | Queue | Finish:
+def _judge(s: Situation, failure: Failure) -> Restart | GiveWay | Finish:
     """As failureRules and backoffLimit say, except that a gang some of whose pods never ran is only waiting still.
 
     Giving its pods back for a while also resolves two gangs that each hold half of what both need.
@@ -116,7 +116,7 @@ def _judge(s: Situation, failure: Failure) -> Restart | Queue | Finish:
     if not absent:
         return judge(s, failure)
     if any(pod.unschedulable_since is not None for pod in s.pods):
-        return Queue(s.status.ledger.line_since or s.job.created)
+        return GiveWay(s.status.ledger.line_since or s.job.created)
     message = f"attempt {s.attempt}: {', '.join(absent[:3])} did not run in time (networking.startTimeoutSeconds)"
     return Restart("NotAssembled", message, failure=failure)
 
