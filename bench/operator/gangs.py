@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests")]
 
-from support.apiserver import why_unavailable  # noqa: E402
+from support.apiserver import ControlPlane, why_unavailable  # noqa: E402
 from support.rounds import Round, open_arena, scheduling_plane  # noqa: E402
 
 RESULTS = Path(__file__).parent / "gangs.json"
@@ -39,20 +39,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-gangs-") as folder, scheduling_plane(Path(folder)) as plane:
         found: dict[str, Any] = {}
         for name, (jobs, workers, devices) in SETTINGS.items():
-            nodes = Path(folder) / "nodes"
-            rounds: list[Round] = []
-
-            async def play(nodes: Path = nodes, rounds: list[Round] = rounds, jobs: int = jobs) -> None:
-                async with open_arena(plane, nodes) as arena:
-                    for _ in range(options.rounds):
-                        rounds.append(await arena.round(jobs, workers, devices, gang="None"))  # noqa: B023
-
-            asyncio.run(play())
+            rounds = asyncio.run(_play(plane, Path(folder) / "nodes", options.rounds, (jobs, workers, devices)))
             found[name] = _summary(rounds)
             print(f"{name}: {json.dumps({k: v for k, v in found[name].items() if k != 'each'})}", flush=True)
     found["time"] = datetime.now(UTC).isoformat(timespec="seconds")
     found["cores"] = os.cpu_count()
     options.output.write_text(json.dumps(found, indent=2) + "\n")
+
+
+async def _play(plane: ControlPlane, nodes: Path, rounds: int, setting: tuple[int, int, int]) -> list[Round]:
+    async with open_arena(plane, nodes) as arena:
+        return [await arena.round(*setting) for _ in range(rounds)]
 
 
 def _summary(rounds: list[Round]) -> dict[str, Any]:

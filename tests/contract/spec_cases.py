@@ -66,7 +66,6 @@ _ELASTIC = {
     "formationLimit": 100_000,
 }
 _SCHEDULING = {
-    "gang": "None",
     "queue": "research",
     "priorityClassName": "high",
     "minAvailable": 3,
@@ -119,7 +118,7 @@ ACCEPTED = [
     Case("networking", manifest(networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30})),
     Case("encryption", manifest(networking={"encryption": "tensors"})),
     Case("longest-name", manifest(name="a" * 51)),
-    Case("scheduling", manifest(scheduling=_SCHEDULING)),
+    Case("scheduling", manifest(scheduling=_SCHEDULING, elastic={"maxReplicas": 4})),
     Case("scheduling-preferred", manifest(scheduling={"topology": {"preferred": "kubernetes.io/hostname"}})),
     Case("elastic", manifest(elastic={"maxReplicas": 2})),
     Case("elastic-with-everything", manifest(elastic=_ELASTIC)),
@@ -292,14 +291,19 @@ REJECTED = [
         "spec.mpi.runLauncherAsWorker",
         "has none of its own",
     ),
-    Case("gang-unknown", manifest(scheduling={"gang": "Slurm"}), "spec.scheduling.gang", "Auto"),
     Case("queue-no-name", manifest(scheduling={"queue": "Research"}), "spec.scheduling.queue", "pattern"),
     Case("min-available-zero", manifest(scheduling={"minAvailable": 0}), "spec.scheduling.minAvailable", "1"),
     Case(
         "min-available-above-all",
-        manifest(scheduling={"minAvailable": 4}),
+        manifest(scheduling={"minAvailable": 4}, elastic={"maxReplicas": 4}),
         "spec.scheduling.minAvailable",
         "worker.replicas + 1",
+    ),
+    Case(
+        "min-available-of-a-job-that-is-not-elastic",
+        manifest(scheduling={"minAvailable": 2}),
+        "spec.scheduling.minAvailable",
+        "is for elastic jobs",
     ),
     Case("gang-timeout-zero", manifest(scheduling={"timeoutSeconds": 0}), "spec.scheduling.timeoutSeconds", "1"),
     Case("topology-of-nothing", manifest(scheduling={"topology": {}}), "spec.scheduling.topology", "not both"),

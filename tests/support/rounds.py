@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -59,11 +58,11 @@ class Arena:
     runtime: ScriptedRuntime
     number: int = 0
 
-    async def round(self, jobs: int, workers: int, devices: int, **scheduling: Any) -> Round:
+    async def round(self, jobs: int, workers: int, devices: int) -> Round:
         """Submit `jobs` at once; end each as soon as it is whole; return when all have succeeded."""
         self.number += 1
         names = [f"r{self.number}-{i}" for i in range(jobs)]
-        await asyncio.gather(*(self._submit(name, workers, devices, scheduling) for name in names))
+        await asyncio.gather(*(self._submit(name, workers, devices) for name in names))
         began = last = time.monotonic()
         first, idle, left = 0.0, 0.0, set(names)
         async with asyncio.timeout(WITHIN_S):
@@ -97,9 +96,9 @@ class Arena:
         found = await self.cluster.api.select(PODS, self.namespace)
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
-    async def _submit(self, name: str, workers: int, devices: int, scheduling: Json) -> None:
+    async def _submit(self, name: str, workers: int, devices: int) -> None:
         worker = job(workers=workers)["spec"]["worker"] | {"devices": {DEVICE: devices}}
-        body = job(name, worker=worker, slotsPerWorker=1, scheduling=scheduling)
+        body = job(name, worker=worker, slotsPerWorker=1)
         await self.cluster.api.create(JOBS, self.namespace, body)
 
     def _whole(self, name: str, pods: list[Json], workers: int) -> bool:

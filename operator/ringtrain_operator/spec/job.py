@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.alias_generators import to_snake
 
 from ..contract import CHECKPOINT_DIR
-from .base import Rule, Schema, SpecModel
+from .base import ObjectName, Rule, Schema, SpecModel
 from .elastic import Elastic
 from .policy import RunPolicy
 from .scheduling import Scheduling
@@ -29,9 +29,7 @@ EmptyDir = Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-pre
 class ClaimSource(SpecModel):
     """A PersistentVolumeClaim of the job's namespace."""
 
-    claim_name: str = Field(
-        min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", description="Name of the claim."
-    )
+    claim_name: ObjectName = Field(description="Name of the claim.")
 
 
 class Logs(SpecModel):
@@ -274,6 +272,12 @@ class JobSpec(SpecModel):
             "workers and the launcher",
             path="scheduling.minAvailable",
             holds=lambda s: (s.scheduling.min_available or 0) <= s.worker.replicas + 1,
+        ),
+        Rule(
+            cel="!has(self.scheduling.minAvailable) || has(self.elastic)",
+            message="scheduling.minAvailable is for elastic jobs; any other needs the launcher and all workers",
+            path="scheduling.minAvailable",
+            holds=lambda s: s.scheduling.min_available is None or s.elastic is not None,
         ),
         _frozen("backend"),
         _frozen("slotsPerWorker", optional=True),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from .base import Rule, SpecModel
+from .base import ObjectName, Rule, SpecModel
 
 # A label's key, as nodes have it.
 TopologyKey = Annotated[
@@ -44,24 +44,12 @@ class Topology(SpecModel):
 class Scheduling(SpecModel):
     """How the job's pods are placed together, and which queue the job waits in."""
 
-    gang: Literal["Auto", "None"] = Field(
-        default="Auto",
-        description="Who places all pods or none. None: nobody; pods are placed one by one, and of jobs that "
-        "hold a part of what they need the younger ones give it back and wait without pods. Auto: whatever the "
-        "operator knows and the cluster has, which is nobody so far.",
-    )
-    queue: str | None = Field(
+    queue: ObjectName | None = Field(
         default=None,
-        min_length=1,
-        max_length=253,
-        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
         description="Queue that the job waits in: a LocalQueue of Kueue in the job's namespace.",
     )
-    priority_class_name: str | None = Field(
+    priority_class_name: ObjectName | None = Field(
         default=None,
-        min_length=1,
-        max_length=253,
-        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
         description="PriorityClass of all pods whose template names none.",
     )
     min_available: int | None = Field(
@@ -69,7 +57,7 @@ class Scheduling(SpecModel):
         ge=1,
         le=1025,
         description="Pods, the launcher among them, with which an elastic job is placed whole. Default: the "
-        "launcher and elastic.minReplicas. Any other job needs the launcher and all workers.",
+        "launcher and elastic.minReplicas.",
     )
     timeout_seconds: int = Field(
         default=300,

@@ -24,6 +24,6 @@ async def test_a_deadlock_of_jobs_that_are_placed_pod_by_pod_ends_by_itself(
 ) -> None:
     """Four jobs of 4 workers with 2 devices each on 8 devices: one is whole within 30 s, and all run in turn."""
     async with open_arena(plane, tmp_path) as arena:
-        result = await arena.round(jobs=4, workers=4, devices=2, gang="None")
+        result = await arena.round(jobs=4, workers=4, devices=2)
     assert result.first_whole_s < 30
     assert (result.restarts, result.disruptions) == (0, 0)
