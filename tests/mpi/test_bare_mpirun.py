@@ -37,6 +37,7 @@ def run(words: list[str], **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize(
     ("library", "transport"),
     [
@@ -57,6 +58,7 @@ def test_digits_on_one_host(library: Library, transport: str, short_path: Path) 
     assert "global batch: 64 = 32 per rank x 2 ranks" in printed
 
 
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize(
     ("library", "transport"),
     [

@@ -11,7 +11,7 @@ import pytest
 from support.gang import until
 
 from .jobs import MpiGang
-from .libraries import ALL, MPICH, OPEN_MPI, python
+from .libraries import ALL, MPICH, OPEN_MPI, Library, python
 
 LocalGang = Callable[..., MpiGang]
 
@@ -178,6 +178,7 @@ def test_a_rank_that_aborts(library: Any, local_gang: LocalGang, short_path: Pat
     assert "bad sample" in found["logTail"]
 
 
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_a_host_that_vanishes(library: Any, gang: Callable[..., MpiGang], short_path: Path) -> None:
     """Its cable is pulled: not a word of it. The launcher notices by its heartbeat, and names host and ranks."""

@@ -13,6 +13,7 @@ from .libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library
 RUNNER = Path(sys.prefix) / "mpi4py-source/test/main.py"
 
 
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize(
     ("library", "modules"),
     [

@@ -42,6 +42,7 @@ def test_four_ranks_add_up_over_all_hosts(
         assert job.rank_log(rank) == f"rank {rank} of 4 on {host} sum 10.0 10.0\n"
 
 
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_the_launcher_runs_ranks_too(library: Library, gang: Callable[..., MpiGang], short_path: Path) -> None:
     """With runLauncherAsWorker its ranks are the first of the world, on the launcher's own host."""
@@ -87,6 +88,7 @@ def test_any_user_id(library: Library, local_gang: Callable[..., MpiGang], short
     assert [job.rank_log(rank) for rank in range(2)] == ["12345 12345 2\n"] * 2
 
 
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_options_of_the_spec_reach_mpirun(
     library: Library, local_gang: Callable[..., MpiGang], short_path: Path
@@ -105,6 +107,7 @@ def test_options_of_the_spec_reach_mpirun(
         assert job.rank_log(rank) == f"{rank}: two words, job-worker-{worker}\n"
 
 
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_a_script_calls_mpirun_twice(
     library: Library, local_gang: Callable[..., MpiGang], short_path: Path

@@ -27,6 +27,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("library", "fault"),
     [

@@ -89,6 +89,7 @@ def _error_of(call):
         return str(error)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "seeds", [SEEDS[i : i + AT_ONCE] for i in range(0, len(SEEDS), AT_ONCE)], ids=lambda s: f"seeds-{s[0]}-{s[-1]}"
 )
