@@ -8,11 +8,12 @@ import click
 
 from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.main import log_to_stderr
+from ringtrain.world.horovod_variables import OUR_LOG_LEVELS
 
 
 def _in_pods(body: Callable[[str, tuple[str, ...]], None]) -> click.Command:
     """`body` as a command that people do not call, of a log level and the words of another command."""
-    level = click.Choice(["info", "warning"])
+    level = click.Choice(OUR_LOG_LEVELS)
     body = click.argument("command", nargs=-1, type=click.UNPROCESSED)(body)
     body = click.option("--log-level", type=level, default="info", show_default=True)(body)
     return click.command(hidden=True, context_settings={"ignore_unknown_options": True})(body)

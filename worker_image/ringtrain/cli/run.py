@@ -1,10 +1,8 @@
 """`ringtrain run -np N CMD…`: launcher, agent and ranks as processes of this machine."""
 
-import difflib
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,21 +10,24 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
 from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
+from ringtrain.cli.checks import check_command, check_log_dir, check_name
 from ringtrain.cli.elastic import ElasticOptions, elastic_options, elastic_run
 from ringtrain.cli.ending import read_outcome, say, say_end
 from ringtrain.cli.failures import exit_code_of
+from ringtrain.cli.horovod_values import HorovodValues, horovod_options
+from ringtrain.cli.hosts import Host, find_hosts
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.control.ports import HeldPorts
-from ringtrain.launcher.discovery import own_names
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.processes import signal_handler, start_child
+from ringtrain.world.horovod_variables import log_level, with_counterparts
 
 _POLL_S = 0.2
 # Between the log directory and a job's name in it, where a cluster has its namespaces.
@@ -38,7 +39,6 @@ _OF_AN_ELASTIC_RUN = frozenset(
         *(contract.ENV_FORMATION, contract.ENV_SLOT),
     }
 )
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 # The launcher is gone: its agent has its own deadlines, and this long beyond a rank's grace to keep them.
 _AGENT_S = 30.0
 
@@ -51,6 +51,7 @@ _AGENT_S = 30.0
     help="How many ranks to start.",
 )
 @click.option("-H", "--hosts", default="", metavar="localhost:N", help="Where; this machine is all there is.")
+@horovod_options
 @elastic_options
 @click.option(
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True
@@ -62,6 +63,7 @@ _AGENT_S = 30.0
 def run(
     ranks: int,
     hosts: str,
+    horovod: HorovodValues,
     elastic: ElasticOptions,
     log_dir: Path,
     name: str | None,
@@ -83,15 +85,18 @@ def run(
     """
     world = elastic_run(ranks, hosts, elastic)
     slots = ranks if world is None else world.slots
-    check_hosts(hosts, slots)
+    check_here(find_hosts(hosts, horovod.of("hostfile"), slots))
     check_name(name)
     check_command(command[0], os.environ.get("PATH", os.defpath))
     check_log_dir(log_dir)
     log_to_stderr("run")
     job = name or f"{_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
+    horovod.link_outputs(files, slots)
+    for note in () if quiet else horovod.notes:
+        say(note)
     started = time.monotonic()
-    settings = {} if world is None else world.variables
+    settings = horovod.variables | ({} if world is None else world.variables)
     place = _environment(slots, log_dir.resolve(), job, settings)
     code = exit_code_of(lambda: _run(ranks, place, command, "info" if verbose else "warning"))
     if code or not quiet:
@@ -99,67 +104,15 @@ def run(
     sys.exit(code)
 
 
-def check_hosts(hosts: str, ranks: int) -> None:
-    """Raise a usage error unless `hosts` (`host:slots,…`, may be empty) is this machine with room for `ranks`."""
-    slots = 0
-    for entry in filter(None, hosts.split(",")):
-        host, _, count = entry.strip().partition(":")
-        if host not in own_names():
+def check_here(hosts: Sequence[Host]) -> None:
+    """Raise a usage error unless all hosts are this machine."""
+    for host in hosts:
+        if not host.is_here:
             raise click.UsageError(
-                f"-H {hosts}: {host} is not this machine, and `ringtrain run` starts processes here only. "
-                "To train on several hosts, submit a DistributedTrainingJob (dtj submit job.yaml)."
+                f"-H {host.name}:{host.slots}: {host.name} is not this machine, and `ringtrain run` starts "
+                "processes here only. To train on several hosts, submit a DistributedTrainingJob "
+                "(dtj submit job.yaml)."
             )
-        if count and not count.isdecimal():
-            raise click.UsageError(f"-H {hosts}: {count!r} is not a number of slots; expected {host}:{ranks}")
-        slots += int(count or 1)
-    if hosts and slots < ranks:
-        raise click.UsageError(f"-H {hosts}: {slots} slots for {ranks} ranks; expected localhost:{ranks}")
-
-
-def check_name(name: str | None) -> None:
-    """Raise a usage error unless `name` is the name of one directory."""
-    if name is not None and not _NAME.fullmatch(name):
-        raise click.UsageError(
-            f"--name {name!r}: expected letters, digits, '-', '_' and '.', at most 200, the first a letter or "
-            "digit; --log-dir says where the directory of that name is made"
-        )
-
-
-def check_log_dir(log_dir: Path) -> None:
-    """Raise a usage error unless logs can be kept in `log_dir`, which is made if need be."""
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=log_dir):
-            pass
-    except OSError as exc:
-        raise click.UsageError(
-            f"--log-dir {log_dir}: logs cannot be kept there ({exc.strerror}); give a directory that you can write"
-        ) from exc
-
-
-def check_command(program: str, path: str) -> None:
-    """End with a shell's exit status, 127 or 126, and the reason, unless `program` can be executed."""
-    if shutil.which(program, path=path):
-        return
-    if os.sep in program:
-        missing = not Path(program).exists()
-        why = "there is no such file" if missing else "it is a directory, or not executable (chmod +x)"
-    else:
-        missing, why = True, f"PATH has no program of this name{_near(program, path)}"
-    click.echo(f"Error: {program} cannot be executed: {why}", err=True)
-    sys.exit(127 if missing else 126)
-
-
-def _near(program: str, path: str) -> str:
-    """A hint at the program that was meant, if there is one."""
-    if Path(program).exists():
-        return f"; did you mean ./{program}, or python {program}?"
-    found: set[str] = set()
-    for directory in path.split(os.pathsep):
-        with suppress(OSError):
-            found.update(os.listdir(directory or "."))
-    near = difflib.get_close_matches(program, found, n=1, cutoff=0.75)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _program(command: Sequence[str]) -> str:
@@ -175,9 +128,10 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level:
         held = HeldPorts()
         stack.callback(held.release)
         control_port, status_port = held.take(0, 2)
+        outer = with_counterparts({**os.environ, **settings})
+        level = _level(outer, level)
         environment = {
-            **{name: value for name, value in os.environ.items() if name not in _OF_AN_ELASTIC_RUN},
-            **settings,
+            **{name: value for name, value in outer.items() if name in settings or name not in _OF_AN_ELASTIC_RUN},
             contract.ENV_SECRET_DIR: str(secret_dir),
             contract.ENV_LAUNCHER_PORT: str(control_port),
             contract.ENV_STATUS_PORT: str(status_port),
@@ -199,6 +153,12 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level:
         )
         code = _wait(launcher, agent)
         return 128 + signals[0] if signals else code
+
+
+def _level(environment: Mapping[str, str], default: str) -> str:
+    """From which level on launcher and agent say what they do."""
+    asked = environment.get(contract.ENV_LOG_LEVEL)
+    return log_level(contract.ENV_LOG_LEVEL, asked) if asked else default
 
 
 def _environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:

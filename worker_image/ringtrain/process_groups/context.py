@@ -76,6 +76,7 @@ def _met(agent: AgentSocket | None, find: Callable[[], WorkerConfig], segment_by
     """Join the world that `find` tells; in an elastic job the next one, where a member is lost before all met."""
     while True:
         found = find()
+        _show_messages(found.log_level)
         _start_timeline(found)
         try:
             return _joined(found, segment_bytes, agent)
@@ -87,6 +88,15 @@ def _met(agent: AgentSocket | None, find: Callable[[], WorkerConfig], segment_by
         except BaseException:
             timeline.stop()
             raise
+
+
+def _show_messages(level: str) -> None:
+    """Have ringtrain's own messages from `level` on written, to stderr unless the script has set up logging."""
+    if not level:
+        return
+    log.setLevel(level.upper())
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
 
 
 def _joined(config: WorkerConfig, segment_bytes: int, agent: AgentSocket | None) -> RankContext:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.errors import ConfigurationError
+from ringtrain.world.horovod_variables import log_level, with_counterparts
 from ringtrain.world.mpi_environment import mpi_rank
 from ringtrain.world.tf_config import parse_tf_config
 from ringtrain.world.topology import Topology, check_addresses, same_address, topology_of
@@ -40,6 +41,7 @@ class WorkerConfig:
     `encrypt`: one of `contract.ENCRYPTION`, with the certificates in `secret_dir`, which are of the job `job_uid`.
     `token_text`: the token where there is no `token_file`. `formation`: the number of the world within the attempt
     in an elastic job, else 0. `slot`: the place in such a job, which this process keeps with its local rank.
+    `log_level`: of ringtrain's own messages, empty where nobody says.
     """
 
     rank: int = 0
@@ -70,6 +72,7 @@ class WorkerConfig:
     restore_from: str = ""
     timeline: Path | None = None
     tracebacks: bool = False
+    log_level: str = ""
 
     @property
     def pod(self) -> int:
@@ -80,8 +83,10 @@ class WorkerConfig:
     def from_env(env: Mapping[str, str]) -> "WorkerConfig":
         """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, MPI's variables, torchrun's, else a world of one.
 
+        Where one of ours is not set, its counterpart of Horovod's counts (`horovod_variables.COUNTERPARTS`).
         Raises ConfigurationError naming the variable, its value and what was expected.
         """
+        env = with_counterparts(env)
         world = (
             _from_ringtrain(env)
             or _from_tf_config(env)
@@ -117,6 +122,9 @@ class WorkerConfig:
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
             timeline=_path(env, contract.ENV_TIMELINE),
             tracebacks=one_of(env, contract.ENV_TRACEBACKS, ("0", "1")) == "1",
+            log_level=log_level(contract.ENV_LOG_LEVEL, level)
+            if (level := env.get(contract.ENV_LOG_LEVEL))
+            else "",
         )
 
     def token(self) -> bytes | None:

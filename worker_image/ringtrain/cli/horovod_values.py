@@ -1,0 +1,88 @@
+"""What was given for the options that `ringtrain run` shares with `horovodrun`."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from ringtrain import contract
+from ringtrain.cli.config_file import read_config_file
+from ringtrain.cli.horovod_options import OPTIONS, check_build_option, without_meaning
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.world.horovod_variables import log_level
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class HorovodValues:
+    """`given`: values by the option's name, None where neither command line nor config file has one."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, name: str) -> Any:
+        """The value of one option."""
+        return self.given.get(name)
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each option that does nothing here."""
+        return without_meaning(dict(self.given))
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """Names of network interfaces."""
+        return tuple(filter(None, map(str.strip, (self.of("network_interfaces") or "").split(","))))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What launcher, agents and ranks are told."""
+        stall = self.of("stall_check_shutdown_time_seconds")
+        level = self.of("log_level")
+        found = {
+            contract.ENV_START_TIMEOUT: _number(self.of("start_timeout")),
+            contract.ENV_STALL_TIMEOUT: _number(stall or None),
+            contract.ENV_TIMELINE: self.of("timeline_filename"),
+            contract.ENV_LOG_LEVEL: level and log_level("--log-level", level),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def link_outputs(self, files: AttemptFiles, slots: int) -> None:
+        """Make `rank.N/stdout` in the directory that was asked for, which lead to the logs of ranks."""
+        if self.of("output_filename") is None:
+            return
+        for rank in range(slots):
+            link = Path(self.of("output_filename")) / f"rank.{rank:0{len(str(slots - 1))}d}" / "stdout"
+            try:
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.unlink(missing_ok=True)
+                link.symlink_to(files.rank_log(rank))
+            except OSError as exc:
+                raise click.UsageError(
+                    f"--output-filename {self.of('output_filename')}: {link} cannot be made ({exc.strerror}); "
+                    "give a directory that you can write"
+                ) from exc
+
+
+def horovod_options(command: F) -> F:
+    """`command` with the options of `OPTIONS`, of which it gets one value, `horovod`."""
+
+    @functools.wraps(command)
+    def gathered(**others: Any) -> Any:
+        given = {option.name: others.pop(option.name) for option in OPTIONS}
+        if given["config_file"] is not None:
+            configured = read_config_file(given["config_file"])
+            given = {name: configured.get(name) if value is None else value for name, value in given.items()}
+        return command(horovod=HorovodValues(given), **others)
+
+    declared: Callable[..., Any] = check_build_option(gathered)
+    for option in reversed(OPTIONS):
+        declared = option.declare(declared)
+    return cast(F, declared)
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
