@@ -14,6 +14,7 @@ MODULES = {
     "runtime": "worker_image/ringtrain/contract.py",
 }
 PAGE = "docs/contract.md"
+_LONGEST_LINE = 115
 HEAD = '"""Names, ports and exit codes that operator and runtime share. Generated from proto/contract.toml."""\n'
 
 
@@ -41,7 +42,10 @@ def constant_of(variable: str) -> str:
 def _constant(entry: dict[str, Any]) -> str:
     value = entry["value"]
     if isinstance(value, list):
-        return f"{entry['name']}: Final = ({', '.join(_literal(one) for one in value)})"
+        line = f"{entry['name']}: Final = ({', '.join(_literal(one) for one in value)})"
+        if len(line) <= _LONGEST_LINE:
+            return line
+        return "\n".join([f"{entry['name']}: Final = (", *(f"    {_literal(one)}," for one in value), ")"])
     return f"{entry['name']}: Final = {_literal(value)}"
 
 

@@ -16,10 +16,13 @@ LABEL_JOB: Final = "ringtrain.dev/job-name"
 LABEL_ROLE: Final = "ringtrain.dev/role"
 LABEL_ATTEMPT: Final = "ringtrain.dev/attempt"
 LABEL_WORKER_INDEX: Final = "ringtrain.dev/worker-index"
+LABEL_DATA_INDEX: Final = "ringtrain.dev/data-index"
 LABEL_INCARNATION: Final = "ringtrain.dev/incarnation"
 LABEL_COMPONENT: Final = "ringtrain.dev/component"
 ROLE_LAUNCHER: Final = "launcher"
 ROLE_WORKER: Final = "worker"
+ROLE_DATA: Final = "data"
+ROLE_EVALUATOR: Final = "evaluator"
 
 PORT_LAUNCHER: Final = 7350
 PORT_STATUS: Final = 7351
@@ -27,11 +30,23 @@ PORT_AGENT: Final = 7360
 PORT_MASTER: Final = 7390
 PORT_RING_BASE: Final = 7400
 PORT_TF_BASE: Final = 7500
+PORT_DATA: Final = 7370
+PORT_DATA_DISPATCHER_BASE: Final = 7600
+PORT_DATA_TF_WORKER_BASE: Final = 7700
 
 SECRET_DIR: Final = "/etc/ringtrain/secret"
 LOG_DIR: Final = "/var/log/ringtrain"
 CHECKPOINT_DIR: Final = "/checkpoints"
-SECRET_KEYS: Final = ("ca.crt", "launcher.crt", "launcher.key", "worker.crt", "worker.key", "token")
+SECRET_KEYS: Final = (
+    "ca.crt",
+    "launcher.crt",
+    "launcher.key",
+    "worker.crt",
+    "worker.key",
+    "data.crt",
+    "data.key",
+    "token",
+)
 
 EXIT_BAD_CONFIGURATION: Final = 64
 EXIT_NOT_ASSEMBLED: Final = 69
@@ -43,6 +58,7 @@ TERMINATION_MESSAGE_MAX_BYTES: Final = 4096
 STATUS_VERSION: Final = 1
 
 ON_LOSS: Final = ("Replace", "Shrink", "Restart")
+DATA_KINDS: Final = ("ringtrain", "tensorflow")
 
 ENV_ROLE: Final = "RINGTRAIN_ROLE"
 ENV_JOB_NAME: Final = "RINGTRAIN_JOB_NAME"
@@ -87,3 +103,9 @@ ENV_ELASTIC_REPLACE_TIMEOUT: Final = "RINGTRAIN_ELASTIC_REPLACE_TIMEOUT"
 ENV_ELASTIC_JOIN_DELAY: Final = "RINGTRAIN_ELASTIC_JOIN_DELAY"
 ENV_ELASTIC_FORMATION_LIMIT: Final = "RINGTRAIN_ELASTIC_FORMATION_LIMIT"
 ENV_ELASTIC_FORMATION: Final = "RINGTRAIN_ELASTIC_FORMATION"
+ENV_DATA_WORKERS: Final = "RINGTRAIN_DATA_WORKERS"
+ENV_DATA_KIND: Final = "RINGTRAIN_DATA_KIND"
+ENV_DATA_INDEX: Final = "RINGTRAIN_DATA_INDEX"
+ENV_DATA_SLOTS: Final = "RINGTRAIN_DATA_SLOTS"
+ENV_DATA_PORT: Final = "RINGTRAIN_DATA_PORT"
+ENV_DATA_DISPATCHERS: Final = "RINGTRAIN_DATA_DISPATCHERS"

@@ -39,7 +39,7 @@ def issue_credentials(job: Job, now: datetime) -> dict[str, bytes]:
         .sign(ca_key, hashes.SHA256())
     )
     found = {"ca.crt": ca.public_bytes(serialization.Encoding.PEM)}
-    for role in (contract.ROLE_LAUNCHER, contract.ROLE_WORKER):
+    for role in (contract.ROLE_LAUNCHER, contract.ROLE_WORKER, contract.ROLE_DATA):
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _leaf(job, role, key.public_key(), (ca_name, ca_key, now))
         found[f"{role}.crt"] = certificate.public_bytes(serialization.Encoding.PEM)

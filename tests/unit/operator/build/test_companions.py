@@ -97,7 +97,7 @@ def test_the_credentials() -> None:
     found = build.issue_credentials(parsed(), NOW)
     assert set(found) == set(contract.SECRET_KEYS)
     ca = x509.load_pem_x509_certificate(found["ca.crt"])
-    for role in ("launcher", "worker"):
+    for role in ("launcher", "worker", "data"):
         certificate = x509.load_pem_x509_certificate(found[f"{role}.crt"])
         certificate.verify_directly_issued_by(ca)
         names = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value
