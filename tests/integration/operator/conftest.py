@@ -1,8 +1,6 @@
-"""Both API servers for the operator's tests, and coroutine tests run to their end with a deadline."""
+"""Both API servers for the operator's tests."""
 
-import asyncio
 import functools
-import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,22 +11,6 @@ from support.apiserver import ControlPlane, why_unavailable
 from support.cluster import OpenCluster, fake_cluster, real_cluster
 
 ROOT = Path(__file__).parents[3]
-DEADLINE_S = 240.0  # generous: the machine may be busy; a passing test takes seconds
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test in a fresh event loop."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await pyfuncitem.obj(**arguments)
-
-    asyncio.run(bounded())
-    return True
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """What `ringtrain run` says at the end: how the job ended, its first failure, and where the logs are."""
 
-import json
 import re
 import shutil
 import sys
@@ -18,15 +17,6 @@ LINES_SHOWN = 20
 _OTHERS_SHOWN = 16
 _PEER_LOST = re.compile(r"\bPeerLost\b.*")
 _COLOURS = {"Succeeded": "green", "Failed": "red", "Stopped": "magenta"}
-
-
-def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
-    """The outcome that the launcher left; None when it ended before there was one."""
-    try:
-        found = json.loads(files.outcome.read_text())["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def say_end(files: AttemptFiles, outcome: dict[str, Any] | None, took_s: float) -> None:

@@ -14,6 +14,7 @@ _COMMANDS = {
     "completion": "ringtrain.cli.completion:completion",
     "launcher": "ringtrain.cli.pods:launcher",
     "logs": "ringtrain.cli.logs:logs",
+    "report": "ringtrain.cli.report:report",
     "run": "ringtrain.cli.run:run",
     "rsh": "ringtrain.cli.rsh:rsh",
     "timeline": "ringtrain.cli.timeline:timeline",

@@ -19,13 +19,14 @@ from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
 from ringtrain.cli.checks import check_command, check_log_dir, check_name
 from ringtrain.cli.elastic import ElasticOptions, elastic_options, elastic_run
-from ringtrain.cli.ending import read_outcome, say, say_end
+from ringtrain.cli.ending import say, say_end
 from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.horovod_values import HorovodValues, horovod_options
 from ringtrain.cli.hosts import Host, find_hosts
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.control.ports import HeldPorts
 from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.reading import read_outcome
 from ringtrain.processes import signal_handler, start_child
 from ringtrain.world.horovod_variables import log_level, with_counterparts
 

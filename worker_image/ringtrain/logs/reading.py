@@ -1,8 +1,10 @@
 """The files of the log store for those who read: one rank's log, or all ranks', while it grows or afterwards."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ringtrain.errors import RingtrainError
 from ringtrain.logs.layout import AttemptFiles
@@ -37,6 +39,15 @@ def find_attempt(where: Path, attempt: int | None) -> AttemptFiles:
         which = "" if attempt is None else f" of attempt {attempt}"
         raise LogMissing(f"{where.absolute()} has no job.log{which} in it or below; give a directory of runs")
     return AttemptFiles(max(found, key=lambda log: log.stat().st_mtime).parent)
+
+
+def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
+    """The outcome that the launcher left; None when it ended before there was one."""
+    try:
+        found = json.loads(files.outcome.read_text())["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def follow(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:

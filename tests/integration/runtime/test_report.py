@@ -1,0 +1,106 @@
+"""`ringtrain report` of real runs, in a real browser."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.browser import Tab, open_browser
+from support.gang import DEADLINE_S
+
+TRAIN = """
+import sys, ringtrain as rt
+rt.init()
+for step in range(1, 41):
+    rt.report(step=step, total_steps=40, samples=8, loss=4 / step, unit="tokens", metrics={"accuracy": step / 40})
+    if step == 20:
+        print(f"rank {rt.rank()} is half way <b>&amp;", flush=True)
+    if step == 30 and rt.rank() == 1 and "fail" in sys.argv:
+        raise ValueError("bad sample </script><script>document.title = 'taken'</script>")
+rt.barrier()
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the runs `good` and `bad`, of three ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "train.py").write_text(TRAIN)
+    for name, words in (("good", []), ("bad", ["fail"])):
+        command = ["run", "-np", "3", "--log-dir", str(folder), "--name", name, sys.executable, "train.py", *words]
+        done = _ringtrain(*command, cwd=folder)
+        assert (done.returncode != 0) == bool(words), done.stderr
+    return folder
+
+
+def _ringtrain(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "ringtrain", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def _report(runs: Path, name: str) -> Path:
+    done = _ringtrain("report", str(runs / "local" / name), cwd=runs)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+async def _text(tab: Tab, selector: str) -> str:
+    return str(await tab.value(f"document.querySelector({selector!r}).innerText"))
+
+
+async def test_a_page_shows_the_run(runs: Path, tmp_path: Path) -> None:
+    """State, steps, speed, a curve of loss, speed and each metric, every rank, and the log; a narrow screen in
+    the dark scrolls in one direction only; nothing is asked of a network, and the console stays empty."""
+    async with open_browser(tmp_path) as tab:
+        await tab.open(_report(runs, "good"), width=360, dark=True)
+        assert await _text(tab, "#state") == "✓ Succeeded"
+        assert "40 of 40" in await _text(tab, "#facts")
+        assert await tab.value("[...document.querySelectorAll('figcaption strong')].map(e => e.innerText)") == [
+            "loss",
+            "tokens/s",
+            "accuracy",
+        ]
+        assert await tab.value("document.querySelectorAll('.ranks button').length") == 3
+        assert await tab.value("document.documentElement.scrollWidth") <= 360
+        assert await tab.value("getComputedStyle(document.body).backgroundColor") == "rgb(17, 21, 29)"
+        assert await tab.value("performance.getEntriesByType('resource').length") == 0
+        assert sorted((await _text(tab, "#lines")).splitlines()) == [
+            f"[{rank}] rank {rank} is half way <b>&amp;" for rank in range(3)
+        ]
+        assert tab.complaints == []
+
+
+async def test_a_page_names_the_first_failure(runs: Path, tmp_path: Path) -> None:
+    """The rank, its exit code and its last lines, as text whatever they hold; the rank is marked."""
+    async with open_browser(tmp_path) as tab:
+        await tab.open(_report(runs, "bad"))
+        assert await _text(tab, "#state") == "✗ Failed"
+        failure = await _text(tab, "#failure")
+        assert "rank 1 exited with 1" in failure
+        assert "ValueError: bad sample </script><script>" in failure
+        assert await tab.value("document.title") == "bad – Ringtrain"
+        failed = "[...document.querySelectorAll('.ranks .Failed')].map(e => e.dataset.rank)"
+        assert await tab.value(failed) == ["1"]
+        assert tab.complaints == []
+
+
+async def test_a_page_is_used_by_keyboard(runs: Path, tmp_path: Path) -> None:
+    """Tab reaches curves and ranks; arrows walk a curve; Enter on a rank shows the rank's lines alone."""
+    async with open_browser(tmp_path) as tab:
+        await tab.open(_report(runs, "good"))
+        await tab.press("Tab")
+        assert await tab.value("document.activeElement.tagName") == "svg"
+        await tab.press("Home")
+        assert await _text(tab, "figcaption output") == "step 1: 4"
+        while await tab.value("document.activeElement.dataset.rank") != "2":
+            await tab.press("Tab")
+        await tab.press("Enter")
+        assert await _text(tab, "#lines") == "[2] rank 2 is half way <b>&amp;"
+        assert "1 of 3 lines" in await _text(tab, "#count")
+        assert tab.complaints == []
+
+
+def test_a_directory_without_runs(tmp_path: Path) -> None:
+    """The error names the directory and what it lacks; a place that can't be written is named, too."""
+    missing = _ringtrain("report", str(tmp_path), cwd=tmp_path)
+    assert (missing.returncode, "has no job.log in it or below" in missing.stderr) == (1, True)

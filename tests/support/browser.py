@@ -1,0 +1,104 @@
+"""A real Chromium without a window, told what to do by its DevTools protocol."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+DEADLINE_S = 60.0
+
+
+class Tab:
+    """One page. `complaints`: what it wrote to its console as an error, and exceptions that nobody caught."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._number = 0
+        self.complaints: list[str] = []
+
+    async def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        """Call a method of the protocol; returns its result."""
+        self._number += 1
+        await self._socket.send_json({"id": self._number, "method": method, "params": params})
+        while True:
+            message = json.loads((await self._socket.receive(DEADLINE_S)).data)
+            self._note(message)
+            if message.get("id") == self._number:
+                assert "error" not in message, (method, message["error"])
+                return dict(message["result"])
+
+    async def value(self, expression: str) -> Any:
+        """What a JavaScript expression gives."""
+        found = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, (expression, found)
+        return found["result"].get("value")
+
+    async def open(self, path: Path, width: int = 1000, *, dark: bool = False) -> None:
+        """Load a file, on a screen so wide."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        await self.ask("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.ask("Emulation.setEmulatedMedia", features=[scheme])
+        await self.ask("Page.navigate", url=path.resolve().as_uri())
+        here = f"location.href === {path.resolve().as_uri()!r} && document.readyState === 'complete'"
+        async with asyncio.timeout(DEADLINE_S):
+            while await self.value(here) is not True:
+                pass
+
+    async def press(self, key: str) -> None:
+        """Press a key and let it go."""
+        codes = {"Tab": 9, "ArrowLeft": 37, "Home": 36, "Enter": 13}
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            shown = text if kind == "keyDown" else {}
+            params = {"type": kind, "key": key, "windowsVirtualKeyCode": codes[key], **shown}
+            await self.ask("Input.dispatchKeyEvent", **params)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        params = message.get("params") or {}
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(str(params["exceptionDetails"]))
+        if message.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.complaints.append(params["entry"]["text"])
+
+
+@asynccontextmanager
+async def open_browser(folder: Path) -> AsyncIterator[Tab]:
+    """A tab of a new browser, which keeps its files in `folder`. Skips the test where there is no Chromium."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("chromium is not installed: `make test` installs it where apt-get can")
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    options = ["--headless", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0", *root]
+    quiet = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        program, *options, f"--user-data-dir={folder}", "about:blank", stdout=quiet, stderr=quiet
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
+            port = await _port(folder / "DevToolsActivePort", process)
+            async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+                (page,) = [found for found in await answer.json() if found["type"] == "page"]
+            async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                tab = Tab(socket)
+                for domain in ("Page", "Runtime", "Log"):
+                    await tab.ask(f"{domain}.enable")
+                yield tab
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def _port(file: Path, process: asyncio.subprocess.Process) -> int:
+    while True:
+        assert process.returncode is None, "chromium has ended"
+        if file.exists() and (lines := file.read_text().splitlines()) and len(lines) > 1:
+            return int(lines[0])
+        await asyncio.sleep(0.05)

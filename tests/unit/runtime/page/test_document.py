@@ -1,0 +1,29 @@
+"""The page's HTML."""
+
+import json
+import re
+
+from hypothesis import given
+from support.lines import TEXTS
+
+from ringtrain.page.document import page
+
+DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+
+
+@given(text=TEXTS)
+def test_any_text_comes_back_from_the_page_and_ends_no_element(text: str) -> None:
+    """A log line may hold any characters, among them those that end a script."""
+    run = {"log": {"lines": [text, "</script><script>alert(1)</script><!--"]}}
+    html = page(run).encode(errors="surrogatepass").decode(errors="surrogatepass")
+    (data,) = DATA.findall(html)
+    assert json.loads(data) == run
+    assert html.count("<script") == 2
+
+
+def test_the_page_needs_nothing_beside_it() -> None:
+    """No address, no other file, and a policy that allows none."""
+    html = page({})
+    assert re.findall(r'(?:src|href)="([^"]*)"', html) == ["data:,"]
+    assert re.findall(r"https?://[^\"'\s]+", html) == ["http://www.w3.org/2000/svg"]
+    assert "default-src 'none'" in html

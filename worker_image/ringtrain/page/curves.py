@@ -1,0 +1,50 @@
+"""A curve of any number of points in a bounded number of bins."""
+
+import math
+from dataclasses import dataclass, field
+
+MOST_BINS = 1000
+
+
+@dataclass
+class Curve:
+    """Means of values by position (0 and above), in at most `MOST_BINS` bins of equal width.
+
+    A bin that would be one too many makes every bin twice as wide; so memory does not grow with the run.
+    """
+
+    width: float = 1.0
+    _bins: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    def add(self, position: float, value: float | None) -> None:
+        """Take in `value` at `position`; None, NaN and infinities are left out."""
+        if value is None or not math.isfinite(value):
+            return
+        total, count = self._bins.get(key := int(position / self.width), (0.0, 0))
+        self._bins[key] = (total + value, count + 1)
+        while len(self._bins) > MOST_BINS:
+            self._widen()
+
+    def _widen(self) -> None:
+        self.width *= 2
+        before, self._bins = self._bins, {}
+        for key, (total, count) in before.items():
+            others, so_far = self._bins.get(key // 2, (0.0, 0))
+            self._bins[key // 2] = (others + total, so_far + count)
+
+    def means(self) -> list[list[float]]:
+        """[position of the bin's beginning, mean of its values], by position."""
+        return [[key * self.width, total / count] for key, (total, count) in sorted(self._bins.items())]
+
+    def rates(self, count: int) -> list[list[float]]:
+        """[position, sum of values by width] of `count` parts of equal width of all that was added, without gaps:
+        where nothing was added, the rate is 0."""
+        if not self._bins:
+            return []
+        first, last = min(self._bins), max(self._bins) + 1
+        width, sums = (last - first) / count, [0.0] * count
+        for key, (total, _) in self._bins.items():
+            sums[min(count - 1, int((key + 0.5 - first) / width))] += total
+        return [
+            [(first + part * width) * self.width, total / (width * self.width)] for part, total in enumerate(sums)
+        ]
