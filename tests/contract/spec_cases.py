@@ -66,6 +66,7 @@ _ELASTIC = {
     "formationLimit": 100_000,
 }
 _SCHEDULING = {
+    "gang": "Kubernetes",
     "queue": "research",
     "priorityClassName": "high",
     "minAvailable": 3,
@@ -291,6 +292,7 @@ REJECTED = [
         "spec.mpi.runLauncherAsWorker",
         "has none of its own",
     ),
+    Case("gang-unknown", manifest(scheduling={"gang": "Slurm"}), "spec.scheduling.gang", "Volcano"),
     Case("queue-no-name", manifest(scheduling={"queue": "Research"}), "spec.scheduling.queue", "pattern"),
     Case("min-available-zero", manifest(scheduling={"minAvailable": 0}), "spec.scheduling.minAvailable", "1"),
     Case(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import Settings
-from ringtrain_operator.observe.model import Foreign, ObjectRef, Observed, Refusal
+from ringtrain_operator.observe.groups import view_group
+from ringtrain_operator.observe.model import Foreign, GangsView, ObjectRef, Observed, Refusal
 from ringtrain_operator.observe.pods import OtherStatusVersion, read_report, view_pod
 from ringtrain_operator.plan import Event, Plan, plan_object
 from ringtrain_operator.plan.result import WorkloadChange
@@ -57,6 +58,8 @@ class World:
     made: list[tuple[str, int, str]] = field(default_factory=list)
     harmed: set[tuple[str, int]] = field(default_factory=set)
     kueue: PlayedKueue | None = None
+    schedulers: GangsView | None = None
+    groups: dict[ObjectRef, Json] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.job["metadata"].update(uid="0a1b2c3d-e", namespace="default", generation=1)
@@ -85,8 +88,15 @@ class World:
             launcher_age_s=self.report_age_s,
             refusals=self.refusals,
             kueue=self.kueue.view() if self.kueue is not None else None,
+            gangs=self._gangs(),
             status=self.job.get("status") or {},
         )
+
+    def _gangs(self) -> GangsView | None:
+        if self.schedulers is None:
+            return None
+        groups = tuple(view_group(group, ref.api_version) for ref, group in self.groups.items())
+        return replace(self.schedulers, groups=groups)
 
     def plan(self) -> Plan:
         """What the plan is now."""
@@ -132,6 +142,15 @@ class World:
     def pod_runs(self, name: str) -> None:
         """A kubelet has started the pod."""
         self._post(name, "Running", {"running": {}})
+
+    def pod_finds_no_node(self, name: str, message: str) -> None:
+        """The scheduler has found no node for the pod."""
+        del self.pods[name]["spec"]["nodeName"]
+        told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        self.pods[name]["status"] = {
+            "phase": "Pending",
+            "conditions": [{**told, "lastTransitionTime": format_time(self.now)}],
+        }
 
     def pod_waits(self, name: str, reason: str, message: str) -> None:
         """A kubelet cannot start the pod."""
@@ -239,6 +258,12 @@ class World:
         obj = json.loads(json.dumps(obj))
         name = obj["metadata"]["name"]
         obj["metadata"]["creationTimestamp"] = format_time(self.now)
+        if obj["kind"] == "PodGroup":
+            ref = ObjectRef("PodGroup", name, obj["apiVersion"])
+            assert ref not in self.groups, f"{ref} exists"
+            obj["metadata"]["uid"] = f"uid-{self.writes}"
+            self.groups[ref] = obj
+            return
         if obj["kind"] != "Pod":
             self.objects[ObjectRef(obj["kind"], name)] = obj
             return
@@ -261,6 +286,9 @@ class World:
     def _delete(self, deletion: Any) -> None:
         if deletion.ref.kind == contract.KIND:
             self.deleted = True
+            return
+        if deletion.ref in self.groups:
+            assert self.groups.pop(deletion.ref)["metadata"]["uid"] == deletion.uid
             return
         pod = self.pods[deletion.ref.name]
         assert pod["metadata"]["uid"] == deletion.uid

@@ -65,6 +65,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [workloads/status]
   verbs: [patch]
 {{- end }}
+{{- $groups := dict "kubernetes" "scheduling.k8s.io" "coscheduling" "scheduling.x-k8s.io" "volcano" "scheduling.volcano.sh" }}
+{{- range $gang, $group := $groups }}
+{{- if index $.Values.gangs $gang }}
+- apiGroups: [{{ $group }}]
+  resources: [podgroups]
+  verbs: [get, list, watch, create, delete]
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- /* What an admission's nodes and a Workload's priority are. */}}

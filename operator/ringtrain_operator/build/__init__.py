@@ -1,6 +1,7 @@
 """The objects of a job, as dicts: pods, Service, ServiceAccount, NetworkPolicy, Secret. Nothing is touched."""
 
 from .credentials import Issuer, build_secret, issue_credentials
+from .gangs import SCHEDULERS, build_group, group_name, in_group, scheduler_of
 from .names import job_labels, launcher_name, secret_name, worker_name, worker_selector
 from .network import build_network_policy, build_service, build_service_account
 from .pods import RESTARTED_CODES, Incarnation, build_launcher_pod, build_worker_pod
@@ -11,9 +12,11 @@ __all__ = [
     "LAUNCHER_RESOURCES",
     "POD_SETS",
     "RESTARTED_CODES",
+    "SCHEDULERS",
     "Incarnation",
     "Issuer",
     "Settings",
+    "build_group",
     "build_launcher_pod",
     "build_network_policy",
     "build_secret",
@@ -21,11 +24,14 @@ __all__ = [
     "build_service_account",
     "build_worker_pod",
     "build_workload",
+    "group_name",
     "grouped",
+    "in_group",
     "is_prebuilt",
     "issue_credentials",
     "job_labels",
     "launcher_name",
+    "scheduler_of",
     "secret_name",
     "worker_name",
     "worker_selector",

@@ -35,6 +35,23 @@ class JsonValue(click.ParamType[Any]):
         return found
 
 
+class GangOption(click.ParamType[Any]):
+    """A gang scheduler by its name in spec.scheduling.gang, and the schedulerName under which it runs."""
+
+    name = "gang scheduler"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Both names, the second the usual one unless it is given; a message for an unknown gang scheduler."""
+        from ringtrain_operator.build import SCHEDULERS
+
+        if isinstance(value, tuple):
+            return value
+        gang, _, scheduler = str(value).partition("=")
+        if gang not in SCHEDULERS:
+            self.fail(f"{gang!r} is none of {', '.join(SCHEDULERS)}", param, ctx)
+        return gang, scheduler or SCHEDULERS[gang].scheduler_name
+
+
 def _resources(given: dict[str, Any]) -> dict[str, Any]:
     """Resources of a container; an error that names the field that is wrong."""
     from ringtrain_operator.spec.pod_schema import packaged_schema
@@ -77,6 +94,14 @@ def _resources(given: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--kueue/--no-kueue", default=False, show_default=True, help="Write Kueue's Workloads for jobs with a queue."
 )
+@click.option(
+    "--gang",
+    "gangs",
+    type=GangOption(),
+    multiple=True,
+    help="Gang scheduler whose PodGroups may be written: Kubernetes, Coscheduling or Volcano; NAME=SCHEDULER "
+    "also names the scheduler that places the pods. Again for more.",
+)
 @click.option("--kubeconfig", default=None, help="Kubeconfig to use instead of the pod's ServiceAccount.")
 @click.version_option(package_name="ringtrain-operator", prog_name="ringtrain-operator")
 def operator(
@@ -84,6 +109,7 @@ def operator(
     launcher_resources: dict[str, Any] | None,
     metrics_from: list[Any],
     template_ports_from: list[Any],
+    gangs: tuple[tuple[str, str], ...],
     **options: Any,
 ) -> None:
     """Run the operator. Every option can be given as RINGTRAIN_OPERATOR_<OPTION>.
@@ -104,6 +130,7 @@ def operator(
             metrics_from=metrics_from,
             template_ports_from=template_ports_from,
         ),
+        gangs=dict(gangs),
         **options,
     )
     configure_logging(config.log_format, config.log_level)

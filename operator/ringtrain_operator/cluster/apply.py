@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtrain_operator.cluster.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
-from ringtrain_operator.cluster.api.resources import BY_KIND, PODS, SECRETS, Resource
+from ringtrain_operator.cluster.api.resources import PODS, SECRETS, Resource, resource_of
 from ringtrain_operator.cluster.observe import Memory, find_owner
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe.model import Foreign, ObjectRef, Refusal
@@ -16,6 +16,7 @@ from ringtrain_operator.plan import Deletion, Plan
 
 log = logging.getLogger(__name__)
 
+POD_GROUP = "PodGroup"
 Outcome = Refusal | Foreign | None
 
 
@@ -69,7 +70,7 @@ async def _together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
 
 
 async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
-    resource, ref = BY_KIND[obj["kind"]], ObjectRef(obj["kind"], obj["metadata"]["name"])
+    resource, ref = resource_of(obj["kind"], obj["apiVersion"]), ObjectRef(obj["kind"], obj["metadata"]["name"])
     try:
         version = await work.versions.api.create_unread(resource, work.namespace, obj)
     except AlreadyExists:
@@ -81,6 +82,8 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
         return Refusal(ref, refused.code, refused.reason, refused.message)
     if resource is PODS:
         work.versions.saw_pod(version)
+    elif ref.kind == POD_GROUP:
+        work.memory.groups_known = False
     else:
         work.memory.owned.add(ref)
     if resource is SECRETS:
@@ -99,7 +102,9 @@ async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> For
     if isinstance(found, Foreign):
         work.memory.foreign[ref] = found
         return found
-    if found is not None and resource is not PODS:
+    if ref.kind == POD_GROUP:
+        work.memory.groups_known = False
+    elif found is not None and resource is not PODS:
         work.memory.owned.add(ref)
         work.memory.foreign.pop(ref, None)
     return None
@@ -107,9 +112,15 @@ async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> For
 
 async def _delete(work: _Work, deletion: Deletion) -> None:
     ref = deletion.ref
+    if ref.kind == POD_GROUP:
+        work.memory.groups_known = False
     try:
         await work.versions.api.delete(
-            BY_KIND[ref.kind], work.namespace, ref.name, uid=deletion.uid, grace_period_s=deletion.grace_s
+            resource_of(ref.kind, ref.api_version),
+            work.namespace,
+            ref.name,
+            uid=deletion.uid,
+            grace_period_s=deletion.grace_s,
         )
     except (NotFound, Conflict) as gone:
         # gone, or replaced by another of its name: either way the one that was meant is no more

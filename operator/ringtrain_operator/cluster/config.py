@@ -15,7 +15,8 @@ class OperatorConfig:
 
     `stuck_after_s`: a reconcile is a handful of requests with deadlines of their own, and the loop that watches
     turns all the time; what takes longer than this is stuck, and /healthz says so. `kueue`: whether Workloads of
-    Kueue may be written. `objects`: settings of jobs' objects; the namespace in it follows from `lease_namespace`.
+    Kueue may be written. `gangs`: gang schedulers whose PodGroups may be written, each with its
+    schedulerName. `objects`: settings of jobs' objects; the namespace in it follows from `lease_namespace`.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -32,6 +33,7 @@ class OperatorConfig:
     grace_s: float = 20.0
     stuck_after_s: float = 300.0
     kueue: bool = False
+    gangs: Mapping[str, str] = field(default_factory=dict)
     objects: Settings = field(default_factory=Settings)
 
     def address(self) -> tuple[str | None, int]:

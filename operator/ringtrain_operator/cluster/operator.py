@@ -13,9 +13,10 @@ from typing import Any
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound, NotLeader
-from ringtrain_operator.cluster.api.resources import JOBS
+from ringtrain_operator.cluster.api.resources import JOBS, Resource
 from ringtrain_operator.cluster.api.transport import Limits
 from ringtrain_operator.cluster.config import OperatorConfig
+from ringtrain_operator.cluster.gangs import Gangs
 from ringtrain_operator.cluster.health import ApiReach, ReachTimes, health_server
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 from ringtrain_operator.cluster.metrics import Metrics
@@ -30,8 +31,8 @@ from ringtrain_operator.observe.model import ObjectRef
 log = logging.getLogger(__name__)
 
 
-# So long after Kueue was installed it is made use of.
-LOOK_FOR_KUEUE_S = 60.0
+# So long after Kueue or a gang scheduler was installed it is made use of.
+LOOK_FOR_APIS_S = 60.0
 
 
 class LeaseLost(Exception):
@@ -65,7 +66,10 @@ class Operator:
         self._versions = Versions(self.api)
         namespace = config.lease_namespace or connection.namespace
         settings = replace(config.objects, operator_namespace=namespace)
-        self._reconciler = Reconciler(self._versions, self.queue, self._poller, self.metrics, clock, settings)
+        gangs = Gangs(self.api, config.gangs)
+        self._reconciler = Reconciler(
+            self._versions, self.queue, self._poller, self.metrics, clock, settings, gangs
+        )
         self._standby = False
         self._watch_turned_at: float | None = None
 
@@ -108,7 +112,7 @@ class Operator:
         await _first_of(until_served(self.api, scope), self._stop.wait())
         await _first_of(self._reconciler.pod_schema.refresh(), self._stop.wait())
         await _first_of(self._find_waiting_jobs(), self._stop.wait())
-        await _first_of(self._find_kueue(), self._stop.wait())
+        await _first_of(self._find_apis(), self._stop.wait())
         parts = [
             self._watch(),
             resync(self.api, scope, enqueue, self.config.resync_s),
@@ -135,23 +139,27 @@ class Operator:
             log.warning("jobs that wait could not be listed: %s", exc)
 
     async def _watch(self) -> None:
-        """Watch; when Kueue comes, goes or is upgraded, watch again."""
+        """Watch; when Kueue or a gang scheduler comes, goes or is upgraded, watch again."""
         while True:
-            version = self._reconciler.kueue.version
-            await _first_of(watch_cluster(self._scope()), self._until_kueue_is_not(version))
+            await _first_of(watch_cluster(self._scope()), self._until_extras_are_not(self._extras()))
 
-    async def _until_kueue_is_not(self, version: str) -> None:
-        while self._reconciler.kueue.version == version:
-            await asyncio.sleep(min(self.config.resync_s, LOOK_FOR_KUEUE_S))
-            await self._find_kueue()
+    async def _until_extras_are_not(self, extras: tuple[Resource, ...]) -> None:
+        while self._extras() == extras:
+            await asyncio.sleep(min(self.config.resync_s, LOOK_FOR_APIS_S))
+            await self._find_apis()
 
-    async def _find_kueue(self) -> None:
-        if not self.config.kueue:
-            return
+    async def _find_apis(self) -> None:
         try:
-            self._reconciler.kueue.version = await served_version(self.api)
+            if self.config.kueue:
+                self._reconciler.kueue.version = await served_version(self.api)
+            await self._reconciler.gangs.find()
         except ApiError as exc:
-            log.warning("whether Kueue is there is not known: %s", exc)
+            log.warning("whether Kueue and gang schedulers are there is not known: %s", exc)
+
+    def _extras(self) -> tuple[Resource, ...]:
+        """What is watched of Kueue and of gang schedulers, as far as they are there."""
+        version = self._reconciler.kueue.version
+        return (*((workloads(version),) if version else ()), *self._reconciler.gangs.watched())
 
     async def _keep_pod_schema(self) -> None:
         """An API server that is upgraded knows new fields."""
@@ -166,8 +174,8 @@ class Operator:
             self._job_changed,
             self._pod_changed,
             self._object_gone,
-            self._workload_changed,
-            workloads(self._reconciler.kueue.version) if self._reconciler.kueue.version else None,
+            self._extra_changed,
+            self._extras(),
             self.watching,
             beat=self._watch_turned,
             beat_every_s=self.config.stuck_after_s / 20,
@@ -230,8 +238,8 @@ class Operator:
         self._reconciler.object_gone(key, ref)
         self.queue.add(key)
 
-    def _workload_changed(self, key: Key) -> None:
-        self._reconciler.workload_changed(key)
+    def _extra_changed(self, key: Key, kind: str) -> None:
+        self._reconciler.extra_changed(key, kind)
         self.queue.add(key)
 
     def _why_not_alive(self) -> str:

@@ -13,6 +13,7 @@ from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.cluster.apply import apply_plan
 from ringtrain_operator.cluster.events import send_events
+from ringtrain_operator.cluster.gangs import Gangs
 from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.observe import Memory, NodeRoom, Reading, read_surroundings
@@ -46,6 +47,7 @@ class Reconciler:
         metrics: Metrics,
         clock: Clock,
         settings: Settings,
+        gangs: Gangs,
     ) -> None:
         self._settings = settings
         self._api = versions.api
@@ -58,6 +60,7 @@ class Reconciler:
         self.line = WaitingLine()
         self._nodes = NodeRoom(versions.api)
         self.kueue = Kueue(versions.api)
+        self.gangs = gangs
         self._memories: dict[str, Memory] = {}
         self._uids: dict[Key, str] = {}
 
@@ -72,7 +75,8 @@ class Reconciler:
         now = self._clock()
         reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
         reading = await self._with_others(key, reading)
-        reading = replace(reading, observed=replace(reading.observed, kueue=await self.kueue.observe(job, memory)))
+        kueue, gangs = await self.kueue.observe(job, memory), await self.gangs.observe(job, memory)
+        reading = replace(reading, observed=replace(reading.observed, kueue=kueue, gangs=gangs))
         plan = self._plan(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
         if plan.status and not plan.acts and self._settles(job, reading, now):
@@ -95,11 +99,13 @@ class Reconciler:
         if memory is not None:
             memory.owned.discard(ref)
 
-    def workload_changed(self, key: Key) -> None:
-        """The job's Workload is another by now, or gone."""
+    def extra_changed(self, key: Key, kind: str) -> None:
+        """The job's Workload, or a group of its pods, is another by now, or gone."""
         memory = self._memories.get(self._uids.get(key, ""))
-        if memory is not None:
+        if memory is not None and kind == "Workload":
             memory.workload_known = False
+        elif memory is not None:
+            memory.groups_known = False
 
     async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
         """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""

@@ -38,14 +38,16 @@ PodChanged = Callable[[Key, str, bool], None]
 """Is told the key of a pod's job, the pod's resourceVersion, and whether this is the first that is heard of it."""
 ObjectGone = Callable[[Key, ObjectRef], None]
 """Is told the key of a job, and which of the objects that it has besides pods was deleted."""
+ExtraChanged = Callable[[Key, str], None]
+"""Is told the key of a job, and the kind of an object of it that a queue or a gang scheduler has to do with."""
 
 
 @dataclass(frozen=True)
 class Scope:
     """What is watched, and who is told. `namespaces` empty: the whole cluster.
 
-    `workloads`: Kueue's, in the version that is served; None: they are not watched. `beat` is called every
-    `beat_every_s` from kopf's own thread for as long as its loop turns.
+    `extras`: what queues and gang schedulers have to do with, in the versions that are served. `beat` is called
+    every `beat_every_s` from kopf's own thread for as long as its loop turns.
     """
 
     connection: Connection
@@ -53,8 +55,8 @@ class Scope:
     job_changed: JobChanged
     pod_changed: PodChanged
     object_gone: ObjectGone
-    workload_changed: Enqueue
-    workloads: Resource | None
+    extra_changed: ExtraChanged
+    extras: tuple[Resource, ...]
     ready: asyncio.Event
     beat: Callable[[], None]
     beat_every_s: float
@@ -95,7 +97,7 @@ async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: thre
     telling, beating = asyncio.create_task(tell_host()), asyncio.create_task(beat_forever())
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
-        middlewares=(_Narrow(connection),),
+        middlewares=(_Narrow(connection, (JOBS, PODS, *COMPANIONS, *scope.extras)),),
         response_class=_Readable,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         headers={"User-Agent": "ringtrain-operator-watch"},
@@ -161,13 +163,15 @@ def _handlers(
 
     for resource in COMPANIONS:
         watch_deletions(resource)
-    if scope.workloads is not None:
 
-        @kopf.on.event(*_group_version(scope.workloads), scope.workloads.plural, registry=registry)
-        async def workload_changed(namespace: str | None, labels: Any, **_: Any) -> None:
+    def watch_changes(resource: Resource) -> None:
+        @kopf.on.event(*_group_version(resource), resource.plural, registry=registry)
+        async def changed(namespace: str | None, labels: Any, **_: Any) -> None:
             if job := labels.get(contract.LABEL_JOB):
-                host.call_soon_threadsafe(scope.workload_changed, Key(namespace or "", job))
+                host.call_soon_threadsafe(scope.extra_changed, Key(namespace or "", job), resource.kind)
 
+    for resource in scope.extras:
+        watch_changes(resource)
     return registry
 
 
@@ -182,7 +186,7 @@ def _settings(scope: Scope) -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = _NoDiff()
     settings.scanning.disabled = True  # neither CRDs nor namespaces are watched: no right to that is needed
     settings.peering.standalone = True
-    for resource in (PODS, *COMPANIONS, *filter(None, [scope.workloads])):
+    for resource in (PODS, *COMPANIONS, *scope.extras):
         key = (*_group_version(resource), resource.plural)
         settings.watching.label_selectors[key] = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
     settings.watching.chunk_size = 200
@@ -268,10 +272,9 @@ def _flat(obj: dict[str, Any]) -> dict[str, Any]:
 class _Narrow:
     """Middleware: prove who asks, and ask for metadata only when listing or watching what we watch."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, watched: tuple[Resource, ...]) -> None:
         self._connection = connection
-        watched = (*(resource.plural for resource in (JOBS, PODS, *COMPANIONS)), "workloads")
-        self._plurals = tuple(f"/{plural}" for plural in watched)
+        self._plurals = tuple(f"/{resource.plural}" for resource in watched)
 
     async def __call__(
         self,

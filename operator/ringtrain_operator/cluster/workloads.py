@@ -158,7 +158,7 @@ class Kueue:
 def queue_of(job: Mapping[str, Any]) -> str:
     """The job's LocalQueue, also of a job whose spec is not valid."""
     wanted = (job.get("spec") or {}).get("scheduling") or {}
-    return kueue_queue(wanted.get("queue"), job["metadata"].get("labels") or {})
+    return kueue_queue(wanted.get("queue"), job["metadata"].get("labels") or {}, wanted.get("gang"))
 
 
 def workload_name_of(job: Mapping[str, Any]) -> str:

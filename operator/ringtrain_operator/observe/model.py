@@ -15,10 +15,14 @@ Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """An object by kind and name, in the job's namespace."""
+    """An object by kind and name, in the job's namespace.
+
+    `api_version`: of a kind that is not always served, or in several versions; empty: its kind says it.
+    """
 
     kind: str
     name: str
+    api_version: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -136,6 +140,29 @@ class KueueView:
 
 
 @dataclass(frozen=True)
+class GroupView:
+    """A PodGroup of the job. `words`: why its gang finds no room, as its scheduler says it; empty: it does not."""
+
+    ref: ObjectRef
+    uid: str
+    words: str = ""
+    ending: bool = False
+
+
+@dataclass(frozen=True)
+class GangsView:
+    """Gang schedulers, by their names in spec.scheduling.gang.
+
+    `allowed`: schedulerName of each that the installation allows. `served`: of these, those whose API there is,
+    and its version. `groups`: of the job.
+    """
+
+    allowed: Mapping[str, str] = field(default_factory=dict)
+    served: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[GroupView, ...] = ()
+
+
+@dataclass(frozen=True)
 class Observed:
     """What exists for one job at one moment.
 
@@ -146,6 +173,7 @@ class Observed:
     `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as it was read.
     `contention`: other jobs that wait for places. `nodes`: what each node of the cluster has of extended
     resources; None: not known, or of no interest. `kueue`: None where it is not served, or not allowed.
+    `gangs`: None where pods are not placed by a scheduler, as on one machine.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -159,6 +187,7 @@ class Observed:
     launcher_refused: str = ""
     refusals: tuple[Refusal, ...] = ()
     kueue: KueueView | None = None
+    gangs: GangsView | None = None
     status: dict[str, Any] = field(default_factory=dict)
     contention: Contention = Contention()
     nodes: tuple[Mapping[str, int], ...] | None = None

@@ -20,6 +20,7 @@ from .active_deadline import active_deadline
 from .decision import Decision, Policy, PolicyResult, condition_of
 from .disruption import disruption
 from .events import events_between
+from .gangs import note_gang, wakes_for_gang
 from .incarnations import note_workers, wakes_at
 from .incomplete import incomplete, note_line
 from .ledger import enter, name_credentials
@@ -96,13 +97,15 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
         return Plan()
     decision, timers = _decide(s)
     decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))
+    decided = replace(decided, status=note_gang(decided, decision))
     decided = replace(decided, status=note_line(decided, decision))
     decided = replace(decided, status=note_workers(decided, decision))
     decided = replace(decided, status=note_launcher(decided, decision))
     new = compose(decided, condition_of(decision), s)
     settled = replace(s, status=new)
     todo = changes(settled, settings)
-    timers += [*([todo.requeue_at] if todo.requeue_at else []), *wakes_at(settled), *launcher_wakes_at(settled)]
+    timers += [*([todo.requeue_at] if todo.requeue_at else []), *wakes_for_gang(settled)]
+    timers += [*wakes_at(settled), *launcher_wakes_at(settled)]
     answer = Plan(
         create=todo.create,
         delete=todo.delete,

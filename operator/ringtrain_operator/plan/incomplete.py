@@ -28,7 +28,7 @@ def incomplete(s: Situation) -> PolicyResult:
         return NO_DECISION
     if s.status.ledger.queued_since is not None:
         return _queued(s)
-    if not is_stuck(s):
+    if s.status.ledger.gang_scheduler is not None or not is_stuck(s):
         return NO_DECISION
     patience = timedelta(seconds=s.job.spec.scheduling.timeout_seconds)
     since = min((pod.unschedulable_since for pod in s.pods if pod.unschedulable_since is not None), default=s.now)
@@ -49,7 +49,7 @@ def note_line(s: Situation, decision: Decision | None) -> JobStatus:
     over = isinstance(decision, Halt | Enqueue | Finish) or s.status.finished
     if over or s.attempt == 0 or ledger.queued_since is not None:
         return s.status
-    if s.placed or s.gang_began:
+    if s.placed or s.gang_began or ledger.gang_scheduler is not None:
         return s.status.noted(line_since=None, too_large=False)
     if not is_stuck(s):
         return s.status

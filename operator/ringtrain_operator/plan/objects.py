@@ -12,9 +12,11 @@ from ..build import Settings
 from ..contract import KIND, LABEL_ROLE
 from ..observe.model import ObjectRef, PodView
 from ..spec.job import Job
+from ..status.gang import gang_problem
 from ..status.incarnations import avoided_nodes, incarnations_of, number_of
 from ..status.situation import Situation
 from .cleanup import deletion, expiry, force_time, unwanted_pods
+from .gangs import in_gang, missing_group, unwanted_groups
 from .incarnations import due_workers, unwanted_workers
 from .relaunch import is_unwanted, launcher_due
 from .result import Deletion
@@ -35,6 +37,11 @@ class Changes:
 
 def changes(s: Situation, settings: Settings) -> Changes:
     """What separates what exists from what the status says should."""
+    found = _changes(s, settings)
+    return replace(found, delete=(*found.delete, *unwanted_groups(s)))
+
+
+def _changes(s: Situation, settings: Settings) -> Changes:
     if s.status.finished:
         return _finished(s)
     if s.is_without_pods:
@@ -42,12 +49,13 @@ def changes(s: Situation, settings: Settings) -> Changes:
     if s.stale_pods:
         return _delete(s, s.stale_pods, None)
     waits = s.status.ledger.queued_since is not None or (s.has_workload and not s.may_run)
-    if s.observed.foreign or waits:
+    if s.observed.foreign or waits or gang_problem(s):
         return Changes()
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
         return Changes(requeue_at=start)
-    made = (*_companions(s, settings), *(_for_queue(s, pod) for pod in _missing_pods(s, settings)))
+    pods = (in_gang(s, _for_queue(s, pod)) for pod in _missing_pods(s, settings))
+    made = (*_companions(s, settings), *missing_group(s), *pods)
     launchers = tuple(pod for pod in s.pods if is_unwanted(s, pod))
     return replace(_delete(s, (*launchers, *unwanted_workers(s)), None), create=made)
 

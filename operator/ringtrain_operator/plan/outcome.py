@@ -115,7 +115,8 @@ def _judge(s: Situation, failure: Failure) -> Restart | GiveWay | Finish:
     absent = [*s.missing_names, *(pod.name for pod in s.pods if pod.phase == "Pending")]
     if not absent:
         return judge(s, failure)
-    if any(pod.unschedulable_since is not None for pod in s.pods):
+    placed_together = s.status.ledger.gang_scheduler is not None
+    if not placed_together and any(pod.unschedulable_since is not None for pod in s.pods):
         return GiveWay(s.status.ledger.line_since or s.job.created)
     message = f"attempt {s.attempt}: {', '.join(absent[:3])} did not run in time (networking.startTimeoutSeconds)"
     return Restart("NotAssembled", message, failure=failure)

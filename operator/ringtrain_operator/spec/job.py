@@ -21,6 +21,8 @@ from .template import LauncherTemplate, WorkerTemplate, device_count, template_d
 
 # Kueue's own way to name a queue; where spec.scheduling.queue is set, that counts.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+# Of spec.scheduling.gang.
+VOLCANO = "Volcano"
 DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 EmptyDir = Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
@@ -305,9 +307,13 @@ class JobSpec(SpecModel):
         return device_count(next(iter(amounts.values()), 1)) or 1
 
 
-def kueue_queue(queue: object, labels: Mapping[str, Any]) -> str:
-    """The LocalQueue that scheduling.queue or Kueue's own label names; empty: the job waits in none."""
-    return str(queue or labels.get(QUEUE_LABEL) or "")
+def kueue_queue(queue: object, labels: Mapping[str, Any], gang: object = None) -> str:
+    """The LocalQueue that scheduling.queue or Kueue's own label names; empty: the job waits in none.
+
+    With scheduling.gang: Volcano the field names a queue of Volcano, and only the label one of Kueue.
+    """
+    named = None if gang == VOLCANO else queue
+    return str(named or labels.get(QUEUE_LABEL) or "")
 
 
 @dataclass(frozen=True)
@@ -326,7 +332,13 @@ class Job:
     @property
     def queue(self) -> str:
         """Kueue's LocalQueue that the job waits in; empty: it waits in none."""
-        return kueue_queue(self.spec.scheduling.queue, self.labels)
+        return kueue_queue(self.spec.scheduling.queue, self.labels, self.spec.scheduling.gang)
+
+    @property
+    def volcano_queue(self) -> str:
+        """Volcano's queue that the job waits in; empty: Volcano's default, or it waits in none."""
+        wanted = self.spec.scheduling
+        return (wanted.queue or "") if wanted.gang == VOLCANO else ""
 
     @property
     def num_workers(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -44,9 +44,16 @@ class Topology(SpecModel):
 class Scheduling(SpecModel):
     """How the job's pods are placed together, and which queue the job waits in."""
 
+    gang: Literal["Auto", "None", "Kubernetes", "Coscheduling", "Volcano"] = Field(
+        default="Auto",
+        description="Scheduler that places all pods of an attempt or none. Auto: the first of those named here "
+        "that the installation allows and the cluster has, and none for a job in a queue of Kueue. None: pods are "
+        "placed one by one.",
+    )
     queue: ObjectName | None = Field(
         default=None,
-        description="Queue that the job waits in: a LocalQueue of Kueue in the job's namespace.",
+        description="Queue that the job waits in: a LocalQueue of Kueue in the job's namespace, or with gang: "
+        "Volcano a queue of Volcano.",
     )
     priority_class_name: ObjectName | None = Field(
         default=None,
@@ -64,7 +71,7 @@ class Scheduling(SpecModel):
         ge=1,
         le=86400,
         description="How long a gang that is not placed whole may hold places without another being added while "
-        "other jobs wait. Then the next has its turn.",
+        "other jobs wait. Then the next has its turn. A gang scheduler has times of its own.",
     )
     topology: Topology | None = Field(
         default=None, description="Workers near each other. Unset: wherever there is room."

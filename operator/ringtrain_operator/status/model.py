@@ -148,6 +148,9 @@ class Ledger(StatusModel):
     queued_as: Literal["Workload", "PodGroup"] | None = Field(
         default=None, description="How Kueue knows the job, or its present attempt; absent: it does not."
     )
+    gang_scheduler: Literal["Kubernetes", "Coscheduling", "Volcano"] | None = Field(
+        default=None, description="Who places all pods of the present attempt or none; absent: nobody does."
+    )
     incarnations: Incarnations | None = Field(default=None, description="Pods of an elastic job's workers.")
     line_since: Time | None = Field(
         default=None, description="Place among the jobs that wait to be placed whole; the earliest comes first."

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..build import group_name
 from ..contract import KIND
 from ..observe.model import Foreign, Refusal
 from ..spec.job import Job
 from .counts import counted
+from .gang import gang_problem
 from .model import ConditionChange, format_time
 from .progress import is_whole
 from .situation import Situation
@@ -34,12 +36,14 @@ def running_or_why_not(s: Situation) -> ConditionChange:
         return _foreign(s)
     if absent and s.has_workload and not s.may_run:
         return _not("WaitingForQueue", queued_because(s))
+    if problem := gang_problem(s):
+        return _not("GangUnavailable", problem)
     if s.observed.refusals:
         return _refused(s.observed.refusals)
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
-    return _stuck_pod(s) or _pending_pods(s, absent) or gang
+    return _stuck_gang(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
 
 
 def _queued(s: Situation) -> ConditionChange:
@@ -77,6 +81,20 @@ def queued_because(s: Situation) -> str:
     if view.foreign:
         return f"{queue}: Workload {view.name} exists and belongs to another; it is left alone"
     return f"{queue}: {view.words}"
+
+
+def _stuck_gang(s: Situation) -> ConditionChange | None:
+    """Why a gang scheduler finds no room: in its group's words and in a pod's. No pod's name: they take turns."""
+    scheduler, gangs = s.status.ledger.gang_scheduler, s.observed.gangs
+    if scheduler is None or gangs is None or s.placed or s.gang_began:
+        return None
+    name = group_name(s.job, s.attempt)
+    of_group = next((group.words for group in gangs.groups if group.ref.name == name), "")
+    of_pods = {pod.waiting_message for pod in s.pods if pod.unschedulable_since is not None}
+    # What a scheduler says of nodes tells more than that a pod waits for the others of its group.
+    telling = sorted(of_pods, key=lambda said: ("nodes are available" not in said, said))
+    words = "; ".join(filter(None, (of_group, *telling[:1])))
+    return _not("Unschedulable", f"PodGroup {name} ({scheduler}): {words}") if words else None
 
 
 def _stuck_pod(s: Situation) -> ConditionChange | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import fake_cluster
+from support.cluster import WAIT_S, fake_cluster
 from support.fakeapi.server import Call
 from support.jobs import condition, state, workers_with_devices
 from support.kubelet import Kubelet, ScriptedRuntime
@@ -21,9 +21,12 @@ from support.standin import WORKLOADS, admitting, evict
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import workload_name
-from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS, pod_groups
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
+POD_GROUPS = pod_groups("scheduling.k8s.io/v1alpha2")
+# Jobs that are in no queue get a group for each attempt.
+GANGS = {"Kubernetes": ""}
 MOST_WRITES = 80  # of one life; a test asserts that it is enough
 IN_A_SAMPLE = 6  # lives; there are up to 35 in a course
 AT_ONCE = 6  # lives that are lived side by side: most of one is waiting
@@ -76,7 +79,7 @@ async def elastic(s: Scenario) -> None:
 
 async def queued(s: Scenario) -> None:
     """Workers larger than any node: the job gives back what it has, waits without pods, and is made smaller."""
-    await s.submit(worker=workers_with_devices(5))
+    await s.submit(worker=workers_with_devices(5), scheduling={"gang": "None"})
     await s.until_condition("Running", "False", "Insufficient")
     await s.pass_by(310)
     await s.until_state("Queued")
@@ -102,6 +105,40 @@ async def in_kueue(s: Scenario) -> None:
         s.succeed(attempt=2)
         finished = await s.cluster.until(WORKLOADS, s.namespace, workload, _is_finished)
         assert "admission" in finished["status"]
+
+
+async def in_gang(s: Scenario) -> None:
+    """A group of Kubernetes' own gang scheduling for each of three attempts, and a suspension between two."""
+    await s.submit(scheduling={"gang": "Kubernetes"})
+    await s.until_running()
+    assert await groups_of(s) == [1]
+    s.fail(code=3)
+    await s.until(lambda j: (j.get("status") or {}).get("attempt") == 2)
+    await s.pass_by(30)
+    await s.until_running(attempt=2)
+    await s.change({"runPolicy": {"suspend": True}})
+    await s.until_state("Suspended")
+    await s.pass_by(LAUNCHER_ENDS_S)  # this launcher does not end by itself
+    await s.until_pods(0)
+    await until_groups(s, [])
+    await s.change({"runPolicy": {"suspend": False}})
+    await s.until_running(attempt=3)
+    s.succeed(attempt=3)
+    await s.until_state("Succeeded")
+    await until_groups(s, [])
+
+
+async def groups_of(s: Scenario) -> list[int]:
+    """Attempts of which there is a group."""
+    groups = await s.cluster.api.select(POD_GROUPS, s.namespace)
+    return sorted(int(group["metadata"]["name"].rpartition("-")[2]) for group in groups)
+
+
+async def until_groups(s: Scenario, attempts: list[int]) -> None:
+    """Return when there are groups of these attempts and no other."""
+    async with asyncio.timeout(WAIT_S):
+        while await groups_of(s) != attempts:
+            await s.cluster.pause()
 
 
 def _is_finished(workload: dict[str, Any] | None) -> bool:
@@ -192,8 +229,8 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
 
 @functools.cache
 def _rights() -> list[dict[str, Any]]:
-    """The chart's, with what Kueue takes."""
-    return render("kueue.enabled=true")
+    """The chart's, with what Kueue and gangs take."""
+    return render("kueue.enabled=true", "gangs.kubernetes=true")
 
 
 def _without_cause(event: dict[str, Any]) -> str:
@@ -212,12 +249,12 @@ def _attempt_and_name(metadata: dict[str, Any]) -> tuple[str, str]:
 async def restart_when_killed(scenario: Scenario, killer: Killer) -> None:
     """Run an operator; when it is killed, run another."""
     connection = scenario.cluster.operator_connection
-    operator, running = await start_operator(connection, scenario.clock, kueue=True)
+    operator, running = await start_operator(connection, scenario.clock, kueue=True, gangs=GANGS)
     try:
         await killer.struck.wait()
         await cut_off(operator, running)
         killer.dead = False
-        operator, running = await start_operator(connection, scenario.clock, kueue=True)
+        operator, running = await start_operator(connection, scenario.clock, kueue=True, gangs=GANGS)
         await running
     finally:
         await cut_off(operator, running)
@@ -251,6 +288,7 @@ def timeless(status: dict[str, Any]) -> dict[str, Any]:
         pytest.param(elastic, 6, 2, id="elastic"),
         pytest.param(queued, 6, 2, id="queued"),
         pytest.param(in_kueue, 6, 2, id="queued-preempted-admitted"),
+        pytest.param(in_gang, 9, 2, id="in-a-gang"),
     ],
 )
 async def test_the_job_ends_the_same_wherever_the_operator_died(

@@ -46,6 +46,7 @@ KINDS = (
     Kind("", "v1", "Event", "events"),
     Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", generation=True),
     Kind("coordination.k8s.io", "v1", "Lease", "leases"),
+    Kind("scheduling.k8s.io", "v1alpha2", "PodGroup", "podgroups", subresources=("status",), generation=True),
     Kind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", subresources=("status",), generation=True),
     Kind(
         "apiextensions.k8s.io",

@@ -203,6 +203,30 @@ def test_the_charts_crd_is_in_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]])
+def test_rights_on_groups_come_with_each_gang_scheduler(scope: list[str]) -> None:
+    """PodGroups of those that are turned on and of no other, nothing else of them; and the operator is told."""
+    from ringtrain_operator.build import SCHEDULERS
+    from ringtrain_operator.cli.operator import operator
+
+    def granted(*values: str) -> dict[str, Json]:
+        rules = [rule for obj in render(*values, *scope) for rule in obj.get("rules") or ()]
+        return {rule["apiGroups"][0]: rule for rule in rules if "podgroups" in rule["resources"]}
+
+    assert granted() == {}
+    for name, scheduler in SCHEDULERS.items():
+        turned_on = f"gangs.{name.lower()}=true"
+        rights = granted(turned_on)
+        assert list(rights) == [scheduler.api_group]
+        assert rights[scheduler.api_group]["resources"] == ["podgroups"]
+        assert set(rights[scheduler.api_group]["verbs"]) == {"get", "list", "watch", "create", "delete"}
+        arguments = container(render(turned_on, *scope))["args"]
+        told = operator.make_context("ringtrain-operator", list(arguments)).params["gangs"]
+        assert told == ((name, scheduler.scheduler_name),)
+    renamed = ("gangs.volcano=true", "gangs.schedulerNames.volcano=batch")
+    assert "--gang=Volcano=batch" in container(render(*renamed))["args"]
+
+
+@pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]])
 def test_rights_on_kueue_come_with_its_value(scope: list[str]) -> None:
     """Not one rule names Kueue unless kueue.enabled is set; then the operator is told, too."""
 

@@ -35,4 +35,14 @@ LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 COMPANIONS = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 """What a job has besides pods and its Secret."""
 BY_KIND = {r.kind: r for r in (JOBS, PODS, SECRETS, *COMPANIONS)}
-"""What plans create and delete."""
+"""What plans create and delete, but for groups of pods."""
+
+
+def pod_groups(api_version: str) -> Resource:
+    """PodGroups of one of the gang schedulers, each of which has them in a group of the API of its own."""
+    return Resource(api_version, "PodGroup", "podgroups")
+
+
+def resource_of(kind: str, api_version: str) -> Resource:
+    """Where the API serves a kind; `api_version` counts for groups of pods only."""
+    return BY_KIND[kind] if kind in BY_KIND else pod_groups(api_version)

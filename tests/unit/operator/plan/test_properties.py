@@ -11,6 +11,7 @@ from support.jobs import job
 from support.planworld import World
 
 from ringtrain_operator import contract
+from ringtrain_operator.observe.model import GangsView
 from ringtrain_operator.status.incarnations import incarnations_of, number_of
 
 BACKOFF_LIMIT = 2
@@ -107,9 +108,13 @@ def _ended(pod: dict[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
+# A gang scheduler in each world: a job without a queue gets a group for each of its attempts.
+GANGS = GangsView({"Kubernetes": ""}, {"Kubernetes": "scheduling.k8s.io/v1alpha2"})
+
+
 def lives(history: list[tuple[str, int]], **spec: Any) -> Iterator[World]:
     """The world of a running gang after each step of `history`; `spec` makes it elastic."""
-    w = World(job(runPolicy={"backoffLimit": BACKOFF_LIMIT}, **spec))
+    w = World(job(runPolicy={"backoffLimit": BACKOFF_LIMIT}, **spec), schedulers=GANGS)
     w.start_gang()
     yield w
     for action, number in history:
@@ -201,6 +206,25 @@ def test_a_dead_operator_changes_nothing_but_time(case: tuple[dict[str, Any], li
             w.name("launcher"),
             *(w.name(f"worker-{i}") for i in range(w.status.ledger.attempt_workers)),
         }
+
+
+@quick
+@given(kinds)
+def test_no_group_is_left_behind(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
+    """However often the operator died: no group but the present attempt's, and pods are in their own attempt's."""
+    w = after(case[1], **case[0])
+    w.settle()
+    of_attempt = f"{w.job['metadata']['name']}-{w.job['metadata']['uid'][:8]}-"
+    groups = [ref.name for ref in w.groups]
+    attempts = {pod["metadata"]["labels"][contract.LABEL_ATTEMPT] for pod in w.pods.values()}
+    if w.status.finished or w.status.is_true("Suspended"):
+        assert groups == []
+    elif str(w.status.attempt) in attempts:
+        assert groups == [f"{of_attempt}{w.status.attempt}"]
+    assert set(groups) <= {f"{of_attempt}{w.status.attempt}"}
+    for pod in w.pods.values():
+        attempt = pod["metadata"]["labels"][contract.LABEL_ATTEMPT]
+        assert pod["spec"]["schedulingGroup"]["podGroupName"] == f"{of_attempt}{attempt}"
 
 
 @quick

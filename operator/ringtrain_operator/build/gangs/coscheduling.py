@@ -1,0 +1,18 @@
+"""Gangs of the plugin "coscheduling" of sigs.k8s.io/scheduler-plugins: PodGroups of scheduling.x-k8s.io."""
+
+from __future__ import annotations
+
+from .base import Gang, GangScheduler, Json
+
+GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
+
+
+def _spec(gang: Gang) -> Json:
+    return {"minMember": gang.min_pods}
+
+
+def _join(pod: Json, group: str) -> None:
+    pod["metadata"]["labels"][GROUP_LABEL] = group
+
+
+COSCHEDULING = GangScheduler("scheduling.x-k8s.io", ("v1alpha1",), "scheduler-plugins-scheduler", _spec, _join)

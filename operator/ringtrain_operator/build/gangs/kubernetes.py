@@ -1,0 +1,22 @@
+"""Kubernetes' own gangs: PodGroups of scheduling.k8s.io (feature gates GenericWorkload and GangScheduling)."""
+
+from __future__ import annotations
+
+from .base import Gang, GangScheduler, Json
+
+
+def _spec(gang: Gang) -> Json:
+    """An API server without the gates of topology and of preemption of whole groups drops these two fields."""
+    spec: Json = {"schedulingPolicy": {"gang": {"minCount": gang.min_pods}}}
+    if gang.topology is not None and gang.topology.required:
+        spec["schedulingConstraints"] = {"topology": [{"key": gang.topology.required}]}
+    if gang.priority_class:
+        spec["priorityClassName"] = gang.priority_class
+    return spec
+
+
+def _join(pod: Json, group: str) -> None:
+    pod["spec"]["schedulingGroup"] = {"podGroupName": group}
+
+
+KUBERNETES = GangScheduler("scheduling.k8s.io", ("v1beta1", "v1alpha2"), "", _spec, _join)

@@ -1,0 +1,76 @@
+"""Gang schedulers of this cluster: whose PodGroups are served, and reading a job's groups."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ringtrain_operator import contract
+from ringtrain_operator.build import SCHEDULERS
+from ringtrain_operator.build.gangs.base import GangScheduler
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import NotFound
+from ringtrain_operator.cluster.api.resources import Resource, pod_groups
+from ringtrain_operator.cluster.observe import Memory
+from ringtrain_operator.observe.groups import view_group
+from ringtrain_operator.observe.model import GangsView, GroupView
+from ringtrain_operator.observe.pods import owned_by
+
+Json = dict[str, Any]
+
+
+class Gangs:
+    """Reads PodGroups. `allowed`: schedulerName of each gang scheduler that the installation allows; `served`: the
+    apiVersion of those that are there.
+    """
+
+    def __init__(self, api: ApiClient, allowed: Mapping[str, str]) -> None:
+        self._api = api
+        self._allowed = allowed
+        self.served: Mapping[str, str] = {}
+
+    async def find(self) -> None:
+        """Look which are there. Raises ApiError."""
+        found = {name: await self._served(SCHEDULERS[name]) for name in self._allowed}
+        self.served = {name: version for name, version in found.items() if version}
+
+    def watched(self) -> tuple[Resource, ...]:
+        """Whose changes are of interest."""
+        return tuple(pod_groups(version) for version in self.served.values())
+
+    async def observe(self, job: Mapping[str, Any], memory: Memory) -> GangsView:
+        """What `plan` sees of gangs for one job. Raises ApiError.
+
+        Groups are read once, and again when a watch tells of one: a job that waits costs nothing.
+        """
+        if not (job.get("status") or {}).get("attempt"):
+            return GangsView(self._allowed, self.served)
+        if not memory.groups_known:
+            memory.groups_known = True  # before they are asked for: news that come meanwhile are news
+            try:
+                found = await asyncio.gather(*(self._read(job, version) for version in self.served.values()))
+            except BaseException:
+                memory.groups_known = False
+                raise
+            memory.groups = tuple(group for groups in found for group in groups)
+        return GangsView(self._allowed, self.served, memory.groups)
+
+    async def _read(self, job: Mapping[str, Any], version: str) -> list[GroupView]:
+        meta = job["metadata"]
+        selector = f"{contract.LABEL_JOB}={meta['name']},{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
+        try:
+            groups = await self._api.select(pod_groups(version), meta["namespace"], labels=selector)
+        except NotFound:
+            return []  # uninstalled since
+        return [view_group(group, version) for group in groups if owned_by(group, meta["uid"])]
+
+    async def _served(self, scheduler: GangScheduler) -> str:
+        """The apiVersion in which the API server has its PodGroups; empty if it has none."""
+        for version in scheduler.versions:
+            api_version = f"{scheduler.api_group}/{version}"
+            try:
+                kinds = await self._api.raw_get(f"/apis/{api_version}")
+            except NotFound:
+                continue
+            if any(kind.get("name") == "podgroups" for kind in kinds.get("resources") or ()):
+                return api_version
+        return ""
