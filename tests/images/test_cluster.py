@@ -42,7 +42,7 @@ ARGUMENTS = {
     "tensorflow-mnist": ["--epochs", "1"],
     "keras-mnist": ["--epochs", "1"],
 }
-NEEDS_MORE = {"gpu", "digits-pvc"}  # GPUs; volumes from a provisioner
+NEEDS_MORE = {"gpu", "digits-pvc", "digits-queued"}  # GPUs; volumes from a provisioner; Kueue
 
 
 def samples() -> list[str]:

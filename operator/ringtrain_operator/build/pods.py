@@ -29,6 +29,7 @@ RESTARTED_CODES = (137, 139, 134)
 # Among what a scheduler weighs, the node's past weighs most.
 _AVOIDED_WEIGHT = 100
 _NEARNESS_WEIGHT = 50
+_HOSTNAME = "kubernetes.io/hostname"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def build_worker_pod(
         pod["metadata"]["labels"][contract.LABEL_INCARNATION] = str(incarnation.number)
         _avoid(pod["spec"], incarnation.avoided_nodes)
     _keep_near(pod["spec"], job)
+    _spread(pod["spec"], job)
     spec = pod["spec"]
     main = spec["containers"][0]
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
@@ -126,9 +128,8 @@ def _keep_near(spec: dict[str, Any], job: Job) -> None:
     topology = job.spec.scheduling.topology
     if topology is None:
         return
-    workers = {contract.LABEL_JOB: job.name, contract.LABEL_ROLE: contract.ROLE_WORKER}
     term: dict[str, Any] = {
-        "labelSelector": {"matchLabels": workers},
+        "labelSelector": _workers(job),
         "topologyKey": topology.required or topology.preferred,
     }
     affinity = spec["affinity"] = dict(spec.get("affinity") or {})
@@ -137,6 +138,29 @@ def _keep_near(spec: dict[str, Any], job: Job) -> None:
     field = f"{kind}DuringSchedulingIgnoredDuringExecution"
     wish = term if topology.required else {"weight": _NEARNESS_WEIGHT, "podAffinityTerm": term}
     of_pods[field] = [*(of_pods.get(field) or ()), wish]
+
+
+def _spread(spec: dict[str, Any], job: Job) -> None:
+    """Prefer to have an elastic job's workers on several nodes: a lost node then takes no shard of the optimizer's
+    state together with its second home. Only prefer, and not where the user says otherwise.
+    """
+    topology = job.spec.scheduling.topology
+    near = topology is not None and _HOSTNAME in (topology.required, topology.preferred)
+    if job.spec.elastic is None or near or "topologySpreadConstraints" in spec:
+        return
+    spec["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": _HOSTNAME,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": _workers(job),
+        }
+    ]
+
+
+def _workers(job: Job) -> dict[str, Any]:
+    """Selects the job's workers."""
+    return {"matchLabels": {contract.LABEL_JOB: job.name, contract.LABEL_ROLE: contract.ROLE_WORKER}}
 
 
 def _restart_when_killed(main: dict[str, Any]) -> None:

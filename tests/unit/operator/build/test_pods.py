@@ -399,3 +399,31 @@ def test_workers_are_kept_near_each_other_beside_what_their_template_says(kind: 
     assert wanted <= built["metadata"]["labels"].items()
     assert not wanted <= build_launcher_pod(near, 1)["metadata"]["labels"].items()
     assert "affinity" not in build_launcher_pod(near, 1)["spec"]
+
+
+def test_workers_of_an_elastic_job_had_better_run_on_several_nodes() -> None:
+    """A wish, and no more: a node that is lost takes as few workers as can be. The launcher is no part of it."""
+    elastic = parsed(elastic={"maxReplicas": 4})
+    (spread,) = build_worker_pod(elastic, 1, 0)["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    wanted = spread["labelSelector"]["matchLabels"].items()
+    assert wanted <= build_worker_pod(elastic, 1, 1)["metadata"]["labels"].items()
+    assert not wanted <= build_launcher_pod(elastic, 1)["metadata"]["labels"].items()
+    assert "topologySpreadConstraints" not in build_launcher_pod(elastic, 1)["spec"]
+    assert "topologySpreadConstraints" not in build_worker_pod(parsed(), 1, 0)["spec"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "topology", "kept"),
+    [
+        ({"topologySpreadConstraints": []}, None, []),
+        ({}, {"preferred": "kubernetes.io/hostname"}, None),
+        ({}, {"required": "kubernetes.io/hostname"}, None),
+    ],
+    ids=["own-constraints", "one-node-preferred", "one-node-required"],
+)
+def test_the_users_word_on_nodes_goes_first(pod: Json, topology: Json | None, kept: list[Json] | None) -> None:
+    """A template's own constraints stay, also an empty list; who wants one node is not sent to several."""
+    scheduling = {"topology": topology} if topology else {}
+    built = build_worker_pod(parsed(pod=pod, elastic={"maxReplicas": 4}, scheduling=scheduling), 1, 0)
+    assert built["spec"].get("topologySpreadConstraints") == kept
