@@ -99,19 +99,26 @@ def _queued(s: Situation, view: WorkloadView | None, settings: Settings) -> Work
 
 def _told_of_pods(s: Situation, view: WorkloadView) -> WorkloadChange | None:
     """Whether all pods run, and which are not needed any more."""
-    if s.status.is_true("Running"):
-        ready = ("PodsReady", "True", "Started", "All pods run and the gang has begun")
-    elif view.is_true("PodsReady") or (view.condition("PodsReady") or {}).get("reason") == "WaitForRecovery":
-        ready = ("PodsReady", "False", "WaitForRecovery", "The gang is restarting")
-    else:
-        ready = ("PodsReady", "False", "WaitForStart", "Not all pods are ready or succeeded")
-    if told := patches.told(view, s.now, ready):
+    ready = _pods_ready(s, view)
+    if ready and (told := patches.told(view, s.now, ready)):
         return _patched(view, told)
     spare = view.counts.get("workers", 0) - s.status.ledger.attempt_workers
     granted = view.grants["workers"].count if "workers" in view.grants else 0
     if s.status.ledger.attempt_workers < granted and spare > view.reclaimed.get("workers", 0):
         return _patched(view, patches.reclaimed(view, {**view.reclaimed, "workers": spare}))
     return None
+
+
+def _pods_ready(s: Situation, view: WorkloadView) -> patches.Said | None:
+    """The condition of a gang's pods; None before its first start, which Kueue takes for WaitForStart."""
+    before = view.condition("PodsReady")
+    if s.status.is_true("Running"):
+        return ("PodsReady", "True", "Started", "All pods run and the gang has begun")
+    if before is None:
+        return None
+    if view.is_true("PodsReady") or before.get("reason") == "WaitForRecovery":
+        return ("PodsReady", "False", "WaitForRecovery", "The gang is restarting")
+    return ("PodsReady", "False", "WaitForStart", "Not all pods are ready or succeeded")
 
 
 def _told_the_end(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:

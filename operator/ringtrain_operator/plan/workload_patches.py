@@ -13,6 +13,8 @@ from ..status.model import format_time
 
 Json = dict[str, Any]
 Patch = list[Json]
+# A condition: type, status, reason, message.
+Said = tuple[str, str, str, str]
 
 # Of a condition; Kueue refuses a longer one.
 _LONGEST_MESSAGE = 1024
@@ -54,8 +56,8 @@ def quota_returned(view: WorkloadView, now: datetime) -> Patch:
     return [*_unchanged_since(view), *removed, _conditions(conditions)]
 
 
-def told(view: WorkloadView, now: datetime, *changes: tuple[str, str, str, str]) -> Patch:
-    """To a Workload's status: conditions as (type, status, reason, message); empty if it says so already."""
+def told(view: WorkloadView, now: datetime, *changes: Said) -> Patch:
+    """To a Workload's status: conditions; empty if it says so already."""
     known = {c["type"]: (c.get("status"), c.get("reason")) for c in view.conditions}
     new = [_condition(*change) for change in changes if known.get(change[0]) != (change[1], change[2])]
     if not new:
