@@ -1,6 +1,7 @@
 """`make bench-queues`: jobs that wait in the real Kueue, on a real API server on this machine; writes JSON.
 
-Requests that 1,000 queued jobs cost while nothing changes, and the time from an admission to the last pod.
+Requests that 1,000 queued jobs cost while nothing changes, and the time from an admission to the last pod: of jobs
+that are admitted one after the other, and of several at once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
 
 from latency import summary  # noqa: E402
-from plane import cpu_s, operator_process, requests_so_far, rss_mib  # noqa: E402
+from plane import Spending, cpu_s, operator_process, requests_so_far, rss_mib  # noqa: E402
 from setting import fresh_namespace  # noqa: E402
 from support.apiserver import ControlPlane, why_unavailable  # noqa: E402
 from support.installation import install_rights  # noqa: E402
@@ -41,7 +43,7 @@ from support.kueue import (  # noqa: E402
 from support.rendering import render  # noqa: E402
 
 from ringtrain_operator.cluster.api.client import ApiClient  # noqa: E402
-from ringtrain_operator.cluster.api.resources import JOBS, PODS  # noqa: E402
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS  # noqa: E402
 from ringtrain_operator.cluster.api.transport import Limits  # noqa: E402
 
 Json = dict[str, Any]
@@ -54,7 +56,8 @@ def main() -> None:
     """Measure, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--admitted", type=int, default=100, help="jobs that get quota, all at once")
+    parser.add_argument("--alone", type=int, default=30, help="jobs that get quota one after the other")
+    parser.add_argument("--at-once", type=int, nargs="*", default=[5, 20, 100], help="jobs that get it together")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -76,7 +79,11 @@ def _measure(folder: Path, options: argparse.Namespace) -> Json:
     try:
         asyncio.run(_prepare(plane, kueue))
         with operator_process(plane, folder, "--kueue") as process:
-            return asyncio.run(_queue_and_admit(plane, process, options))
+            plane._processes["kueue"] = kueue.process  # what it uses is told beside the others'
+            try:
+                return asyncio.run(_queue_and_admit(plane, process, options))
+            finally:
+                del plane._processes["kueue"]
     finally:
         kueue.stop()
         plane.stop()
@@ -108,19 +115,46 @@ async def _queue_and_admit(plane: ControlPlane, process: psutil.Process, options
             "cpu_percent": round(100 * (cpu_s(process) - used) / IDLE_S, 2),
             "rss_mib": rss_mib(process),
         }
-        waits = await _admit(api, options.admitted, options.workers)
+        gate = Gate(api, options.workers)
+        alone = [wait for _ in range(options.alone) for wait in await gate.admit(1)]
+        at_once = [await _spending(plane, process, gate, count) for count in options.at_once]
     return {
         "jobs": options.jobs,
         "workers": options.workers,
         "seconds_until_all_are_queued": queued_s,
         "idle": idle,
-        "admitted_at_once": options.admitted,
-        "admission_to_last_pod": summary(waits),
+        "admission_to_last_pod": {"one after the other": summary(alone), "at once": at_once},
     }
 
 
-async def _admit(api: ApiClient, count: int, workers: int) -> list[float]:
-    """Quota for so many jobs at once: seconds from each job's admission to its last pod."""
+async def _spending(plane: ControlPlane, process: psutil.Process, gate: Gate, count: int) -> Json:
+    """What the admission of so many jobs at once takes, and whose CPU seconds."""
+    spent, began = Spending(plane, process), time.perf_counter()
+    waits = await gate.admit(count)
+    return {**summary(waits), "seconds": round(time.perf_counter() - began, 1), "cpu_seconds": spent.so_far()}
+
+
+@dataclass
+class Gate:
+    """The quota of the queue. `admitted`: jobs that have got theirs."""
+
+    api: ApiClient
+    workers: int
+    admitted: set[str] = field(default_factory=set)
+
+    async def admit(self, count: int) -> list[float]:
+        """Quota for so many more jobs: seconds from each job's admission to its last pod."""
+        waits = await _admit(self.api, count, self.workers, self.admitted)
+        self.admitted |= set(waits)
+        before = -1
+        while (now := len(await self.api.select(EVENTS, NAMESPACE))) != before:  # until nobody is busy with these
+            before = now
+            await asyncio.sleep(0.5)
+        return list(waits.values())
+
+
+async def _admit(api: ApiClient, count: int, workers: int, before: set[str]) -> dict[str, float]:
+    """Quota for so many jobs besides those `before`: by job, seconds from its admission to its last pod."""
     admitted: dict[str, float] = {}
     pods: dict[str, list[float]] = {}
     versions = (await api.listing(WORKLOADS, NAMESPACE)).version, (await api.listing(PODS, NAMESPACE)).version
@@ -130,8 +164,11 @@ async def _admit(api: ApiClient, count: int, workers: int) -> list[float]:
             async for event in events:
                 said = (event["object"].get("status") or {}).get("conditions") or ()
                 if any(c["type"] == "Admitted" and c["status"] == "True" for c in said):
-                    labels = event["object"]["metadata"]["labels"]
-                    admitted.setdefault(labels["ringtrain.dev/job-name"], time.perf_counter())
+                    name = event["object"]["metadata"]["labels"]["ringtrain.dev/job-name"]
+                    if name not in before:
+                        admitted.setdefault(name, time.perf_counter())
+                    if len(admitted) == count:
+                        return
 
     async def watch_pods() -> None:
         async with aclosing(api.watch(PODS, NAMESPACE, since=versions[1])) as events:
@@ -142,15 +179,14 @@ async def _admit(api: ApiClient, count: int, workers: int) -> list[float]:
                     if sum(len(times) == workers + 1 for times in pods.values()) == count:
                         return
 
-    watching = asyncio.create_task(watch_workloads())
-    counting = asyncio.create_task(watch_pods())
-    await api.patch(CLUSTER_QUEUES, None, "all", {"spec": _quota(count * workers)})
-    async with asyncio.timeout(600):
-        await counting
-        while len(admitted) < count:  # its watch may be behind that of the pods
-            await asyncio.sleep(0.05)
-    watching.cancel()
-    return [max(0.0, max(times) - admitted[name]) for name, times in pods.items()]
+    try:
+        async with asyncio.timeout(120), asyncio.TaskGroup() as watching:
+            watching.create_task(watch_workloads())
+            watching.create_task(watch_pods())
+            await api.patch(CLUSTER_QUEUES, None, "all", {"spec": _quota((len(before) + count) * workers)})
+    except TimeoutError:
+        raise TimeoutError(f"of {count} jobs {len(admitted)} were admitted; pods: {pods}") from None
+    return {name: max(0.0, max(times) - admitted[name]) for name, times in pods.items()}
 
 
 async def _open_queue(api: ApiClient) -> None:

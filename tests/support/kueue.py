@@ -114,6 +114,12 @@ class Kueue:
             for config in yaml.safe_load_all((_manifests() / "webhooks.yaml").read_text()):
                 await api.create(_WEBHOOKS[config["kind"]], None, self._pointed_here(config))
 
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The running manager."""
+        assert self._process is not None
+        return self._process
+
     def stop(self) -> None:
         """End the manager."""
         if self._process is not None:
