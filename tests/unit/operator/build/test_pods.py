@@ -375,11 +375,12 @@ def test_all_pods_have_the_jobs_priority_unless_a_template_names_another():
     assert build_worker_pod(own, 1, 0)["spec"]["priorityClassName"] == "low"
 
 
-def test_a_gang_is_launcher_and_workers_unless_it_says_less():
+def test_a_gang_is_launcher_and_workers_unless_it_says_less() -> None:
     """An elastic job begins with its launcher and minReplicas; `minAvailable` overrules both."""
     assert parsed(workers=3).min_available == 4
     assert parsed(workers=3, elastic={"minReplicas": 2, "maxReplicas": 4}).min_available == 3
-    assert parsed(workers=3, scheduling={"minAvailable": 2}).min_available == 2
+    elastic = {"minReplicas": 2, "maxReplicas": 4}
+    assert parsed(workers=3, elastic=elastic, scheduling={"minAvailable": 2}).min_available == 2
 
 
 @pytest.mark.parametrize("kind", ["required", "preferred"])
