@@ -23,6 +23,21 @@ _PATH_CHARS = 300
 
 _lock = threading.Lock()
 _dropped = 0
+_input_wait: float | None = None
+
+
+def add_input_wait(seconds: float) -> None:
+    """Count time that this rank has waited for input; the next report says how much there was."""
+    global _input_wait
+    with _lock:
+        _input_wait = (_input_wait or 0.0) + seconds
+
+
+def _take_input_wait() -> float | None:
+    global _input_wait
+    with _lock:
+        taken, _input_wait = _input_wait, None
+    return taken
 
 
 def report(
@@ -40,6 +55,8 @@ def report(
     `samples`: how many this rank has processed since its last report; `unit`: what they are ("images"). `loss` and
     the values of `metrics` may be anything that `float` takes; what is not finite is reported as null.
 
+    Time that the rank has waited for a stream of `ringtrain.data.service` is reported by itself.
+
     Never blocks and never fails because of whoever reads: a report that finds the pipe full is dropped, and the
     next one says how many were (`dropped`). Does nothing outside a job. Raises ConfigurationError for a wrong
     argument.
@@ -56,7 +73,9 @@ def report(
         "metrics": {str(name): _finite(str(name), value) for name, value in metrics.items()} if metrics else None,
         "time": time.time(),
     }
-    _send({name: value for name, value in document.items() if value is not None})
+    waited = document["inputWait"] = _take_input_wait()
+    if not _send({name: value for name, value in document.items() if value is not None}) and waited is not None:
+        add_input_wait(waited)  # for the next report
 
 
 def report_start(step: int, path: str) -> None:
@@ -93,7 +112,8 @@ def _finite(name: str, value: SupportsFloat) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _send(document: dict[str, object]) -> None:
+def _send(document: dict[str, object]) -> bool:
+    """Write a report line; False where it was dropped."""
     if _dropped:
         document["dropped"] = _dropped
     line = json.dumps(document).encode() + b"\n"
@@ -103,8 +123,7 @@ def _send(document: dict[str, object]) -> None:
             f"report: {len(line)} bytes as JSON; expected at most {select.PIPE_BUF}: fewer metrics"
         )
     fd = _report_fd()
-    if fd is not None:
-        _write(fd, line)
+    return _write(fd, line) if fd is not None else True
 
 
 def _report_fd() -> int | None:
@@ -119,14 +138,16 @@ def _report_fd() -> int | None:
         return None
 
 
-def _write(fd: int, line: bytes) -> None:
+def _write(fd: int, line: bytes) -> bool:
     global _dropped
     with _lock:
         try:
             os.set_blocking(fd, False)
             os.write(fd, line)
             _dropped = 0
+            return True
         except BlockingIOError:
             _dropped += 1
         except BrokenPipeError:  # the agent is going away, and this rank with it
             _dropped += 1
+        return False

@@ -12,6 +12,7 @@ import pytest
 from support.certificates import JobAuthority
 from support.gang import DEADLINE_S, GangProcesses
 
+from ringtrain.control.data_members import DATA_SERVICE
 from ringtrain.control.environment import Environment
 from ringtrain.control.rpc import ControlServer, Peer, dial, serve
 from ringtrain.control.secrets import Secrets, load_secrets
@@ -106,6 +107,37 @@ def test_strangers_are_refused_and_logged(
     assert words in refused.value.details()
     if code == "PERMISSION_DENIED":
         assert words in caplog.text
+
+
+def test_a_data_worker_is_heard_as_one_alone(job: Job) -> None:
+    """Its certificate calls the service of data workers and no other; a worker's does not call that one."""
+    data = _load(job.authority.secret_dir(job.directory / "data", "data"))
+
+    class Announced:
+        def Announce(self, request: Any, context: Any) -> Any:
+            return pb.AnnounceReply(accepted=True)
+
+    def register(server: Any) -> None:
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Answer(), server)
+        coordinator_pb2_grpc.add_DataWorkersServicer_to_server(Announced(), server)
+
+    server = serve(
+        0, job.launcher, WORKERS, threads=4, register=register, others={DATA_SERVICE: Peer("data", UID)}
+    )
+    refused = []
+    with dial(f"127.0.0.1:{server.port}", data, LAUNCHER) as channel:
+        stub = coordinator_pb2_grpc.DataWorkersStub(channel)
+        assert stub.Announce(pb.DataWorker(), timeout=DEADLINE_S, wait_for_ready=True).accepted
+        with pytest.raises(grpc.RpcError) as error:
+            coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
+        refused.append(error.value.details())
+    with dial(f"127.0.0.1:{server.port}", job.worker, LAUNCHER) as channel:
+        with pytest.raises(grpc.RpcError) as error:
+            coordinator_pb2_grpc.DataWorkersStub(channel).Announce(pb.DataWorker(), timeout=DEADLINE_S)
+        refused.append(error.value.details())
+    server.close(0)
+    assert "data.uid-1.ringtrain, expected worker.uid-1.ringtrain" in refused[0]
+    assert "worker.uid-1.ringtrain, expected data.uid-1.ringtrain" in refused[1]
 
 
 @pytest.mark.parametrize("peer", [Peer("launcher", "uid-2"), Peer("worker", UID)], ids=["other-job", "other-role"])

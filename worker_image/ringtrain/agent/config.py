@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
@@ -25,7 +26,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class AgentConfig(PodSettings):
-    """What an agent is told."""
+    """What an agent is told. `data_file`: where it tells its ranks of data workers, if the job has any."""
 
     index: int
     launcher_address: str
@@ -43,6 +44,8 @@ class AgentConfig(PodSettings):
     mpi_needs_init: bool = True
     mpi_directory: str = ""
     mpi_launcher_first: bool = False
+    data_workers: int = 0
+    data_file: Path | None = None
 
     @property
     def elastic(self) -> bool:
@@ -129,6 +132,7 @@ class AgentConfig(PodSettings):
             mpi=backend == "mpi",
             mpi_needs_init=read.flag(contract.ENV_MPI_REQUIRE_INIT, "1"),
             mpi_launcher_first=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
+            data_workers=read.integer(contract.ENV_DATA_WORKERS, 0, low=0, high=100_000),
             mpi_directory=read.optional(contract.ENV_MPI_REGISTRY_DIRECTORY) or "",
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from ringtrain.agent.config import AgentConfig
+from ringtrain.control.data_members import MembersFile
 from ringtrain.control.model import AgentState, Order, Refusal, Registration, SlotHistory
 from ringtrain.control.wire import from_message, message_fields, order_from_message
 from ringtrain.gen import coordinator_pb2 as pb
@@ -43,7 +44,8 @@ Message = Order | Refusal | Registered | LeaveNoted
 
 class CoordinatorClient:
     """Keeps one agent registered. `deliver` gets the launcher's messages; heartbeats carry what `state` gives, and
-    `acknowledged` is called with a state that the launcher has taken note of."""
+    `acknowledged` is called with a state that the launcher has taken note of. `data_members`: the file in which
+    ranks read the job's data workers."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class CoordinatorClient:
         state: Callable[[], AgentState],
         deliver: Callable[[Message], None],
         acknowledged: Callable[[AgentState], None] = lambda _: None,
+        data_members: MembersFile | None = None,
     ) -> None:
         self._stub = stub
         self._config = config
@@ -61,6 +64,7 @@ class CoordinatorClient:
         self._state = state
         self._deliver = deliver
         self._acknowledged = acknowledged
+        self._data_members = data_members
         self._instance = instance
         self._closed = threading.Event()
         self._changed = threading.Event()
@@ -153,7 +157,9 @@ class CoordinatorClient:
             if self._closed.is_set() or not self._registered.is_set():
                 continue
             state = self._state()
-            who = {"worker_index": self._config.index, "instance": self._instance}
+            who: dict[str, Any] = {"worker_index": self._config.index, "instance": self._instance}
+            if self._data_members is not None:
+                who["data_version"] = self._data_members.version
             request = pb.SyncRequest(**who, **message_fields(state))
             try:
                 reply = self._stub.Sync(request, timeout=self._config.call_s)
@@ -165,6 +171,8 @@ class CoordinatorClient:
             except ValueError:  # the channel was closed
                 return
             self.heard()
+            if self._data_members is not None:
+                self._data_members.take(reply.data_workers)
             if reply.known:
                 self._acknowledged(state)
             if state.leaving and state.drained:

@@ -3,9 +3,11 @@
 import logging
 import queue
 import signal
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from ringtrain import contract
@@ -21,6 +23,7 @@ from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
 from ringtrain.agent.shipper import Shipper, ShipperEvents
 from ringtrain.agent.spool import Spool
+from ringtrain.control.data_members import MembersFile
 from ringtrain.control.model import (
     ENDED,
     AgentState,
@@ -59,6 +62,9 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
 
     with ExitStack() as stack:
         stack.enter_context(signal_handler(deliver, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT))
+        if config.data_workers:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-data-"))
+            config = replace(config, data_file=Path(directory) / "workers.json")
         pod = _Pod(config, RankProgram(command, inherited), events, stack)
         ending = Lifecycle(config, pod, events).run()
         if not pod.all_shipped():
@@ -100,7 +106,14 @@ class _Pod:
         channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.job.uid))
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         self.coordinator = CoordinatorClient(
-            stub, config, self._instance, self._registration, self.state, events.put, self._acknowledged
+            stub,
+            config,
+            self._instance,
+            self._registration,
+            self.state,
+            events.put,
+            self._acknowledged,
+            MembersFile(config.data_file) if config.data_file else None,
         )
         header = {"attempt": config.job.attempt, "worker_index": config.index}
         heard = ShipperEvents(on_contact=self.coordinator.heard, on_empty=self.coordinator.changed)

@@ -145,6 +145,11 @@ def _job_variables(config: AgentConfig) -> dict[str, str]:
         job[contract.ENV_ENCRYPT] = config.encrypt
         job[contract.ENV_SECRET_DIR] = str(config.secrets.directory)
         job[contract.ENV_JOB_UID] = config.job.uid
+    if config.data_file is not None:
+        job[contract.ENV_DATA_WORKERS_FILE] = str(config.data_file)
+        job[contract.ENV_JOB_UID] = config.job.uid
+        if config.secrets.directory is not None:
+            job[contract.ENV_SECRET_DIR] = str(config.secrets.directory)
     if config.secrets.token_file is not None:
         job[contract.ENV_TOKEN_FILE] = str(config.secrets.token_file)
     if config.checkpoint_dir:

@@ -2,7 +2,7 @@
 
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -87,10 +87,12 @@ def serve(
     threads: int,
     register: Callable[[grpc.Server], None],
     is_held: bool = False,
+    others: Mapping[str, Peer] | None = None,
 ) -> ControlServer:
     """Start a server for clients with the role and uid of `peer`; `register` adds the services.
 
     Without certificates it listens on loopback only. `is_held`: another process holds the port and shares it.
+    `others`: services, by full name, whose clients are not `peer`.
     Raises PortTaken when the port is in use.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
@@ -99,7 +101,7 @@ def serve(
         ("grpc.so_reuseport", int(is_held)),
         ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * threads),
     )
-    server = grpc.server(pool, options=options, interceptors=[_CheckPeer(secrets, peer)])
+    server = grpc.server(pool, options=options, interceptors=[_CheckPeer(secrets, peer, others or {})])
     register(server)
     try:
         if secrets.tls is None:
@@ -139,9 +141,10 @@ class _SendToken(
 class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
     """Refuses, and logs, calls without the job's token or from a certificate of another role or job."""
 
-    def __init__(self, secrets: Secrets, peer: Peer) -> None:
+    def __init__(self, secrets: Secrets, peer: Peer, others: Mapping[str, Peer]) -> None:
         self._secrets = secrets
         self._peer = peer
+        self._others = others
         self._complaints = Complaints(log.warning)
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -155,11 +158,14 @@ class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
                 return grpc.stream_stream_rpc_method_handler(refuse)
             return grpc.stream_unary_rpc_method_handler(refuse)
         kind = next(name for name in ("unary_unary", "unary_stream", "stream_stream") if getattr(handler, name))
-        return handler._replace(**{kind: self._guard(getattr(handler, kind))})
+        service = handler_call_details.method.split("/")[1]
+        return handler._replace(
+            **{kind: self._guard(getattr(handler, kind), self._others.get(service, self._peer))}
+        )
 
-    def _guard(self, behaviour: Any) -> Any:
+    def _guard(self, behaviour: Any, peer: Peer) -> Any:
         def guarded(request: Any, context: Any) -> Any:
-            problem = self._problem(context)
+            problem = self._problem(context, peer)
             if problem:
                 self._refuse(problem)(request, context)
             return behaviour(request, context)
@@ -178,6 +184,6 @@ class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
         given = token if isinstance(token, bytes) else token.encode()
         return not self._secrets.token or hmac.compare_digest(given, self._secrets.token.encode())
 
-    def _problem(self, context: Any) -> str:
-        expected = dns_name(self._peer.role, self._peer.uid)
+    def _problem(self, context: Any, peer: Peer) -> str:
+        expected = dns_name(peer.role, peer.uid)
         return "" if self._secrets.tls is None else caller_problem(context, expected)

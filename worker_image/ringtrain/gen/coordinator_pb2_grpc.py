@@ -207,3 +207,79 @@ class Coordinator:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class DataWorkersStub:
+    """What a data worker says to the launcher. Each call is the whole state, so that it may be repeated.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Announce = channel.unary_unary(
+                '/ringtrain.v1.DataWorkers/Announce',
+                request_serializer=ringtrain_dot_v1_dot_coordinator__pb2.DataWorker.SerializeToString,
+                response_deserializer=ringtrain_dot_v1_dot_coordinator__pb2.AnnounceReply.FromString,
+                _registered_method=True)
+
+
+class DataWorkersServicer:
+    """What a data worker says to the launcher. Each call is the whole state, so that it may be repeated.
+    """
+
+    def Announce(self, request, context):
+        """A data worker's heartbeat, which is its registration, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DataWorkersServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Announce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=ringtrain_dot_v1_dot_coordinator__pb2.DataWorker.FromString,
+                    response_serializer=ringtrain_dot_v1_dot_coordinator__pb2.AnnounceReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'ringtrain.v1.DataWorkers', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('ringtrain.v1.DataWorkers', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class DataWorkers:
+    """What a data worker says to the launcher. Each call is the whole state, so that it may be repeated.
+    """
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtrain.v1.DataWorkers/Announce',
+            ringtrain_dot_v1_dot_coordinator__pb2.DataWorker.SerializeToString,
+            ringtrain_dot_v1_dot_coordinator__pb2.AnnounceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

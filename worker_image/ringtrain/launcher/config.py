@@ -37,6 +37,8 @@ class LauncherConfig(PodSettings):
     mpi: MpiSettings | None = None
     status_token: str = ""
     elastic: ElasticSettings | None = None
+    data_workers: int = 0
+    data_kind: str = contract.DATA_KINDS[0]
 
     @property
     def status_tokens(self) -> tuple[str, ...]:
@@ -103,6 +105,8 @@ class LauncherConfig(PodSettings):
             node=read.optional(contract.ENV_NODE_NAME) or "",
             mpi=mpi,
             elastic=elastic,
+            data_workers=read.integer(contract.ENV_DATA_WORKERS, 0, low=0, high=100_000),
+            data_kind=read.choice(contract.ENV_DATA_KIND, contract.DATA_KINDS, contract.DATA_KINDS[0]),
         )
 
 

@@ -62,8 +62,17 @@ class StatusCollector(Collector):
         yield _gauge("ringtrain_samples_per_second", "Speed of the gang.", progress.get("samplesPerSecond"))
         yield _gauge("ringtrain_loss", "Mean loss of the ranks.", progress.get("loss"))
         yield _gauge("ringtrain_last_progress_timestamp_seconds", "Last report.", status["lastProgressTime"])
+        if status.get("data") is not None:
+            yield from _data(status["data"])
         if "elastic" in status:
             yield from _elastic(status["elastic"])
+
+
+def _data(data: dict[str, Any]) -> Iterable[Metric]:
+    yield _gauge("ringtrain_data_workers_registered", "Data workers that are alive.", data["registered"])
+    yield _gauge(
+        "ringtrain_input_wait_ratio", "Part of their time that ranks wait for input.", data["waitFraction"]
+    )
 
 
 def _elastic(elastic: dict[str, Any]) -> Iterable[Metric]:

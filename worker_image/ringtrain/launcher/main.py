@@ -7,11 +7,13 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from ringtrain import contract
+from ringtrain.control.data_members import DATA_SERVICE
 from ringtrain.control.model import Failure, Outcome, Reason, Release, Start, Stop, Verdict
 from ringtrain.control.rpc import Peer, serve
 from ringtrain.control.termination import termination_message, write_termination_message
@@ -19,6 +21,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain.launcher.console import Console
+from ringtrain.launcher.data_members import DataMembers
 from ringtrain.launcher.discovery import HostDiscovery
 from ringtrain.launcher.elastic import ElasticWorld
 from ringtrain.launcher.gang import Gang, make_world
@@ -27,7 +30,7 @@ from ringtrain.launcher.mpi.job import MpiJob
 from ringtrain.launcher.mpi.verdict import decide_mpi
 from ringtrain.launcher.outcome import repeat_outcome, write_outcome
 from ringtrain.launcher.progress import follow_reports, say_total
-from ringtrain.launcher.service import CoordinatorService
+from ringtrain.launcher.service import CoordinatorService, DataWorkersService
 from ringtrain.launcher.status import Reports, Snapshot
 from ringtrain.launcher.verdict import GangView, Patience, decide
 from ringtrain.logs.layout import AttemptFiles
@@ -284,14 +287,21 @@ def _open_ports(
         is_held=config.ports_held,
     )
     stack.callback(http.close)
-    service = CoordinatorService(gang, snapshot.store, config.job.attempt)
-    add: Callable[..., None] = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
+    data = DataMembers(config, time.monotonic)
+    snapshot.data = data.status if config.data_workers else None
+
+    def register(server: Any) -> None:
+        service = CoordinatorService(gang, snapshot.store, config.job.attempt, data)
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
+        coordinator_pb2_grpc.add_DataWorkersServicer_to_server(DataWorkersService(data), server)
+
     server = serve(
         config.port,
         config.secrets,
         Peer(contract.ROLE_WORKER, config.job.uid),
         threads=config.workers + 16,  # one held by every agent's order stream
-        register=lambda server: add(service, server),
+        register=register,
+        others={DATA_SERVICE: Peer(contract.ROLE_DATA, config.job.uid)},
         is_held=config.ports_held,
     )
     stack.callback(server.close, 1.0)

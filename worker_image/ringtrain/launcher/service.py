@@ -4,9 +4,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from ringtrain.control.data_members import DataMember
 from ringtrain.control.model import AgentState, Registration, SlotHistory
 from ringtrain.control.wire import from_message, message_fields, order_to_message
 from ringtrain.gen import coordinator_pb2 as pb
+from ringtrain.launcher.data_members import DataMembers
 from ringtrain.launcher.gang import Gang, OrderStream
 from ringtrain.logs.journal import Stream
 from ringtrain.logs.store import Chunk, LogStore
@@ -18,8 +20,9 @@ log = logging.getLogger(__name__)
 class CoordinatorService:
     """What agents call. Names are those of the service in proto/ringtrain/v1/coordinator.proto."""
 
-    def __init__(self, gang: Gang, store: LogStore, attempt: int) -> None:
+    def __init__(self, gang: Gang, store: LogStore, attempt: int, data: DataMembers | None = None) -> None:
         self._gang = gang
+        self._data = data
         self._store = store
         self._attempt = attempt
         self._complaints = Complaints(log.error, most=1)
@@ -58,7 +61,9 @@ class CoordinatorService:
 
     def Sync(self, request: Any, context: Any) -> Any:
         state = from_message(AgentState, request)
-        return pb.SyncReply(known=self._gang.sync(request.worker_index, request.instance, state))
+        known = self._gang.sync(request.worker_index, request.instance, state)
+        news = self._data.news(request.data_version) if self._data else ""
+        return pb.SyncReply(known=known, data_workers=news)
 
     def Append(self, request: Any, context: Any) -> Any:
         reply = pb.AppendReply()
@@ -76,3 +81,14 @@ class CoordinatorService:
                 break
             reply.durable.append(pb.Durable(kind=chunk.kind, rank=chunk.rank, last=last))
         return reply
+
+
+class DataWorkersService:
+    """What data workers call. Names are those of the service in proto/ringtrain/v1/coordinator.proto."""
+
+    def __init__(self, data: DataMembers) -> None:
+        self._data = data
+
+    def Announce(self, request: Any, context: Any) -> Any:
+        reason = self._data.announce(from_message(DataMember, request))
+        return pb.AnnounceReply(accepted=not reason, reason=reason, members=self._data.news(""))

@@ -37,7 +37,7 @@ class Snapshot:
 
     `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
     report came. Both by this host's clock: those of the ranks' hosts may be wrong.
-    `elastic`: gives the part of `/status` that only an elastic job has.
+    `elastic`: gives the part of `/status` that only an elastic job has; `data`: that of one with data workers.
     `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
     """
 
@@ -51,6 +51,7 @@ class Snapshot:
     started_from: tuple[int, str] | None = None
     verdict: Verdict | None = None
     elastic: Callable[[], dict[str, Any]] | None = None
+    data: Callable[[], dict[str, Any]] | None = None
 
     @property
     def world_size(self) -> int:
@@ -83,6 +84,7 @@ class Snapshot:
         with self.reports as reports:
             progress = reports.progress()
             steps = [reports.step_of(rank) for rank in range(self.config.world_size)]
+            waited = reports.input.fraction
             slowest = reports.slowest(state.rank for state in view.ranks if state.phase is RankPhase.RUNNING)
         failure = self.verdict.failure if self.verdict else None
         lost = self.gang.lost_workers()
@@ -119,6 +121,7 @@ class Snapshot:
                 "lines": self.store.lines,
                 "dropped": self.store.dropped,
             },
+            "data": None if self.data is None else {**self.data(), "waitFraction": waited},
             **({} if self.elastic is None else {"elastic": self.elastic()}),
         }
 

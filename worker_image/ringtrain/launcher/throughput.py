@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain.launcher.input_wait import INPUT_BOUND, InputWait
+
 # Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
 WINDOW = 10_000
 _PATIENCE_S = 10.0
@@ -48,6 +50,7 @@ class Progress:
     unit: str
     loss: float | None
     metrics: dict[str, float]
+    input_wait: float | None = None
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Throughput:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
+        self.input = InputWait()
         self._open: dict[int, _Step] = {}
         self._steps: dict[int, int] = {}
         self._latest: dict[int, Mapping[str, Any]] = {}
@@ -81,10 +85,12 @@ class Throughput:
         self._world_size = len(ranks)
         self._steps = {rank: step for rank, step in self._steps.items() if rank in ranks}
         self._latest = {rank: report for rank, report in self._latest.items() if rank in ranks}
+        self.input.keep(ranks)
 
     def add(self, rank: int, report: Mapping[str, Any]) -> list[int]:
         """Take in one report; returns the steps that are complete on all reporting ranks by it."""
         step, time = int(report["step"]), float(report["time"])
+        self.input.add(rank, report)
         self._steps[rank] = max(step, self._steps.get(rank, step))
         self._latest[rank] = report
         self._first_report = time if self._first_report is None else self._first_report
@@ -149,6 +155,7 @@ class Throughput:
             # Divided first: the sum of losses may be beyond a float where their mean is not.
             loss=math.fsum(loss / len(losses) for loss in losses) if losses else None,
             metrics=dict(report.get("metrics") or {}),
+            input_wait=self.input.fraction,
         )
 
     def step_of(self, rank: int) -> int | None:
@@ -177,6 +184,8 @@ def step_line(progress: Progress, speed: Speed | None) -> str:
         parts.append(f"{progress.unit}/sec: {numbers}")
     if progress.loss is not None:
         parts.append(f"loss: {progress.loss:.3f}" if abs(progress.loss) < 1e9 else f"loss: {progress.loss:.3e}")
+    if progress.input_wait is not None and progress.input_wait > INPUT_BOUND:
+        parts.append(f"input-bound {progress.input_wait:.0%}".replace("%", " %"))
     return "  ".join(parts)
 
 

@@ -111,6 +111,7 @@ _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
     "loss": (_number, "a number"),
     "unit": (_word, "a word"),
     "metrics": (_numbers, "an object with numbers"),
+    "inputWait": (partial(_number_to, _MOST), "seconds"),
     "dropped": (_whole, "a whole number from 0 on"),
     "startedFrom": (_path, "a path"),
 }

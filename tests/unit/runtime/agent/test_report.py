@@ -1,7 +1,9 @@
 """`ringtrain.report`: a line of JSON, or nothing; never in the way of training."""
 
+import contextlib
 import json
 import os
+import select
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.report import report
+from ringtrain.report import add_input_wait, report
 
 
 @pytest.fixture
@@ -83,3 +85,27 @@ def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> N
     with pytest.raises(ConfigurationError) as wrong:
         report(**arguments)
     assert message in str(wrong.value)
+
+
+def test_the_wait_for_input_is_in_the_next_report_that_is_written(
+    pipe: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Summed up, once; a report that the full pipe drops keeps it for the one after it."""
+    add_input_wait(0.25)
+    add_input_wait(0.5)
+    report(1)
+    report(2)
+    lines = [json.loads(line) for line in os.read(pipe, 1 << 16).splitlines()]
+    assert [line.get("inputWait") for line in lines] == [0.75, None]
+    fd = int(os.environ["RINGTRAIN_REPORT_FD"])
+    os.set_blocking(fd, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(fd, b"x" * select.PIPE_BUF)
+    add_input_wait(1.0)
+    report(3)
+    while len(os.read(pipe, 1 << 20)) == 1 << 20:
+        pass
+    add_input_wait(0.5)
+    report(4)
+    assert json.loads(os.read(pipe, 1 << 16))["inputWait"] == 1.5

@@ -1,0 +1,178 @@
+"""Which data workers the launcher knows, what it tells the agents, and how long ranks wait for input."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtrain.control.data_members import (
+    DataAddress,
+    DataMember,
+    MembersFile,
+    digest,
+    members_text,
+    read_members,
+)
+from ringtrain.errors import DataError
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.data_members import DataMembers
+from ringtrain.launcher.input_wait import InputWait
+from ringtrain.launcher.throughput import Throughput, step_line
+
+ENVIRONMENT = {
+    "RINGTRAIN_JOB_NAME": "digits",
+    "RINGTRAIN_JOB_NAMESPACE": "default",
+    "RINGTRAIN_JOB_UID": "u",
+    "RINGTRAIN_ATTEMPT": "1",
+    "RINGTRAIN_NUM_WORKERS": "1",
+    "RINGTRAIN_DATA_WORKERS": "2",
+}
+MEMBER = DataMember("u", 0, "first", "digits-data-0", "10.0.0.9:7370", "ringtrain", 2)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def members(clock: Clock, **changed: str) -> DataMembers:
+    return DataMembers(LauncherConfig.from_env({**ENVIRONMENT, **changed}), clock)
+
+
+def workers(text: str) -> list[tuple[int, str]]:
+    return [(one["index"], one["instance"]) for one in json.loads(text)["workers"]]
+
+
+def test_who_announces_itself_is_told_to_the_agents() -> None:
+    """Once: an agent that has this list gets no other."""
+    data = members(Clock())
+    assert data.announce(MEMBER) == ""
+    text = data.news("")
+    assert workers(text) == [(0, "first")]
+    assert data.news(digest(text)) == ""
+    assert data.status() == {
+        "wanted": 2,
+        "registered": 1,
+        "workers": [
+            {"index": 0, "pod": "digits-data-0", "registered": True},
+            {"index": 1, "pod": "", "registered": False},
+        ],
+    }
+
+
+def test_silence_is_loss() -> None:
+    """A quarter of RINGTRAIN_TIMEOUT after the last heartbeat a data worker is in no list any more."""
+    clock = Clock()
+    data = members(clock)
+    data.announce(MEMBER)
+    clock.now = 14.9
+    assert workers(data.news("")) == [(0, "first")]
+    clock.now = 15.1
+    assert workers(data.news("")) == []
+    assert data.status()["registered"] == 0
+
+
+def test_a_new_process_takes_the_place_of_the_one_before() -> None:
+    """The index is the same, the instance another."""
+    data = members(Clock())
+    data.announce(MEMBER)
+    data.announce(replace(MEMBER, instance="second"))
+    assert workers(data.news("")) == [(0, "second")]
+
+
+def test_a_launcher_that_has_just_started_takes_nobody_out() -> None:
+    """It cannot know who is there: ranks keep their list until somebody has announced itself, or nobody will."""
+    clock = Clock()
+    data = members(clock)
+    assert data.news("whatever the launcher before has told") == ""
+    clock.now = 15.1
+    assert workers(data.news("whatever the launcher before has told")) == []
+
+
+@pytest.mark.parametrize(
+    ("member", "problem"),
+    [
+        (replace(MEMBER, job_uid="other"), r"job uid 'other'; this launcher is of 'u'"),
+        (replace(MEMBER, kind="tensorflow"), r"kind 'tensorflow'; .* of kind 'ringtrain'"),
+    ],
+    ids=["another-job", "another-kind"],
+)
+def test_a_stranger_is_refused(member: DataMember, problem: str) -> None:
+    """With what was expected and what came."""
+    data = members(Clock())
+    with pytest.raises(AssertionError, match=problem):
+        raise AssertionError(data.announce(member))
+    assert data.status()["registered"] == 0
+
+
+def test_a_job_without_data_workers_has_no_list() -> None:
+    """Nor takes one in."""
+    clock = Clock()
+    data = members(clock, RINGTRAIN_DATA_WORKERS="")
+    assert "no data workers" in data.announce(MEMBER)
+    clock.now = 1000.0
+    assert data.news("") == ""
+
+
+def test_the_file_is_what_ranks_read(tmp_path: Path) -> None:
+    """By index; nobody before the agent has written it, and an empty message changes nothing."""
+    file = MembersFile(tmp_path / "workers.json")
+    assert read_members(file.path) == ()
+    second = replace(MEMBER, index=1, instance="b", address="h:2", dispatchers=("h:3",))
+    text = members_text("ringtrain", [second, MEMBER])
+    file.take(text)
+    assert file.version == digest(text)
+    file.take("")
+    expected = (DataAddress(0, "first", "10.0.0.9:7370"), DataAddress(1, "b", "h:2"))
+    assert read_members(file.path) == expected
+    assert json.loads(text)["dispatchers"] == ["h:3"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 2, "workers": []}', '{"version": 1, "workers": [{}]}'])
+def test_a_file_by_hand_that_is_none(tmp_path: Path, text: str) -> None:
+    """Names the file and shows what one looks like."""
+    path = tmp_path / "workers.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"workers\.json: no list of data workers .*; expected \{"):
+        read_members(path)
+
+
+def report(time: float, waited: float | None = None) -> dict[str, Any]:
+    return {"step": int(time), "time": time, **({} if waited is None else {"inputWait": waited})}
+
+
+def test_the_wait_is_a_part_of_all_ranks_time() -> None:
+    """Rank 0 has waited 1 of 2 s, rank 1 none of 2: a quarter. The first report is no span of time."""
+    wait = InputWait()
+    assert wait.fraction is None
+    for rank, waited in ((0, 1.0), (1, 0.0)):
+        wait.add(rank, report(10.0, 5.0))
+        wait.add(rank, report(12.0, waited))
+    assert wait.fraction == 0.25
+    wait.keep([1])
+    assert wait.fraction == 0.0
+
+
+def test_the_wait_follows_a_change() -> None:
+    """Fifty reports later the former wait is forgotten."""
+    wait = InputWait()
+    for second in range(100):
+        wait.add(0, report(second, 1.0 if second < 40 else 0.0))
+    assert wait.fraction == 0.0
+
+
+@pytest.mark.parametrize(("waited", "said"), [(0.23, "input-bound 23 %"), (0.04, ""), (None, "")])
+def test_progress_says_that_input_is_what_is_slow(waited: float | None, said: str) -> None:
+    """From 5 % on."""
+    throughput = Throughput(1)
+    throughput.add(0, report(1.0, waited))
+    throughput.add(0, report(2.0, waited))
+    progress = throughput.progress()
+    assert progress is not None
+    line = step_line(progress, None)
+    assert line == f"Step 2  {said}".strip()
