@@ -1,8 +1,11 @@
 """Addresses of ranks: `host:port`."""
 
 import errno
+import fcntl
 import ipaddress
 import socket
+import struct
+from contextlib import suppress
 from typing import Final
 
 from ringtrain.errors import ConfigurationError
@@ -10,6 +13,9 @@ from ringtrain.errors import ConfigurationError
 _PORT_DIGITS: Final = 5
 _LONGEST_NAME: Final = 255
 _SHOWN: Final = 300
+_SIOCGIFADDR: Final = 0x8915
+# Any address that only the default route leads to. Nothing is sent there.
+_FAR_AWAY: Final = "198.18.0.1:9"
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -43,6 +49,25 @@ def own_address(address: str) -> str:
     with socket.socket(family, kind, proto) as probe:
         probe.connect(target)
         return str(probe.getsockname()[0])
+
+
+def interface_addresses() -> dict[str, str]:
+    """The IPv4 address of each network interface that has one, loopback last."""
+    found: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return dict(sorted(found.items(), key=lambda item: item[1].startswith("127.")))
+
+
+def reachable_address() -> str:
+    """This host's address for others: on the default route, else of its first interface, else of loopback."""
+    with suppress(OSError):
+        return own_address(_FAR_AWAY)
+    return next(iter(interface_addresses().values()), "127.0.0.1")
 
 
 def listening_address(address: str) -> str:

@@ -1,0 +1,1 @@
+"""Horovod's `horovod.runner`, as far as scripts import from it."""

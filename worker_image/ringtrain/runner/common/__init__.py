@@ -1,0 +1,1 @@
+"""Horovod's `horovod.runner.common`, as far as scripts import from it."""

@@ -1,0 +1,198 @@
+"""TensorFlow's data service for a training script, with Horovod's names.
+
+Importing this module gives every `tf.data.Dataset` the method `send_to_data_service`, as Horovod's module does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, Final
+
+import tensorflow as tf
+
+from ringtrain import contract
+from ringtrain.api.collectives import barrier
+from ringtrain.errors import ConfigurationError
+from ringtrain.negotiation.queues import init
+from ringtrain.process_groups.context import current, is_initialized
+from ringtrain.process_groups.context import rank as world_rank
+from ringtrain.process_groups.context import size as world_size
+from ringtrain.tensorflow.data.client import ComputeClient
+from ringtrain.tensorflow.data.config import TfDataServiceConfig
+from ringtrain.tensorflow.data.servers import Server, ServerProcesses, start_server
+from ringtrain.transport.address import host_port, is_loopback, reachable_address, split_address
+
+__all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
+
+log = logging.getLogger("ringtrain.data")
+_POLL_S: Final = 0.2
+_datasets = itertools.count()
+
+
+@contextmanager
+def tf_data_service(compute_config: TfDataServiceConfig, rank: int, size: int | None = None) -> Iterator[str]:
+    """The address of this rank's dispatcher, `grpc://host:port`, once it has all its workers.
+
+    With `dispatcher_side="training"` the dispatcher runs here until the block is left: on rank 0, or on every rank
+    where each has its own. `size`: of training, by default that of the initialized world. Raises
+    ConfigurationError for a training that the dispatchers don't fit, and DataError when they don't come in time.
+    """
+    if size is None and is_initialized():
+        size = world_size()
+    compute_config.check_training(rank, size)
+    client = compute_config.compute_client()
+    number = rank if compute_config.dispatchers > 1 else 0
+    with ExitStack() as stack:
+        if compute_config.dispatcher_side == "training" and number == rank:
+            address = stack.enter_context(_own_dispatcher(compute_config.timeout))
+            client.register_dispatcher(number, address)
+            log.info("dispatcher %d listens at %s", number, address)
+        address = client.wait_for_dispatcher_registration(number, compute_config.timeout)
+        client.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
+        yield address
+
+
+@contextmanager
+def _own_dispatcher(timeout_s: int) -> Iterator[str]:
+    """A dispatcher in this process, on any free port. TensorFlow stops it when nobody refers to it."""
+    dispatcher = start_server(Server("dispatcher", "", 0, timeout_s))
+    port = int(dispatcher.target.rpartition(":")[2])
+    try:
+        yield f"grpc://{host_port(_service_host(), port)}"
+    finally:
+        del dispatcher
+
+
+def send_to_data_service(
+    dataset: Any,
+    compute_config: TfDataServiceConfig,
+    rank: int,
+    size: int | None = None,
+    processing_mode: str = "distributed_epoch",
+    reuse_dataset: bool = False,
+    round_robin: bool = False,
+    job_name: str | None = None,
+) -> Any:
+    """`dataset` as the data service's workers compute it; what follows on the result runs in this process.
+
+    `reuse_dataset`: ranks share one iteration, instead of an iteration each; whoever asks first gets an element.
+    `round_robin`: the shared elements go to ranks in turn, each step's from one worker; the dataset must be
+    infinite. `job_name`: that of the shared iteration; by default one that the n-th such call of every rank has.
+
+    Raises ConfigurationError for arguments that contradict each other, and as `tf_data_service` does.
+    """
+    if compute_config.dispatcher_side == "training":
+        raise ConfigurationError(
+            "the dispatchers run on training's side and end with their block: write `with tf_data_service(config, "
+            "rank) as address:` around the training, and dataset.apply(tf.data.experimental.service.distribute("
+            "processing_mode=…, service=address)) in it"
+        )
+    if round_robin:
+        _check_round_robin(dataset, compute_config, size, reuse_dataset)
+    shared = (job_name or _shared_name()) if reuse_dataset else None
+    with tf_data_service(compute_config, rank, size) as address:
+        return dataset.apply(
+            tf.data.experimental.service.distribute(
+                processing_mode=processing_mode,
+                service=address,
+                job_name=shared,
+                consumer_index=rank if round_robin else None,
+                num_consumers=size if round_robin else None,
+            )
+        )
+
+
+tf.data.Dataset.send_to_data_service = send_to_data_service
+
+
+def _check_round_robin(dataset: Any, config: TfDataServiceConfig, size: int | None, reuse: bool) -> None:
+    if not reuse:
+        raise ConfigurationError(
+            "round_robin=True says how ranks share an iteration, and reuse_dataset=False that they share none: "
+            "pass both or neither"
+        )
+    if size is None:
+        raise ConfigurationError("round_robin=True needs size, the number of ranks that take turns")
+    if config.dispatchers > 1:
+        raise ConfigurationError(
+            f"round_robin=True needs one dispatcher for all ranks, and the data service has {config.dispatchers}"
+        )
+    if (count := int(dataset.cardinality())) >= 0:
+        raise ConfigurationError(
+            f"round_robin=True with a dataset that ends after {count} elements, where ranks would wait for each "
+            f"other; add .repeat()"
+        )
+
+
+def _shared_name() -> str:
+    """The same on every rank, and another for each dataset and each life of the ranks.
+
+    TensorFlow gives a second dataset of the same name the elements of the first, and none to a training that
+    began again.
+    """
+    env = os.environ
+    life = f"{env.get(contract.ENV_ATTEMPT, '1')}.{env.get(contract.ENV_FORMATION, '0')}"
+    return f"ringtrain-{life}-{next(_datasets)}"
+
+
+def compute_worker_fn(
+    compute_config: TfDataServiceConfig, servers: ServerProcesses | None = None, host: str | None = None
+) -> None:
+    """Be one worker of the compute job, and the dispatcher of its group if it is the first in it, until the end.
+
+    Every rank of the compute job calls this; it returns when training calls `shutdown`. `servers`: by default new
+    ones. `host`: where training reaches them. A server that dies is started again at the same address.
+    Raises DataError: servers can't live, or nobody answers any more.
+    """
+    init()
+    rank = world_rank()
+    number = rank // compute_config.workers_per_dispatcher
+    client = compute_config.compute_client()
+    host = host or _service_host()
+    with closing(servers or ServerProcesses(compute_config.timeout, forked=False)) as own:
+        if compute_config.dispatcher_side == "compute" and rank % compute_config.workers_per_dispatcher == 0:
+            address = own.dispatcher(host)
+            client.register_dispatcher(number, f"grpc://{address}")
+            log.info("dispatcher %d listens at %s", number, address)
+        _serve(own, client, number, host, compute_config.timeout)
+        barrier()  # rank 0 answers until all have heard that it is over
+
+
+def _serve(servers: ServerProcesses, client: ComputeClient, number: int, host: str, timeout_s: int) -> None:
+    """Have a worker of dispatcher `number`, wherever that is, until the compute job is over."""
+    end = time.monotonic() + timeout_s
+    served = None
+    while True:
+        state = client.state(number)
+        if state.over:
+            return
+        if state.address is None and time.monotonic() >= end:
+            client.wait_for_dispatcher_registration(number, 0.0)  # says what is missing
+        if state.address is not None and state.address != served:
+            served = state.address
+            address = servers.worker(host, served.rpartition("://")[2])
+            client.register_worker_for_dispatcher(number, world_rank())
+            log.info("worker %d of dispatcher %d (%s) listens at %s", world_rank(), number, served, address)
+        for event in servers.check():
+            log.warning("%s", event)
+        time.sleep(_POLL_S)
+
+
+def _service_host() -> str:
+    """The address by which training, maybe on another host, reaches servers of this process.
+
+    The pod's, else the one that other ranks use; where that is loopback, this host's.
+    """
+    hosts = [os.environ.get(contract.ENV_POD_IP, "")]
+    if is_initialized():
+        own = current().config
+        hosts.append(split_address(own.addresses[own.rank])[0])
+    for host in hosts:
+        if host and not is_loopback(host_port(host, 1)):
+            return host
+    return reachable_address()

@@ -1,0 +1,141 @@
+"""Where a compute job's dispatchers and workers are: rank 0 keeps the list, all others ask it or tell it.
+
+A caller and the directory prove to each other that they have the compute job's key, by HMAC over both sides'
+nonces and over what is said: the key itself never travels, and what was overheard serves nobody again. Messages
+are lines of JSON. What they say can be read on the network; it holds addresses only.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.transport.address import interface_addresses, listening_socket
+from ringtrain.world import authentication
+
+MOST_LINE_BYTES: Final = 1 << 20
+# A caller says one thing and goes. Strangers get this long, and only so many of them at once.
+CALL_S: Final = 10.0
+_MOST_CALLERS: Final = 128
+ASK: Final = b"ask"
+ANSWER: Final = b"answer"
+
+
+class Directory:
+    """Listens on a port of all interfaces from the start on. `close` it.
+
+    Each dispatcher has workers of its own; `dispatchers` and `workers_per_dispatcher` say how many belong here.
+    """
+
+    def __init__(self, dispatchers: int, workers_per_dispatcher: int, key: bytes) -> None:
+        self._workers_per_dispatcher = workers_per_dispatcher
+        self._key = key
+        self._lock = threading.Lock()
+        self._addresses: dict[int, str] = {}
+        self._workers: dict[int, set[int]] = {number: set() for number in range(dispatchers)}
+        self._is_over = False
+        self._callers: dict[socket.socket, None] = {}  # oldest first
+        self._listener = listening_socket("")
+        self._thread = threading.Thread(target=self._listen, name="ringtrain-directory", daemon=True)
+        self._thread.start()
+
+    def addresses(self) -> dict[str, list[tuple[str, int]]]:
+        """Where it can be reached: by interface, (address, port)."""
+        port = self._listener.getsockname()[1]
+        return {name: [(address, port)] for name, address in interface_addresses().items()}
+
+    def close(self) -> None:
+        """Listen no more."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(CALL_S)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                return
+            caller.settimeout(CALL_S)
+            with self._lock:
+                self._callers[caller] = None
+                oldest = next(iter(self._callers)) if len(self._callers) > _MOST_CALLERS else None
+            if oldest is not None:
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                self._converse(caller)
+        finally:
+            with self._lock:
+                self._callers.pop(caller, None)
+            caller.close()
+
+    def _converse(self, caller: socket.socket) -> None:
+        nonce = secrets.token_hex(16)
+        send_line(caller, {"nonce": nonce})
+        said = read_line(caller)
+        request, theirs, proof = said["request"], said["nonce"], said["proof"]
+        if not authentication.same(proof_of(self._key, ASK, nonce, theirs, request), str(proof)):
+            send_line(caller, {"refused": "the key is another"})
+            return
+        try:
+            answer = self._do(**request)
+        except ConfigurationError as error:
+            answer = {"error": str(error)}
+        send_line(caller, {"answer": answer, "proof": proof_of(self._key, ANSWER, nonce, theirs, answer)})
+
+    def _do(self, what: str, dispatcher: int = 0, address: str = "", worker: int = 0) -> dict[str, Any]:
+        with self._lock:
+            if dispatcher not in self._workers:
+                raise ConfigurationError(
+                    f"dispatcher {dispatcher} is none of this data service's, which has {len(self._workers)}: "
+                    f"start compute_worker with as many --dispatchers as training has ranks, or with one"
+                )
+            if what == "dispatcher":
+                self._addresses[dispatcher] = address
+            elif what == "worker":
+                self._workers[dispatcher].add(worker)
+            elif what == "shutdown":
+                self._is_over = True
+            return {
+                "address": self._addresses.get(dispatcher),
+                "workers": sorted(self._workers[dispatcher]),
+                "wanted": self._workers_per_dispatcher,
+                "over": self._is_over,
+            }
+
+
+def proof_of(key: bytes, role: bytes, nonce: str, theirs: str, said: Mapping[str, Any]) -> str:
+    """Proof of `key` by who says `said` in the conversation of both nonces."""
+    text = json.dumps(said, sort_keys=True)
+    return authentication.proof(key, role, nonce.encode(), theirs.encode(), text.encode())
+
+
+def send_line(sock: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send `message`. Raises OSError."""
+    sock.sendall(json.dumps(message).encode() + b"\n")
+
+
+def read_line(sock: socket.socket) -> dict[str, Any]:
+    """The message that comes next. Raises OSError, and ValueError for what is none."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        came = sock.recv(1 << 16)
+        if not came or len(line) > MOST_LINE_BYTES:
+            raise ValueError("no message came")
+        line += came
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError("not a message")
+    return message

@@ -1,0 +1,271 @@
+"""TensorFlow's dispatcher and worker as processes that are started again when they die.
+
+TensorFlow takes seconds to import. So one process, the template, imports it and does nothing else; every server is
+forked from it, and a server that dies has its successor in milliseconds, at the same address, where its clients
+and its dispatcher look for it. A dispatcher journals what it knows, and its successor reads that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from ringtrain.control.ports import HeldPorts
+from ringtrain.errors import DataError
+from ringtrain.processes import die_with_parent, start_child
+from ringtrain.transport.address import host_port
+
+# Workers hear of new tasks with their heartbeat.
+_HEARTBEAT_MS: Final = 200
+_POLL_S: Final = 0.05
+# A server that ends this soon after its start, this often in a row, will not live.
+_YOUNG_S: Final = 30.0
+_TRIES: Final = 5
+_PAUSE_S: Final = 0.5
+_TEMPLATE: Final = "ringtrain.tensorflow.data.servers"
+
+
+@dataclass(frozen=True)
+class Server:
+    """`kind`: dispatcher or worker. `dispatcher`: `host:port` of a worker's dispatcher. `work_dir`: of a
+    dispatcher's journal."""
+
+    kind: str
+    host: str
+    port: int
+    timeout_s: int
+    dispatcher: str = ""
+    work_dir: str = ""
+
+    @property
+    def address(self) -> str:
+        return host_port(self.host, self.port)
+
+
+def start_server(server: Server) -> Any:
+    """Start it in this process. Raises TensorFlow's errors."""
+    from tensorflow.data.experimental import service
+
+    if server.kind == "dispatcher":
+        journal = {"work_dir": server.work_dir, "fault_tolerant_mode": True} if server.work_dir else {}
+        return service.DispatchServer(service.DispatcherConfig(port=server.port, **journal))
+    config = service.WorkerConfig(
+        dispatcher_address=server.dispatcher,
+        worker_address=server.address,
+        port=server.port,
+        heartbeat_interval_ms=_HEARTBEAT_MS,
+        dispatcher_timeout_ms=server.timeout_s * 1000,
+    )
+    return service.WorkerServer(config)
+
+
+class ServerProcesses:
+    """Servers of this process's, each in a process of its own. `close` ends them.
+
+    `forked`: the template is a fork of this process, which has imported TensorFlow, has not used it, and has one
+    thread. Else it is a process that imports TensorFlow.
+    """
+
+    def __init__(self, timeout_s: int, *, forked: bool) -> None:
+        self._timeout_s = timeout_s
+        self._held = HeldPorts()
+        self._directory = tempfile.TemporaryDirectory(prefix="ringtrain-dispatcher-")
+        self._ready: set[str] = set()
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        self._lines = bytearray()
+        self._pid = _forked_template(ours, theirs) if forked else _started_template(theirs)
+        theirs.close()
+
+    def dispatcher(self, host: str) -> str:
+        """Start a dispatcher; returns `host:port` when it listens. Raises DataError."""
+        return self._start(self._new("dispatcher", host, work_dir=self._directory.name))
+
+    def worker(self, host: str, dispatcher: str) -> str:
+        """Start a worker of the dispatcher `host:port`, in place of this process's earlier worker."""
+        return self._start(self._new("worker", host, dispatcher=dispatcher))
+
+    def check(self) -> list[str]:
+        """What has happened to servers since the last call. Raises DataError: one of them can't live."""
+        return [f"the data service's {m['kind']} died {m['how']} and was started again" for m in self._heard(0.0)]
+
+    def close(self) -> None:
+        """End all servers and the template."""
+        self._socket.close()
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        self._held.release()
+        self._directory.cleanup()
+
+    def _new(self, kind: str, host: str, **further: str) -> Server:
+        (port,) = self._held.take(0, 1)
+        return Server(kind, host, port, self._timeout_s, **further)
+
+    def _start(self, server: Server) -> str:
+        self._held.release([server.port])
+        self._ready.discard(server.kind)
+        self._socket.sendall(json.dumps(asdict(server)).encode() + b"\n")
+        end = time.monotonic() + self._timeout_s
+        while server.kind not in self._ready:
+            if time.monotonic() >= end:
+                raise DataError(
+                    f"the data service's {server.kind} at {server.address} has not started within "
+                    f"{self._timeout_s} s"
+                    + (f" (its dispatcher is {server.dispatcher})" if server.dispatcher else "")
+                    + "; compute_worker's --timeout sets the time"
+                )
+            self._heard(_POLL_S)
+        return server.address
+
+    def _heard(self, within_s: float) -> list[dict[str, Any]]:
+        """Messages of the template but for those that a server is ready. Raises DataError."""
+        messages = []
+        while select.select([self._socket], [], [], within_s)[0]:
+            came = self._socket.recv(1 << 16)
+            if not came:
+                raise DataError("the process that starts the data service's servers has ended; see its output")
+            self._lines += came
+            *lines, rest = self._lines.split(b"\n")
+            self._lines = bytearray(rest)
+            for message in map(json.loads, lines):
+                if message["event"] == "failed":
+                    raise DataError(
+                        f"the data service's {message['kind']} died {message['how']}, {_TRIES} times in a row "
+                        f"within {_YOUNG_S:g} s of its start; its output says why"
+                    )
+                if message["event"] == "ready":
+                    self._ready.add(message["kind"])
+                else:
+                    messages.append(message)
+            within_s = 0.0
+        return messages
+
+
+def _forked_template(ours: socket.socket, theirs: socket.socket) -> int:
+    assert threading.active_count() == 1, "a process that is to be forked has one thread"
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent(parent)()
+            ours.close()
+            _Template(theirs).run()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def _started_template(theirs: socket.socket) -> int:
+    command = [sys.executable, "-m", _TEMPLATE, str(theirs.fileno())]
+    process = start_child(command, os.environ, pass_fds=(theirs.fileno(),))
+    process.returncode = 0  # waited for by its pid
+    return process.pid
+
+
+@dataclass
+class _Running:
+    """`quick_ends`: how often in a row it has ended soon after its start."""
+
+    server: Server
+    pid: int = 0
+    started: float = 0.0
+    quick_ends: int = 0
+    again_at: float = 0.0
+
+
+@dataclass
+class _Template:
+    """The process that servers are forked from. It ends with the other end of its socket, and they with it."""
+
+    socket: socket.socket
+    running: dict[str, _Running] = field(default_factory=dict)
+    lines: bytearray = field(default_factory=bytearray)
+
+    def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever has this process ends it; servers go with it
+            signal.signal(number, signal.SIG_DFL)
+        while True:
+            if select.select([self.socket], [], [], _POLL_S)[0]:
+                came = self.socket.recv(1 << 16)
+                if not came:
+                    os._exit(0)
+                self.lines += came
+                *lines, rest = self.lines.split(b"\n")
+                self.lines = bytearray(rest)
+                for line in lines:
+                    self._take(Server(**json.loads(line)))
+            for kind in list(self.running):
+                self._look_after(self.running[kind])
+
+    def _take(self, server: Server) -> None:
+        before = self.running.get(server.kind)
+        if before is not None and before.pid:
+            os.kill(before.pid, signal.SIGKILL)
+            os.waitpid(before.pid, 0)
+        self.running[server.kind] = entry = _Running(server)
+        self._fork(entry)
+
+    def _look_after(self, entry: _Running) -> None:
+        if not entry.pid:
+            if time.monotonic() >= entry.again_at:
+                self._fork(entry)
+            return
+        pid, status = os.waitpid(entry.pid, os.WNOHANG)
+        if not pid:
+            return
+        lived_s = time.monotonic() - entry.started
+        entry.pid = 0
+        entry.quick_ends = entry.quick_ends + 1 if lived_s < _YOUNG_S else 1
+        event = "died" if entry.quick_ends < _TRIES else "failed"
+        self._tell(event, entry.server.kind, how=_how(status))
+        if event == "failed":
+            del self.running[entry.server.kind]
+        entry.again_at = time.monotonic() + (_PAUSE_S if entry.quick_ends > 1 else 0.0)
+
+    def _fork(self, entry: _Running) -> None:
+        template = os.getpid()
+        entry.started = time.monotonic()
+        entry.pid = os.fork()
+        if entry.pid:
+            return
+        try:
+            die_with_parent(template)()
+            server = start_server(entry.server)
+            self._tell("ready", entry.server.kind)
+            server.join()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _tell(self, event: str, kind: str, **more: Any) -> None:
+        message: Mapping[str, Any] = {"event": event, "kind": kind, **more}
+        with suppress(OSError):
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _how(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"with exit code {os.waitstatus_to_exitcode(status)}"
+
+
+if __name__ == "__main__":
+    import tensorflow  # noqa: F401
+
+    _Template(socket.socket(fileno=int(sys.argv[1]))).run()
