@@ -74,6 +74,23 @@ _SCHEDULING = {
     "topology": {"required": "topology.kubernetes.io/rack"},
 }
 
+_DATA_WORKERS = {
+    "replicas": 4,
+    "slotsPerWorker": 2,
+    "kind": "ringtrain",
+    "autoscale": {"minReplicas": 2, "maxReplicas": 16, "targetWaitFraction": 0.1},
+    "template": {
+        "spec": {"containers": [{"resources": {"requests": {"cpu": "4"}}}], "nodeSelector": {"disk": "ssd"}}
+    },
+}
+_TENSORFLOW = {"replicas": 4, "kind": "tensorflow", "dispatchers": 2, "dispatcherSide": "Training"}
+
+
+def data_container(**fields: Any) -> Manifest:
+    """`spec.dataWorkers` whose first container has these fields."""
+    return {"template": {"spec": {"containers": [fields]}}}
+
+
 ACCEPTED = [
     Case("smallest", manifest()),
     Case("mpi", manifest(backend="mpi", mpi={"implementation": "MPICH"})),
@@ -124,6 +141,21 @@ ACCEPTED = [
     Case("elastic", manifest(elastic={"maxReplicas": 2})),
     Case("elastic-with-everything", manifest(elastic=_ELASTIC)),
     Case("elastic-mpi", manifest(backend="mpi", elastic={"maxReplicas": 4, "onLoss": "Restart"})),
+    Case("data-workers", manifest(dataWorkers={})),
+    Case("data-workers-with-everything", manifest(dataWorkers=_DATA_WORKERS)),
+    Case("data-workers-of-tensorflow", manifest(dataWorkers=_TENSORFLOW)),
+    Case("data-workers-of-mpi", manifest(backend="mpi", dataWorkers={"replicas": 256})),
+    Case("evaluator", manifest(evaluator={})),
+    Case(
+        "evaluator-with-everything",
+        manifest(
+            evaluator={
+                "devices": {"nvidia.com/gpu": 1},
+                "timeoutSeconds": 0,
+                "template": {"spec": {"containers": [{"command": ["python", "evaluate.py"]}]}},
+            }
+        ),
+    ),
 ]
 
 REJECTED = [
@@ -381,6 +413,104 @@ REJECTED = [
         "says 2",
         at_admission=False,
     ),
+    Case("data-workers-none", manifest(dataWorkers={"replicas": 0}), "spec.dataWorkers.replicas"),
+    Case("data-workers-too-many", manifest(dataWorkers={"replicas": 257}), "spec.dataWorkers.replicas"),
+    Case("data-workers-unknown-kind", manifest(dataWorkers={"kind": "spark"}), "spec.dataWorkers.kind"),
+    Case(
+        "dispatchers-without-tensorflow",
+        manifest(dataWorkers={"dispatchers": 1}),
+        "spec.dataWorkers.dispatchers",
+        "kind: tensorflow",
+    ),
+    Case(
+        "dispatcher-side-without-tensorflow",
+        manifest(dataWorkers={"dispatcherSide": "Compute"}),
+        "spec.dataWorkers.dispatcherSide",
+        "kind: tensorflow",
+    ),
+    Case(
+        "data-workers-no-multiple-of-dispatchers",
+        manifest(dataWorkers={**_TENSORFLOW, "replicas": 3}),
+        "spec.dataWorkers.replicas",
+        "multiple of dispatchers",
+    ),
+    Case(
+        "dispatchers-unlike-the-world",
+        manifest(dataWorkers={**_TENSORFLOW, "replicas": 6, "dispatchers": 3}),
+        "spec.dataWorkers.dispatchers",
+        "expected 1 or the number of ranks, 2",
+        at_admission=False,
+    ),
+    Case(
+        "dispatchers-that-scale",
+        manifest(dataWorkers={**_TENSORFLOW, "autoscale": {"maxReplicas": 8}}),
+        "spec.dataWorkers.autoscale",
+        "several dispatchers",
+    ),
+    Case(
+        "dispatchers-of-an-elastic-job",
+        manifest(dataWorkers=_TENSORFLOW, elastic={"maxReplicas": 2}),
+        "spec.dataWorkers.dispatchers",
+        "elastic",
+    ),
+    Case(
+        "autoscale-upside-down",
+        manifest(dataWorkers={"replicas": 2, "autoscale": {"minReplicas": 3, "maxReplicas": 2}}),
+        "spec.dataWorkers.autoscale.minReplicas",
+        "greater than maxReplicas",
+    ),
+    Case(
+        "autoscale-from-outside",
+        manifest(dataWorkers={"replicas": 5, "autoscale": {"maxReplicas": 4}}),
+        "spec.dataWorkers.replicas",
+        "autoscale.minReplicas",
+    ),
+    Case(
+        "autoscale-to-no-wait-at-all",
+        manifest(dataWorkers={"autoscale": {"maxReplicas": 4, "targetWaitFraction": 0}}),
+        "spec.dataWorkers.autoscale.targetWaitFraction",
+    ),
+    Case(
+        "data-workers-with-devices",
+        manifest(dataWorkers=data_container(resources={"limits": {"nvidia.com/gpu": 1}})),
+        "spec.dataWorkers.template.spec.containers[0].resources[nvidia.com/gpu]",
+        "never get devices",
+        at_admission=False,
+    ),
+    Case(
+        "data-workers-with-a-command",
+        manifest(dataWorkers=data_container(command=["python", "load.py"])),
+        "spec.dataWorkers.template.spec.containers[0].command",
+        "ringtrain data-worker",
+        at_admission=False,
+    ),
+    Case(
+        "evaluator-whose-role-is-set",
+        manifest(
+            evaluator={"template": {"spec": {"containers": [{"env": [{"name": "TF_CONFIG", "value": "{}"}]}]}}}
+        ),
+        "spec.evaluator.template.spec.containers[0].env[0]",
+        "TF_CONFIG",
+        at_admission=False,
+    ),
+    Case(
+        "evaluator-with-other-devices",
+        manifest(
+            evaluator={
+                "devices": {"nvidia.com/gpu": 1},
+                "template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 2}}}]}},
+            }
+        ),
+        "spec.evaluator.template.spec.containers[0].resources[nvidia.com/gpu]",
+        "keep the latter",
+        at_admission=False,
+    ),
+    Case(
+        "mount-that-a-data-worker-has-not",
+        manifest(dataWorkers=data_container(volumeMounts=[{"name": "ringtrain-checkpoint", "mountPath": "/c"}])),
+        "spec.dataWorkers.template.spec.containers[0].volumeMounts[0].name",
+        at_admission=False,
+    ),
 ]
 
 _MAIN = "spec.worker.template.spec.containers[0]"
@@ -493,6 +623,8 @@ _SECTIONS = {
 }
 _UP_TO_THREE = manifest(elastic={"maxReplicas": 3})
 
+_SERVED = manifest(dataWorkers=_DATA_WORKERS)
+
 UPDATES = [
     Update("replicas", _RUNNING, _changed(_RUNNING, worker=worker(replicas=3))),
     Update("suspend", _RUNNING, _changed(_RUNNING, runPolicy={"suspend": True})),
@@ -517,6 +649,26 @@ UPDATES = [
         _changed(_RUNNING, launcher={"template": {"spec": {"nodeSelector": {"a": "b"}}}}),
         "spec.launcher.template",
     ),
+    *(
+        Update(f"data-workers-{id}", _SERVED, _changed(_SERVED, dataWorkers=new), path)
+        for id, new, path in (
+            ("replicas", {**_DATA_WORKERS, "replicas": 9}, ""),
+            ("autoscale", {**_DATA_WORKERS, "autoscale": {"maxReplicas": 4}}, ""),
+            (
+                "autoscale-removed",
+                {"replicas": 3, **{k: _DATA_WORKERS[k] for k in ("slotsPerWorker", "template")}},
+                "",
+            ),
+            ("slots", {**_DATA_WORKERS, "slotsPerWorker": 3}, "spec.dataWorkers"),
+            ("template", {**_DATA_WORKERS, "template": {"spec": {}}}, "spec.dataWorkers"),
+            ("template-removed", {**_DATA_WORKERS, "template": None}, "spec.dataWorkers"),
+            ("removed", None, "spec.dataWorkers"),
+        )
+    ),
+    Update("data-workers-added", _RUNNING, _changed(_RUNNING, dataWorkers={}), "spec.dataWorkers"),
+    Update("data-workers-added-while-suspended", _SUSPENDED, _changed(_SUSPENDED, dataWorkers={}), ""),
+    Update("evaluator-added", _RUNNING, _changed(_RUNNING, evaluator={}), "spec.evaluator"),
+    Update("evaluator-added-while-suspended", _SUSPENDED, _changed(_SUSPENDED, evaluator={}), ""),
     Update("mpi", _MPI, _changed(_MPI, mpi={"implementation": "MPICH"}), "spec.mpi"),
     Update("suspend-and-change", _RUNNING, _changed(_SUSPENDED, backend="mpi"), "spec.backend"),
     *(

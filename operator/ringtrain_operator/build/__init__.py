@@ -2,11 +2,20 @@
 
 from .credentials import Issuer, build_secret, issue_credentials
 from .gangs import SCHEDULERS, build_group, group_name, in_group, scheduler_of
-from .names import job_labels, launcher_name, secret_name, worker_name, worker_selector
+from .lasting import build_data_worker_pod, build_evaluator_pod
+from .names import (
+    data_worker_name,
+    evaluator_name,
+    job_labels,
+    launcher_name,
+    secret_name,
+    worker_name,
+    worker_selector,
+)
 from .network import build_network_policy, build_service, build_service_account
 from .pods import RESTARTED_CODES, Incarnation, build_launcher_pod, build_worker_pod
 from .settings import LAUNCHER_RESOURCES, Settings
-from .workload import POD_SETS, build_workload, grouped, is_prebuilt, workload_name
+from .workload import POD_SETS, build_workload, grouped, is_prebuilt, pod_counts, queued_alone, workload_name
 
 __all__ = [
     "LAUNCHER_RESOURCES",
@@ -16,6 +25,8 @@ __all__ = [
     "Incarnation",
     "Issuer",
     "Settings",
+    "build_data_worker_pod",
+    "build_evaluator_pod",
     "build_group",
     "build_launcher_pod",
     "build_network_policy",
@@ -24,6 +35,8 @@ __all__ = [
     "build_service_account",
     "build_worker_pod",
     "build_workload",
+    "data_worker_name",
+    "evaluator_name",
     "group_name",
     "grouped",
     "in_group",
@@ -31,6 +44,8 @@ __all__ = [
     "issue_credentials",
     "job_labels",
     "launcher_name",
+    "pod_counts",
+    "queued_alone",
     "scheduler_of",
     "secret_name",
     "worker_name",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
 from .. import contract
+from ..spec.data_workers import DataWorkers
 from ..spec.job import Job, Mpi
-from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES
-from .names import checkpoint_folder, launcher_address
+from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG
+from .names import checkpoint_folder, launcher_address, worker_name
 
 # What Kubernetes takes where a pod does not say it.
 DEFAULT_GRACE_S = 30
@@ -54,18 +56,63 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
     )
 
 
-def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
-    variables = {
+def data_worker_environment(job: Job, index: int, data: DataWorkers) -> list[dict[str, Any]]:
+    """Variables of the main container of data worker `index`. Nothing of an attempt: it outlives them."""
+    variables = _identity(job, contract.ROLE_DATA) | {
+        contract.ENV_LAUNCHER_ADDRESS: launcher_address(job),
+        contract.ENV_SECRET_DIR: contract.SECRET_DIR,
+        contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
+        contract.ENV_DATA_INDEX: str(index),
+        contract.ENV_DATA_KIND: data.kind,
+        contract.ENV_DATA_SLOTS: str(data.slots_per_worker),
+        contract.ENV_DATA_PORT: str(contract.PORT_DATA),
+        ENV_NVIDIA_VISIBLE_DEVICES: "void",
+    }
+    if data.kind == "tensorflow":
+        variables[contract.ENV_DATA_DISPATCHERS] = str(data.dispatchers or 1)
+    if job.spec.networking.encryption != "none":
+        variables[contract.ENV_ENCRYPT] = job.spec.networking.encryption
+    return _variables(variables)
+
+
+def evaluator_environment(job: Job, workers: int, *, devices: bool) -> list[dict[str, Any]]:
+    """Variables of the evaluator's main container. `workers`: of the world beside which it evaluates."""
+    variables = _identity(job, contract.ROLE_EVALUATOR) | {
+        **_checkpoints(job),
+        ENV_TF_CONFIG: json.dumps(_tf_config(job, workers)),
+        "PYTHONUNBUFFERED": "1",  # a line is in the log when it is printed
+    }
+    if not devices:
+        variables[ENV_NVIDIA_VISIBLE_DEVICES] = "void"
+    return _variables(variables)
+
+
+def _tf_config(job: Job, workers: int) -> dict[str, Any]:
+    """The cluster as ranks have it in their TF_CONFIG, by the pods' names, and a task outside of it."""
+    ports = range(contract.PORT_TF_BASE, contract.PORT_TF_BASE + job.spec.slots)
+    ranks = [f"{worker_name(job, worker)}.{job.name}:{port}" for worker in range(workers) for port in ports]
+    return {"cluster": {"worker": ranks}, "task": {"type": contract.ROLE_EVALUATOR, "index": 0}}
+
+
+def _identity(job: Job, role: str) -> dict[str, str]:
+    """What every pod of the job is told."""
+    return {
         contract.ENV_ROLE: role,
         contract.ENV_JOB_NAME: job.name,
         contract.ENV_JOB_NAMESPACE: job.namespace,
         contract.ENV_JOB_UID: job.uid,
+        contract.ENV_TIMEOUT: str(job.spec.networking.timeout_seconds),
+    }
+
+
+def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
+    variables = {
+        **_identity(job, role),
         contract.ENV_ATTEMPT: str(attempt),
         contract.ENV_BACKEND: job.spec.backend,
         contract.ENV_NUM_WORKERS: str(job.most_agents),
         contract.ENV_SLOTS_PER_WORKER: str(job.spec.slots),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
-        contract.ENV_TIMEOUT: str(job.spec.networking.timeout_seconds),
         contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
         **_mpi(job),
     }
@@ -73,10 +120,20 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
         variables[contract.ENV_ELASTIC] = job.spec.elastic.on_loss
     if job.spec.networking.encryption != "none":
         variables[contract.ENV_ENCRYPT] = job.spec.networking.encryption
-    if job.spec.checkpoint is not None:
-        variables[contract.ENV_CHECKPOINT_DIR] = f"{job.spec.checkpoint.mount_path}/{checkpoint_folder(job)}"
-        if job.spec.checkpoint.restore_from:
-            variables[contract.ENV_RESTORE_FROM] = job.spec.checkpoint.restore_from
+    data = job.spec.data_workers
+    if data is not None:
+        variables |= {contract.ENV_DATA_WORKERS: str(data.replicas), contract.ENV_DATA_KIND: data.kind}
+    return variables | _checkpoints(job)
+
+
+def _checkpoints(job: Job) -> dict[str, str]:
+    """Where checkpoints are; empty for a job that keeps none."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None:
+        return {}
+    variables = {contract.ENV_CHECKPOINT_DIR: f"{checkpoint.mount_path}/{checkpoint_folder(job)}"}
+    if checkpoint.restore_from:
+        variables[contract.ENV_RESTORE_FROM] = checkpoint.restore_from
     return variables
 
 

@@ -8,7 +8,8 @@ from .. import contract
 from ..spec.job import Job
 from ..spec.reserved import VOLUME_LOGS
 from . import names
-from .pods import Pod, build_launcher_pod
+from .assembly import Pod
+from .pods import build_launcher_pod
 from .security import restrict_pod
 
 # On reader pods alone, with the job's name. They have no label of the job's pods: they are none of its gang.

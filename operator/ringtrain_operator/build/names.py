@@ -18,6 +18,16 @@ def worker_name(job: Job, index: int) -> str:
     return f"{job.name}-worker-{index}"
 
 
+def data_worker_name(job: Job, index: int) -> str:
+    """Name of the pod of data worker `index`."""
+    return f"{job.name}-data-{index}"
+
+
+def evaluator_name(job: Job) -> str:
+    """Name of the evaluator's pod."""
+    return f"{job.name}-evaluator"
+
+
 def secret_name(job: Job, serial: int = 0) -> str:
     """Name of the job's Secret number `serial`: the operator takes the next number where a name is taken."""
     return f"{job.name}-{job.uid[:8]}" + (f"-{serial}" if serial else "")
@@ -49,6 +59,11 @@ def job_labels(job: Job) -> dict[str, str]:
 def pod_labels(job: Job, role: str, attempt: int) -> dict[str, str]:
     """Labels of a pod of one role in one attempt."""
     return {**job_labels(job), contract.LABEL_ROLE: role, contract.LABEL_ATTEMPT: str(attempt)}
+
+
+def lasting_pod_labels(job: Job, role: str) -> dict[str, str]:
+    """Labels of a pod that outlives attempts."""
+    return {**job_labels(job), contract.LABEL_ROLE: role}
 
 
 def worker_selector(job: Job) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import contract
 from ..spec.job import Job
+from ..spec.reserved import templates_of
 from ..spec.template import containers_of
 from .names import job_labels, metadata
 from .settings import Settings
@@ -80,7 +81,7 @@ def _operator_peers(settings: Settings) -> list[dict[str, Any]]:
 def _template_ports(job: Job) -> list[dict[str, Any]]:
     """Ports that the templates' containers declare, each once."""
     found: dict[tuple[int, str], None] = {}
-    for template in (job.spec.worker.template, job.spec.launcher.template):
+    for template in templates_of(job.spec).values():
         for container in containers_of(template):
             for port in container.get("ports") or ():
                 found[(int(port["containerPort"]), str(port.get("protocol") or "TCP"))] = None

@@ -9,10 +9,8 @@ from typing import Any
 from .. import contract
 from ..spec.job import Job
 from . import environment, names, volumes
-from .security import restrict_pod
+from .assembly import Pod, add_devices, completed_template, finish_pod, new_pod
 from .settings import Settings
-
-Pod = dict[str, Any]
 
 # A launcher whose loops hang for two minutes is replaced, and the gang with it.
 LIVENESS = {
@@ -48,7 +46,8 @@ def build_worker_pod(
     job: Job, attempt: int, index: int, secret: str = "", incarnation: Incarnation | None = None
 ) -> Pod:
     """The pod of worker `index` in `attempt`, ready to be created. `secret`: name of the Secret that it mounts."""
-    pod = _pod(job, job.spec.worker.template, names.worker_name(job, index), contract.ROLE_WORKER, attempt)
+    labels = names.pod_labels(job, contract.ROLE_WORKER, attempt)
+    pod = new_pod(job, job.spec.worker.template, names.worker_name(job, index), labels)
     pod["metadata"]["labels"][contract.LABEL_WORKER_INDEX] = str(index)
     if incarnation is not None:
         pod["metadata"]["labels"][contract.LABEL_INCARNATION] = str(incarnation.number)
@@ -64,11 +63,11 @@ def build_worker_pod(
     variables = environment.worker_environment(job, attempt, index, grace_s, number)
     main["env"] = variables + list(main.get("env") or ())
     main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
-    _add_devices(main, job.spec.worker.devices)
+    add_devices(main, job.spec.worker.devices)
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_WORKER)
     volumes.add_checkpoint(spec, job)
     volumes.add_shared_memory(spec)
-    _finish(job, pod)
+    finish_pod(job, pod)
     return pod
 
 
@@ -82,7 +81,8 @@ def build_launcher_pod(
     """The launcher's pod in `attempt`, ready to be created. It has no devices, whatever the node has."""
     settings = settings or Settings()
     template = _launcher_template(job, settings)
-    pod = _pod(job, template, names.launcher_name(job), contract.ROLE_LAUNCHER, attempt)
+    labels = names.pod_labels(job, contract.ROLE_LAUNCHER, attempt)
+    pod = new_pod(job, template, names.launcher_name(job), labels)
     spec = pod["spec"]
     main = spec["containers"][0]
     command = [*main.get("command", []), *main.pop("args", [])] or _mpi_command(job)
@@ -106,7 +106,7 @@ def build_launcher_pod(
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_LAUNCHER)
     volumes.add_logs(spec, job)
     volumes.add_checkpoint(spec, job)
-    _finish(job, pod)
+    finish_pod(job, pod)
     return pod
 
 
@@ -174,75 +174,10 @@ def _restart_when_killed(main: dict[str, Any]) -> None:
     main.update(restartPolicy="Never", restartPolicyRules=[{"action": "Restart", "exitCodes": killed}])
 
 
-def _pod(job: Job, template: dict[str, Any], name: str, role: str, attempt: int) -> Pod:
-    """A copy of the template under the operator's name, labels and owner."""
-    given = template.get("metadata") or {}
-    metadata = names.metadata(job, name, {**(given.get("labels") or {}), **names.pod_labels(job, role, attempt)})
-    if given.get("annotations"):
-        metadata["annotations"] = dict(given["annotations"])
-    spec = _without_nulls(copy.deepcopy(template.get("spec") or {}))
-    for field in ("initContainers", "containers"):
-        if field in spec:
-            spec[field] = [_without_nulls(container) for container in spec[field]]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
-def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
-    """To the API a null field is an absent one; here too."""
-    return {key: value for key, value in fields.items() if value is not None}
-
-
-def _finish(job: Job, pod: Pod) -> None:
-    """What both roles get last: identity, name on the network, termination message, restricted defaults."""
-    spec = pod["spec"]
-    spec["restartPolicy"] = "Never"
-    spec["hostname"] = pod["metadata"]["name"]
-    spec["subdomain"] = job.name
-    if not spec.get("serviceAccountName"):
-        spec["serviceAccountName"] = job.name
-        spec.setdefault("automountServiceAccountToken", False)
-    spec.setdefault("enableServiceLinks", False)
-    # What never started leaves no message; the end of its log is better than nothing.
-    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
-        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
-        spec["dnsPolicy"] = "ClusterFirstWithHostNet"  # else it asks the node's servers, which know no Service
-    priority = job.spec.scheduling.priority_class_name
-    if priority and not spec.get("priorityClassName"):
-        spec["priorityClassName"] = priority
-    main = spec["containers"][0]
-    path = main.setdefault("terminationMessagePath", environment.DEFAULT_TERMINATION_MESSAGE_PATH)
-    main["env"].append({"name": contract.ENV_TERMINATION_MESSAGE_PATH, "value": path})
-    restrict_pod(spec)
-
-
-def _add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
-    """Extended resources cannot be overcommitted: requests equal limits."""
-    if not devices:
-        return
-    resources = container.setdefault("resources", {})
-    for field in ("limits", "requests"):
-        resources[field] = {**(resources.get(field) or {}), **{name: str(n) for name, n in devices.items()}}
-
-
-def _launcher_template(job: Job, settings: Settings) -> dict[str, Any]:
+def _launcher_template(job: Job, settings: Settings) -> Pod:
     """The launcher's template with what it leaves out taken from the worker's."""
-    template = copy.deepcopy(job.spec.launcher.template)
-    worker = job.spec.worker.template["spec"]
-    trainer = worker["containers"][0]
-    spec = template["spec"] = _without_nulls(template.get("spec") or {})
-    spec["containers"] = list(spec.get("containers") or [{}])
-    main = spec["containers"][0] = _without_nulls(spec["containers"][0])
-    main.setdefault("name", "launcher")
-    main.setdefault("resources", _launcher_resources(job, settings))
-    if not main.get("image"):
-        main["image"] = trainer["image"]
-        for field in ("imagePullPolicy", "workingDir"):
-            if trainer.get(field):
-                main.setdefault(field, trainer[field])
-    for field in ("imagePullSecrets", "securityContext", "priorityClassName"):
-        if worker.get(field):
-            spec.setdefault(field, copy.deepcopy(worker[field]))
+    template = completed_template(job, job.spec.launcher.template, contract.ROLE_LAUNCHER)
+    template["spec"]["containers"][0].setdefault("resources", _launcher_resources(job, settings))
     return template
 
 

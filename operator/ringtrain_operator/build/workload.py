@@ -9,13 +9,19 @@ from typing import Any
 from .. import contract
 from ..spec.job import QUEUE_LABEL, Job
 from . import names
+from .lasting import build_data_worker_pod, build_evaluator_pod
 from .pods import build_launcher_pod, build_worker_pod
 from .settings import Settings
 
 Json = dict[str, Any]
 
 # Roles of pods, and what a Workload calls their pod sets.
-POD_SETS = {contract.ROLE_LAUNCHER: "launcher", contract.ROLE_WORKER: "workers"}
+POD_SETS = {
+    contract.ROLE_LAUNCHER: "launcher",
+    contract.ROLE_WORKER: "workers",
+    contract.ROLE_DATA: "data",
+    contract.ROLE_EVALUATOR: "evaluator",
+}
 KUEUE_GROUP = "kueue.x-k8s.io"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 PREBUILT_LABEL = "kueue.x-k8s.io/prebuilt-workload-name"
@@ -62,6 +68,15 @@ def build_workload(job: Job, version: str, priority: Mapping[str, Any], settings
     return {"apiVersion": f"{KUEUE_GROUP}/{version}", "kind": "Workload", "metadata": metadata, "spec": spec}
 
 
+def pod_counts(job: Job) -> dict[str, int]:
+    """Of each pod set whose size may change in a queue, how many pods the job wants.
+
+    Of data workers as many as there may ever be: quota can't be added to what runs.
+    """
+    data = job.spec.data_workers
+    return {"workers": job.num_workers} | ({"data": data.most} if data is not None else {})
+
+
 def _pod_sets(job: Job, settings: Settings) -> list[Json]:
     workers: Json = {
         "name": "workers",
@@ -75,7 +90,18 @@ def _pod_sets(job: Job, settings: Settings) -> list[Json]:
     if elastic is not None and elastic.min_replicas < job.num_workers:
         workers["minCount"] = elastic.min_replicas
     launcher = {"name": "launcher", "count": 1, "template": _template(build_launcher_pod(job, 1, "", settings))}
-    return [launcher, workers]
+    return [launcher, workers, *_lasting_pod_sets(job)]
+
+
+def _lasting_pod_sets(job: Job) -> list[Json]:
+    found: list[Json] = []
+    if job.spec.data_workers is not None:
+        template = _template(build_data_worker_pod(job, 0))
+        found.append({"name": "data", "count": pod_counts(job)["data"], "template": template})
+    if job.spec.evaluator is not None:
+        template = _template(build_evaluator_pod(job, job.num_workers))
+        found.append({"name": "evaluator", "count": 1, "template": template})
+    return found
 
 
 def _template(pod: Json) -> Json:
@@ -86,17 +112,24 @@ def _template(pod: Json) -> Json:
         if spec.get(kind):
             weighed[kind] = [{name: c[name] for name in _OF_A_CONTAINER if c.get(name)} for c in spec[kind]]
     labels = pod["metadata"]["labels"]
-    changing = (contract.LABEL_ATTEMPT, contract.LABEL_WORKER_INDEX)
+    changing = (contract.LABEL_ATTEMPT, contract.LABEL_WORKER_INDEX, contract.LABEL_DATA_INDEX)
     kept = {name: value for name, value in labels.items() if name not in changing}
     return {"metadata": {"labels": kept}, "spec": {"restartPolicy": "Never", **weighed}}
 
 
-def grouped(job: Job, pod: Json, attempt: int, pods: int) -> Json:
-    """The pod as one of a group of so many that Kueue admits together. A group is an attempt's."""
+def queued_alone(job: Job, pod: Json) -> Json:
+    """The pod as one that Kueue admits by itself: it is replaced at will, and no group waits for it."""
     metadata = pod["metadata"]
-    metadata["labels"] |= {QUEUE_LABEL: job.queue, GROUP_LABEL: f"{job.name}-{job.uid[:8]}-{attempt}"}
+    metadata["labels"] |= {QUEUE_LABEL: job.queue}
     if priority := job.labels.get(PRIORITY_LABEL):
         metadata["labels"][PRIORITY_LABEL] = priority
+    return pod
+
+
+def grouped(job: Job, pod: Json, attempt: int, pods: int) -> Json:
+    """The pod as one of a group of so many that Kueue admits together. A group is an attempt's."""
+    metadata = queued_alone(job, pod)["metadata"]
+    metadata["labels"][GROUP_LABEL] = f"{job.name}-{job.uid[:8]}-{attempt}"
     annotations = metadata.setdefault("annotations", {})
     annotations[GROUP_COUNT_ANNOTATION] = str(pods)
     if job.spec.elastic is None:

@@ -162,7 +162,9 @@ class Reconciler:
         """The reading with what others wait for, and the room of nodes where a pod finds none."""
         observed = replace(reading.observed, contention=self.line.others(key))
         ledger = observed.status.get("ledger") or {}
-        if ledger.get("tooLarge") or any(pod.unschedulable_since for pod in observed.pods):
+        if ledger.get("tooLarge") or any(
+            pod.unschedulable_since and not pod.outlives_attempts for pod in observed.pods
+        ):
             observed = replace(observed, nodes=await self._nodes.read())
         return replace(reading, observed=observed)
 

@@ -115,9 +115,7 @@ class LocalCluster:
 
     def _ask_launcher(self) -> tuple[LauncherReport | None, str]:
         """The launcher's /status, or why there is none."""
-        url = self.runner.status_url(parse_status(self.status).attempt)
-        if url is None:
-            return None, ""
+        url = self.runner.status_url
         try:
             headers = {"Authorization": f"Bearer {self._status_token()}"}
             asked = urllib.request.Request(url, headers=headers)

@@ -52,7 +52,8 @@ class Driver:
             if self.step():
                 return self._status()
             if self._status().finished:
-                ended = ended if ended is not None else time.monotonic()
+                if ended is None or self._evaluator_runs():  # which has its own time, and the plan ends it
+                    ended = time.monotonic()
                 if not self._alive() or time.monotonic() - ended > LINGER_S:
                     return self._status()
             time.sleep(INTERVAL_S)
@@ -80,6 +81,10 @@ class Driver:
 
     def _status(self) -> JobStatus:
         return parse_status(self.cluster.status)
+
+    def _evaluator_runs(self) -> bool:
+        evaluator = self._status().evaluator
+        return evaluator is not None and evaluator.state == "Running"
 
     def _alive(self) -> bool:
         return any((pod.get("status") or {}).get("phase") == "Running" for pod in self.cluster.runner.pods())

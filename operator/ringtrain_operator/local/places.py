@@ -7,7 +7,8 @@ import random
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*")
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports of one attempt's launcher, held by this process for it; everything else registers the port it got."""
+    """Ports of the job's launcher, held by this process for it; everything else registers the port it got."""
 
     held: tuple[socket.socket, socket.socket]
 
@@ -48,28 +49,26 @@ class Places:
 
     run_dir: Path
     claims_dir: Path
-    ports: dict[int, Ports] = field(default_factory=dict)
 
     @property
     def logs_dir(self) -> Path:
         """Root of the launcher's log store."""
         return self.run_dir / "logs"
 
-    def pod_log(self, pod: str, attempt: str) -> Path:
-        """What a pod itself writes, one file an attempt."""
-        return self.run_dir / "pods" / f"{pod}.{attempt}.log"
+    def pod_log(self, pod: str, attempt: str = "") -> Path:
+        """What a pod itself writes, one file an attempt; a pod that outlives attempts has one file."""
+        return self.run_dir / "pods" / (f"{pod}.{attempt}.log" if attempt else f"{pod}.log")
 
-    def ports_of(self, attempt: int) -> Ports:
-        """The launcher's ports in `attempt`, chosen free when first asked for."""
-        if attempt not in self.ports:
-            self.ports[attempt] = Ports((_held_port(), _held_port()))
-        return self.ports[attempt]
+    @cached_property
+    def ports(self) -> Ports:
+        """The launcher's ports, chosen free: the same in every attempt, as its name is on a cluster. Data workers
+        that outlive one find the next one's launcher there."""
+        return Ports((_held_port(), _held_port()))
 
     def close(self) -> None:
         """Give the ports up."""
-        for ports in self.ports.values():
-            for held in ports.held:
-                held.close()
+        for held in self.ports.held:
+            held.close()
 
 
 def volume_directory(volume: dict[str, Any], places: Places, pod_dir: Path, secrets: Secrets) -> Path:

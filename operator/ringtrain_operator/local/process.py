@@ -108,10 +108,10 @@ class ProcessRunner:
             with contextlib.suppress(ProcessLookupError):
                 local.process.send_signal(signal.SIGTERM)  # as a kubelet: only the container's first process
 
-    def status_url(self, attempt: int) -> str | None:
-        """Where the launcher of `attempt` serves /status; None before its port is chosen."""
-        ports = self._places.ports.get(attempt)
-        return f"http://127.0.0.1:{ports.status}/status" if ports is not None else None
+    @property
+    def status_url(self) -> str:
+        """Where the launcher serves /status."""
+        return f"http://127.0.0.1:{self._places.ports.status}/status"
 
     def close(self) -> None:
         """End all pods and remove everything but logs and claims. Ctrl-C meanwhile ends them at once."""

@@ -46,7 +46,7 @@ def command_of(pod: Pod, places: Places, pod_dir: Path, secrets: Secrets) -> Com
     declared.update(_temporary(declared, pod_dir))
     env = {name: _mapped(value, paths) for name, value in declared.items()}
     argv = [_mapped(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
-    attempt = metadata["labels"][contract.LABEL_ATTEMPT]
+    attempt = metadata["labels"].get(contract.LABEL_ATTEMPT, "")
     return Command(
         argv=tuple(argv),
         env={**_inherited(), **env},
@@ -106,8 +106,8 @@ def _field(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
 
 
 def _ports(declared: Mapping[str, str], places: Places) -> dict[str, str]:
-    """The contract's port variables, rewritten so that jobs and attempts on one machine never meet."""
-    ports = places.ports_of(int(declared[contract.ENV_ATTEMPT]))
+    """The contract's port variables, rewritten so that jobs on one machine never meet."""
+    ports = places.ports
     local = {
         contract.ENV_LAUNCHER_PORT: str(ports.control),
         contract.ENV_STATUS_PORT: str(ports.status),
@@ -117,15 +117,17 @@ def _ports(declared: Mapping[str, str], places: Places) -> dict[str, str]:
         contract.ENV_RING_PORT_BASE: "0",
         contract.ENV_MASTER_PORT: "0",
         contract.ENV_TF_PORT_BASE: "0",
+        contract.ENV_DATA_PORT: "0",
     }
     rewritten = {name: value for name, value in local.items() if name in declared}
     return {**rewritten, contract.ENV_PORTS_HELD: "1"} if contract.ENV_LAUNCHER_PORT in declared else rewritten
 
 
 def _temporary(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
-    """A directory for temporary files that goes with the pod, as a container's: pods of an elastic job are killed
-    while the job runs on, and leave what they had there."""
-    if contract.ENV_ELASTIC not in declared or "TMPDIR" in declared:
+    """A directory for temporary files that goes with the pod, as a container's: pods of an elastic job, and those
+    that outlive attempts, are killed while the job runs on, and leave what they had there."""
+    lasting = contract.ENV_ATTEMPT not in declared
+    if not (lasting or contract.ENV_ELASTIC in declared) or "TMPDIR" in declared:
         return {}
     directory = pod_dir / "tmp"
     directory.mkdir(mode=0o700, exist_ok=True)

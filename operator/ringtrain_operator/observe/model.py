@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from .workload import WorkloadView
 
-Role = Literal["launcher", "worker"]
+Role = Literal["launcher", "worker", "data", "evaluator"]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 
@@ -50,6 +50,8 @@ class Refusal:
 class PodView:
     """One pod of this job. `incarnation`: which pod of its name it is; 0 in a job that is not elastic.
 
+    `attempt`: 0 for the roles that outlive attempts. `secret`: name of the job's Secret that it mounts.
+
     `failed_beside`: the container besides the main one that ended it, if one did. `side_failure`: what became of a
     container beside the main one, while that one runs on. `unschedulable_since`, `scheduled_at`: since when the
     scheduler has found no node for it, or when it found one.
@@ -80,11 +82,17 @@ class PodView:
     side_failure: str = ""
     unschedulable_since: datetime | None = None
     scheduled_at: datetime | None = None
+    secret: str = ""
 
     @property
     def finished(self) -> bool:
         """Whether its main container has ended; a side-car may still run. Pods of ours never restart in place."""
         return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
+
+    @property
+    def outlives_attempts(self) -> bool:
+        """Whether it is beside the gang: a data worker or the evaluator."""
+        return self.role in ("data", "evaluator")
 
     @property
     def ref(self) -> ObjectRef:
@@ -107,6 +115,7 @@ class LauncherReport:
     ranks: tuple[dict[str, Any], ...] = ()
     logs: dict[str, Any] = field(default_factory=dict)
     elastic: dict[str, Any] | None = None
+    data: dict[str, Any] | None = None
     start_time: datetime | None = None
 
 

@@ -12,10 +12,16 @@ from typing import Any, Literal
 from .. import contract
 from ..errors import shown
 from ..spec.parse import parse_time
-from .model import LauncherReport, PodView
+from ..spec.reserved import VOLUME_SECRET
+from .model import LauncherReport, PodView, Role
 
 # Reasons of a container's waiting state that are a stage of every start, not a cause to report.
 _ORDINARY_WAITING = frozenset({"", "ContainerCreating", "PodInitializing"})
+_ROLES: dict[Any, Role] = {
+    contract.ROLE_LAUNCHER: "launcher",
+    contract.ROLE_DATA: "data",
+    contract.ROLE_EVALUATOR: "evaluator",
+}
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -47,9 +53,9 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     return PodView(
         name=str(meta.get("name")),
         uid=str(meta.get("uid") or ""),
-        role="launcher" if labels.get(contract.LABEL_ROLE) == contract.ROLE_LAUNCHER else "worker",
+        role=_ROLES.get(labels.get(contract.LABEL_ROLE), "worker"),
         attempt=_integer(labels.get(contract.LABEL_ATTEMPT)),
-        index=_integer(labels.get(contract.LABEL_WORKER_INDEX)),
+        index=_integer(labels.get(contract.LABEL_WORKER_INDEX) or labels.get(contract.LABEL_DATA_INDEX)),
         incarnation=_integer(labels.get(contract.LABEL_INCARNATION)),
         phase=status.get("phase") or "Pending",
         ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
@@ -70,6 +76,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         side_failure=_side_failure(status, name),
         unschedulable_since=parse_time(placing.get("lastTransitionTime")) if unschedulable else None,
         scheduled_at=parse_time(placing.get("lastTransitionTime")) if placing.get("status") == "True" else None,
+        secret=_secret(spec),
     )
 
 
@@ -141,8 +148,15 @@ def _report(raw: Mapping[str, Any]) -> LauncherReport:
         ranks=tuple(dict(rank) for rank in raw.get("ranks") or ()),
         logs=dict(raw.get("logs") or {}),
         elastic=elastic if isinstance(elastic := raw.get("elastic"), dict) else None,
+        data=data if isinstance(data := raw.get("data"), dict) else None,
         start_time=_epoch(raw.get("startTime")),
     )
+
+
+def _secret(spec: Mapping[str, Any]) -> str:
+    """Name of the job's Secret that a pod mounts; empty if it mounts none."""
+    volume: Mapping[str, Any] = next((v for v in spec.get("volumes") or () if v.get("name") == VOLUME_SECRET), {})
+    return str((volume.get("secret") or {}).get("secretName") or "")
 
 
 def _meta(obj: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,11 +19,26 @@ FORCE_AFTER_S = 60
 
 
 def expiry(s: Situation) -> datetime | None:
-    """When a finished job is to be deleted, with all it owns (ttlSecondsAfterFinished); None: never."""
+    """When a finished job is to be deleted, with all it owns (ttlSecondsAfterFinished); None: never.
+
+    Not before its evaluator has had its time.
+    """
     ttl = s.job.spec.run_policy.ttl_seconds_after_finished
     if ttl is None or s.status.completion_time is None:
         return None
-    return s.status.completion_time + timedelta(seconds=ttl)
+    expires = s.status.completion_time + timedelta(seconds=ttl)
+    return max(expires, evaluator_until(s) or expires)
+
+
+def evaluator_until(s: Situation) -> datetime | None:
+    """Until when the evaluator of a job that succeeded may go on; None: there is none that does."""
+    evaluator, ended = s.job.spec.evaluator, s.status.completion_time
+    pod = s.evaluator
+    if evaluator is None or ended is None or not s.status.is_true("Succeeded"):
+        return None
+    if pod is None or pod.finished or pod.deletion_time is not None:
+        return None
+    return ended + timedelta(seconds=evaluator.timeout_seconds)
 
 
 def force_time(pod: PodView) -> datetime | None:
@@ -47,9 +62,22 @@ def deletion(pod: PodView, now: datetime) -> Deletion | None:
 
 def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
     """Pods of a finished job to delete now, and when to look again."""
+    gang, gang_at = _unwanted_gang(s)
+    until = evaluator_until(s)
+    goes_on = until is not None and s.now < until
+    every = s.job.spec.run_policy.clean_pod_policy == "All"
+    # Whatever the policy: none of them ends by itself because the training has.
+    beside = (
+        pod for pod in s.lasting_pods if (every or not pod.finished) and not (goes_on and pod.role == "evaluator")
+    )
+    moments = [moment for moment in (gang_at, until if goes_on else None) if moment is not None]
+    return (*gang, *beside), min(moments, default=None)
+
+
+def _unwanted_gang(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
     policy = s.job.spec.run_policy.clean_pod_policy
     if policy == "All":
-        return s.observed.pods, None
+        return (*s.pods, *s.stale_pods), None
     running = tuple(pod for pod in s.pods if pod.phase not in ("Succeeded", "Failed"))
     if _deadline_exceeded(s.status):
         return _out_of_time(s, running)

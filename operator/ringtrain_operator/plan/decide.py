@@ -17,12 +17,14 @@ from ..status.compose import compose, rejected
 from ..status.model import JobStatus, dump_status, parse_status
 from ..status.situation import Situation
 from .active_deadline import active_deadline
+from .data_workers import data_workers_wake_at, note_data_scale
 from .decision import Decision, Policy, PolicyResult, condition_of
 from .disruption import disruption
 from .events import events_between
 from .gangs import note_gang, wakes_for_gang
 from .incarnations import note_workers, wakes_at
 from .incomplete import incomplete, note_line
+from .lasting import lasting_wakes_at, note_ended
 from .ledger import enter, name_credentials
 from .objects import changes
 from .outcome import attempt_failure, success
@@ -101,11 +103,14 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     decided = replace(decided, status=note_line(decided, decision))
     decided = replace(decided, status=note_workers(decided, decision))
     decided = replace(decided, status=note_launcher(decided, decision))
+    decided = replace(decided, status=note_data_scale(decided, decision))
+    decided = replace(decided, status=note_ended(decided, decision))
     new = compose(decided, condition_of(decision), s)
     settled = replace(s, status=new)
     todo = changes(settled, settings)
     timers += [*([todo.requeue_at] if todo.requeue_at else []), *wakes_for_gang(settled)]
     timers += [*wakes_at(settled), *launcher_wakes_at(settled)]
+    timers += [*lasting_wakes_at(settled), *data_workers_wake_at(settled)]
     answer = Plan(
         create=todo.create,
         delete=todo.delete,

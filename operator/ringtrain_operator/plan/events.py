@@ -39,6 +39,7 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
         *_started(before, after),
         *_world_changed(before, after),
         *_goes_on(before, after),
+        *_ended_beside(before, after),
         *(event for event in changes if event is not None),
     )
 
@@ -85,6 +86,26 @@ def _goes_on(before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     return (Event("Normal", "StartedFrom", f"attempt {after.attempt} went on from {now}"),)
 
 
+def _ended_beside(before: JobStatus, after: JobStatus) -> Iterator[Event]:
+    """Data workers and evaluators that ended, and another number of data workers."""
+    known = {note.uid for note in before.ledger.ended_pods}
+    for note in after.ledger.ended_pods:
+        node = f" on node {note.node}" if note.node else ""
+        if note.uid in known:
+            continue
+        if note.done:
+            yield Event("Normal", "EvaluatorSucceeded", f"{note.pod} has ended well")
+            continue
+        reason = "EvaluatorFailed" if note.evaluator else "DataWorkerLost"
+        again = "" if after.finished else "; it is made anew"
+        yield Event("Warning", reason, f"{note.pod}{node} {note.cause}{again}")
+    was, now = before.ledger.data_scale, after.ledger.data_scale
+    if was is not None and now is not None and was.replicas != now.replicas:
+        fraction = before.data_workers.wait_fraction if before.data_workers is not None else None
+        why = "" if fraction is None else f"; ranks wait for input {round(100 * fraction)} % of their time"
+        yield Event("Normal", "DataWorkersScaled", f"from {was.replicas} to {now.replicas} data workers{why}")
+
+
 def _has_pods(status: JobStatus) -> bool:
     """Whether a pod of the present attempt exists, or existed: one whose pods are all refused has not started."""
     by_role = (status.replica_statuses.launcher, status.replica_statuses.worker)
@@ -111,6 +132,10 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
             return Event("Warning", "Degraded", after.message)
         case "Degraded", "False" if before is not None and after.reason == "Complete":
             return Event("Normal", "WorldComplete", after.message)
+        case "InputStalled", "True" if after.reason != "DataWorkersStarting":
+            return Event("Warning", "InputStalled", after.message)
+        case "InputStalled", "False" if _was_stalled(before) and after.reason == "DataWorkersReady":
+            return Event("Normal", "InputServed", after.message)
         case "Suspended" | "Succeeded", "True":
             return Event("Normal", after.type, after.message)
         case "Queued", "True":
@@ -122,3 +147,7 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
         case "Restarting", "True":
             return Event("Normal" if after.reason == "Scaled" else "Warning", "Restarting", after.message)
     return None
+
+
+def _was_stalled(before: Condition | None) -> bool:
+    return before is not None and before.status == "True" and before.reason != "DataWorkersStarting"

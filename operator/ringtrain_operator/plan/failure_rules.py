@@ -8,7 +8,7 @@ from ..status.situation import Situation
 from .decision import Finish, Restart
 
 # Of the error that a rank wrote last: a condition is one line.
-_LAST_LINE_CHARACTERS = 200
+LAST_LINE_CHARACTERS = 200
 # Failures that a restart cannot mend, unless a rule says otherwise.
 _HOPELESS_REASONS = frozenset(
     {"BadConfiguration", "MpirunNotFound", "WrongImplementation", "SlotsMismatch", "NoMpiInit"}
@@ -45,7 +45,7 @@ def describe(failure: Failure) -> str:
     code = "" if has_code else f"exit code {failure.exit_code}"
     details = ", ".join(part for part in (pod, code) if part)
     wrote = next((line.strip() for line in reversed(failure.log_tail) if line.strip()), "")
-    error = f": {wrote[:_LAST_LINE_CHARACTERS]}" if wrote not in what else ""
+    error = f": {wrote[:LAST_LINE_CHARACTERS]}" if wrote not in what else ""
     return f"attempt {failure.attempt}: {what}" + (f" ({details})" if details else "") + error
 
 

@@ -53,7 +53,7 @@ def name_credentials(s: Situation) -> JobStatus:
 
     The operator may not read Secrets: only a creation that succeeded shows that a Secret is its own.
     """
-    if s.pods or s.secret not in s.observed.taken_secrets:
+    if s.secret_is_ours or s.secret not in s.observed.taken_secrets:
         return s.status
     return s.status.noted(credentials=s.status.ledger.credentials + 1)
 
@@ -75,10 +75,11 @@ def _begin(s: Situation, decision: Begin) -> JobStatus:
 
 
 def _halt(s: Situation) -> JobStatus:
+    """Without pods; those that outlive attempts begin anew, too."""
     since = s.status.ledger.active_since
     active = int((s.now - since).total_seconds()) if since is not None else 0
     seconds = s.status.ledger.active_seconds + max(active, 0)
-    return s.status.noted(active_since=None, active_seconds=seconds, **OUT_OF_LINE)
+    return s.status.noted(active_since=None, active_seconds=seconds, ended_pods=(), data_scale=None, **OUT_OF_LINE)
 
 
 def _enqueue(s: Situation, decision: Enqueue) -> JobStatus:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from .. import build
 from ..build import Settings
-from ..contract import KIND, LABEL_ROLE
+from ..contract import KIND, LABEL_ATTEMPT, LABEL_ROLE
 from ..observe.model import ObjectRef, PodView
 from ..spec.job import Job
 from ..status.gang import gang_problem
@@ -18,6 +18,7 @@ from ..status.situation import Situation
 from .cleanup import deletion, expiry, force_time, unwanted_pods
 from .gangs import in_gang, missing_group, unwanted_groups
 from .incarnations import due_workers, unwanted_workers
+from .lasting import due_lasting, unwanted_lasting
 from .relaunch import is_unwanted, launcher_due
 from .result import Deletion
 from .workload_patches import granted
@@ -47,17 +48,20 @@ def _changes(s: Situation, settings: Settings) -> Changes:
     if s.is_without_pods:
         return _suspended(s)
     if s.stale_pods:
-        return _delete(s, s.stale_pods, None)
-    waits = s.status.ledger.queued_since is not None or (s.has_workload and not s.may_run)
-    if s.observed.foreign or waits or gang_problem(s):
-        return Changes()
+        return _delete(s, (*s.stale_pods, *unwanted_lasting(s)), None)
+    if s.status.ledger.queued_since is not None:  # without any pods
+        return _delete(s, s.lasting_pods, None)
+    kept = _delete(s, unwanted_lasting(s), None)
+    if s.observed.foreign or (s.has_workload and not s.may_run) or gang_problem(s):
+        return kept
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
-        return Changes(requeue_at=start)
-    pods = (in_gang(s, _for_queue(s, pod)) for pod in _missing_pods(s, settings))
-    made = (*_companions(s, settings), *missing_group(s), *pods)
+        return replace(kept, requeue_at=_earliest(kept.requeue_at, start))
+    gang = (in_gang(s, _for_queue(s, pod)) for pod in _missing_pods(s, settings))
+    beside = (_for_queue(s, pod) for pod in _missing_lasting(s))
+    made = (*_companions(s, settings), *missing_group(s), *gang, *beside)
     launchers = tuple(pod for pod in s.pods if is_unwanted(s, pod))
-    return replace(_delete(s, (*launchers, *unwanted_workers(s)), None), create=made)
+    return replace(_delete(s, (*launchers, *unwanted_workers(s), *unwanted_lasting(s)), None), create=made)
 
 
 def _suspended(s: Situation) -> Changes:
@@ -101,8 +105,8 @@ def _companions(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
         "NetworkPolicy": lambda: build.build_network_policy(job, settings),
     }
     made = tuple(builders[ref.kind]() for ref in companion_refs(job) if ref not in s.observed.objects)
-    # Pods are made after their Secret: where one is, the Secret is ours, whether this process remembers it or not.
-    if s.pods or s.secret in s.observed.objects:
+    # Whether this process remembers it or not.
+    if s.secret_is_ours or s.secret in s.observed.objects:
         return made
     return (build.build_secret(job, settings.issue(job, s.now), s.status.ledger.credentials), *made)
 
@@ -119,6 +123,15 @@ def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
 
 
+def _missing_lasting(s: Situation) -> Iterator[dict[str, Any]]:
+    due = set(due_lasting(s))
+    for index in range(s.wanted_data_workers):
+        if build.data_worker_name(s.job, index) in due:
+            yield build.build_data_worker_pod(s.job, index, s.secret.name)
+    if s.job.spec.evaluator is not None and build.evaluator_name(s.job) in due:
+        yield build.build_evaluator_pod(s.job, s.status.ledger.attempt_workers)
+
+
 def _for_queue(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
     """The pod with what the job's queue adds to it."""
     role = pod["metadata"]["labels"][LABEL_ROLE]
@@ -126,6 +139,8 @@ def _for_queue(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
     if grant is not None:
         return granted(pod, grant)
     if s.status.ledger.queued_as == "PodGroup" and s.job.queue:
+        if LABEL_ATTEMPT not in pod["metadata"]["labels"]:
+            return build.queued_alone(s.job, pod)
         return build.grouped(s.job, pod, s.attempt, len(s.wanted_names))
     return pod
 

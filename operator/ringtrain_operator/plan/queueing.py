@@ -91,8 +91,9 @@ def _queued(s: Situation, view: WorkloadView | None, settings: Settings) -> Work
         return _patched(view, patches.quota_returned(view, s.now))
     if view.finished or (view.reserved and not fits(s, view)):
         return _deleted(s, view)
-    asks = (view.queue, view.counts.get("workers"))
-    if not view.reserved and asks != (s.job.queue, s.job.num_workers):
+    wants = {name: count for name, count in build.pod_counts(s.job).items() if name in view.counts}
+    asks = {name: view.counts[name] for name in wants}
+    if not view.reserved and (view.queue, asks) != (s.job.queue, wants):
         return _patched(view, patches.asked(view, s.job), "")
     return None
 

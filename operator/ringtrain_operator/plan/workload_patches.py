@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from ..build import pod_counts
 from ..build.names import owner_references
 from ..observe.workload import Grant, WorkloadView
 from ..spec.job import Job
@@ -75,12 +76,16 @@ def reclaimed(view: WorkloadView, counts: Mapping[str, int]) -> Patch:
 
 
 def asked(view: WorkloadView, job: Job) -> Patch:
-    """To a waiting Workload: the queue and the number of workers that the job wants by now."""
-    workers = list(view.counts).index("workers")
+    """To a waiting Workload: the queue and the numbers of pods that the job wants by now."""
+    places = {name: place for place, name in enumerate(view.counts)}
     return [
         *_unchanged_since(view),
         {"op": "replace", "path": "/spec/queueName", "value": job.queue},
-        {"op": "replace", "path": f"/spec/podSets/{workers}/count", "value": job.num_workers},
+        *(
+            {"op": "replace", "path": f"/spec/podSets/{places[name]}/count", "value": count}
+            for name, count in pod_counts(job).items()
+            if name in places
+        ),
     ]
 
 

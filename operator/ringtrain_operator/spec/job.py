@@ -14,10 +14,12 @@ from pydantic.alias_generators import to_snake
 
 from ..contract import CHECKPOINT_DIR
 from .base import ObjectName, Rule, Schema, SpecModel
+from .data_workers import DataWorkers
 from .elastic import Elastic
+from .evaluator import Evaluator
 from .policy import RunPolicy
 from .scheduling import Scheduling
-from .template import LauncherTemplate, WorkerTemplate, device_count, template_devices
+from .template import PartialTemplate, WorkerTemplate, device_count, template_devices
 
 # Kueue's own way to name a queue; where spec.scheduling.queue is set, that counts.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -117,7 +119,7 @@ class Worker(SpecModel):
 class Launcher(SpecModel):
     """The pod that gathers the gang and its logs. It never gets devices."""
 
-    template: LauncherTemplate = Field(
+    template: PartialTemplate = Field(
         default={},
         description="Pod template; what it leaves out (image, pull secrets) comes from the worker's template.",
     )
@@ -179,6 +181,35 @@ def _frozen(field: str, *, optional: bool = False, name: str = "") -> Rule:
     )
 
 
+# Of dataWorkers what can be followed while the job runs.
+_SCALED = frozenset({"replicas", "autoscale"})
+
+
+def _same_data_workers() -> Rule:
+    """Of data workers only the number changes while the job runs, and whether there are any does not."""
+    both = "has(self.dataWorkers) && has(oldSelf.dataWorkers)"
+    frozen = (
+        _unchanged(f"dataWorkers.{info.alias}", optional=info.default is None)
+        for name, info in DataWorkers.model_fields.items()
+        if name not in _SCALED
+    )
+    return Rule(
+        cel=f"oldSelf.runPolicy.suspend || (has(self.dataWorkers) == has(oldSelf.dataWorkers) && "
+        f"(!({both}) || ({' && '.join(frozen)})))",
+        message="of dataWorkers only replicas and autoscale can change while the job is not suspended; set "
+        "runPolicy.suspend: true first",
+        path="dataWorkers",
+        holds_update=lambda new, old: (
+            old.run_policy.suspend or _without_number(new.data_workers) == _without_number(old.data_workers)
+        ),
+    )
+
+
+def _without_number(data_workers: DataWorkers | None) -> DataWorkers | None:
+    """All of `data_workers` but how many there are."""
+    return data_workers and data_workers.model_copy(update={"replicas": 1, "autoscale": None})
+
+
 class JobSpec(SpecModel):
     """What the user asks for."""
 
@@ -201,6 +232,12 @@ class JobSpec(SpecModel):
         "Unset: any loss restarts the gang.",
     )
     mpi: Mpi | None = Field(default=None, description="How ranks are started under the mpi backend.")
+    data_workers: DataWorkers | None = Field(
+        default=None, description="Pods that prepare input for the ranks. Unset: ranks prepare their own."
+    )
+    evaluator: Evaluator | None = Field(
+        default=None, description="One pod beside the ranks that evaluates checkpoints. Unset: none."
+    )
     scheduling: Scheduling = Field(
         default=Scheduling(),
         description="How the job's pods are placed together, and which queue the job waits in.",
@@ -269,6 +306,14 @@ class JobSpec(SpecModel):
             holds=lambda s: s.elastic is None or s.mpi is None or not s.mpi.run_launcher_as_worker,
         ),
         Rule(
+            cel="!has(self.elastic) || !has(self.dataWorkers) || !has(self.dataWorkers.dispatchers) || "
+            "self.dataWorkers.dispatchers == 1",
+            message="the ranks of an elastic job come and go, and share one dispatcher; remove "
+            "dataWorkers.dispatchers or elastic",
+            path="dataWorkers.dispatchers",
+            holds=lambda s: s.elastic is None or s.data_workers is None or s.data_workers.dispatchers in (None, 1),
+        ),
+        Rule(
             cel="!has(self.scheduling.minAvailable) || self.scheduling.minAvailable <= self.worker.replicas + 1",
             message="scheduling.minAvailable must not be greater than worker.replicas + 1: the job's pods are its "
             "workers and the launcher",
@@ -288,8 +333,9 @@ class JobSpec(SpecModel):
         _frozen("launcher.template", name="a pod template"),
         *(
             _frozen(section, optional=True)
-            for section in ("checkpoint", "elastic", "logs", "mpi", "networking", "scheduling")
+            for section in ("checkpoint", "elastic", "evaluator", "logs", "mpi", "networking", "scheduling")
         ),
+        _same_data_workers(),
         Rule(
             cel=_unchanged("managedBy", optional=True),
             message="managedBy cannot change; delete the job and create it anew",

@@ -17,7 +17,7 @@ from .documents import MAX_DEPTH
 from .job import Job, JobSpec
 from .pod_schema import PodSchema, packaged_schema
 from .reserved import clashes, dangling
-from .template import containers_of, launcher_template_problems, shape_problems, worker_template_problems
+from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
 MAX_NAME_LENGTH = 51
@@ -27,8 +27,13 @@ NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 # Dicts that are not ours: their fields are the API server's to judge, nulls included.
 _OPAQUE = frozenset({"template", "emptyDir"})
-# Kubernetes requires these; the launcher gets them from the operator.
-_OPTIONAL = {"spec.launcher.template.spec.containers", "spec.launcher.template.spec.containers[0].name"}
+# Sections of the spec with a pod template. Of all but the worker's the operator fills in what is left out.
+_TEMPLATES = ("worker", "launcher", "dataWorkers", "evaluator")
+_OPTIONAL = {
+    f"spec.{section}.template.spec.{field}"
+    for section in _TEMPLATES[1:]
+    for field in ("containers", "containers[0].name")
+}
 
 
 def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templates: bool = True) -> Job:
@@ -140,8 +145,8 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodSchema | None) -> Iterator[Problem]:
-    """What keeps both templates from being run, then what Kubernetes' schema says and our own words do not."""
-    for key in ("worker", "launcher"):
+    """What keeps the templates from being run, then what Kubernetes' schema says and our own words do not."""
+    for key in _TEMPLATES:
         section = spec.get(key)
         template = section.get("template") if isinstance(section, Mapping) else None
         path = f"spec.{key}.template"
@@ -152,7 +157,7 @@ def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodS
             needs_command = not _launcher_names_the_program(spec)
             found = list(worker_template_problems(template, path, needs_command=needs_command))
         elif not found:
-            found = list(launcher_template_problems(template, path))
+            found = list(partial_template_problems(template, path))
         yield from found
         reported_paths = {problem.path for problem in found}
         for problem in schema.problems(template, path) if schema is not None else ():

@@ -19,6 +19,8 @@ VOLUME_CHECKPOINT = "ringtrain-checkpoint"
 VOLUME_SHM = "ringtrain-shm"
 VOLUMES = frozenset({VOLUME_SECRET, VOLUME_LOGS, VOLUME_CHECKPOINT, VOLUME_SHM})
 
+# How an evaluator is told that it is one.
+ENV_TF_CONFIG = "TF_CONFIG"
 # Keeps the NVIDIA runtime from giving every GPU of the node to a container that asks for none.
 ENV_NVIDIA_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
@@ -32,15 +34,73 @@ POD_FIELDS = {
 
 def clashes(spec: JobSpec) -> Iterator[Problem]:
     """Everything in the templates that the operator sets itself, each with the way out."""
-    for role, reserved in (("worker", frozenset()), ("launcher", {ENV_NVIDIA_VISIBLE_DEVICES})):
-        template, path = getattr(spec, role).template, f"spec.{role}.template"
+    reserved = {
+        "launcher": {ENV_NVIDIA_VISIBLE_DEVICES},
+        "dataWorkers": {ENV_NVIDIA_VISIBLE_DEVICES},
+        "evaluator": {ENV_TF_CONFIG},
+    }
+    for section, template in templates_of(spec).items():
+        path = f"spec.{section}.template"
         yield from _template_clashes(template, path)
         for main in containers_of(template)[:1]:
             where = f"{path}.spec.containers[0]"
-            yield from _environment_clashes(main, where, ENVIRONMENT | reserved)
-            yield from _mount_clashes(main, where, _mounts(spec, logs=role == "launcher"))
+            yield from _environment_clashes(main, where, ENVIRONMENT | reserved.get(section, set()))
+            yield from _mount_clashes(main, where, _mounts(spec, logs=section == "launcher"))
     yield from _unclear_ranks(spec)
     yield from _device_clashes(spec)
+    yield from _data_worker_clashes(spec)
+    yield from _evaluator_clashes(spec)
+
+
+def templates_of(spec: JobSpec) -> dict[str, dict[str, Any]]:
+    """The pod templates that the spec gives, by the section that each is in."""
+    found = {"worker": spec.worker.template, "launcher": spec.launcher.template}
+    if spec.data_workers is not None and spec.data_workers.template is not None:
+        found["dataWorkers"] = spec.data_workers.template
+    if spec.evaluator is not None and spec.evaluator.template is not None:
+        found["evaluator"] = spec.evaluator.template
+    return found
+
+
+def _data_worker_clashes(spec: JobSpec) -> Iterator[Problem]:
+    data = spec.data_workers
+    if data is None:
+        return
+    template = data.template or {}
+    path = "spec.dataWorkers.template.spec.containers"
+    for main in containers_of(template)[:1]:
+        for field in ("command", "args"):
+            if main.get(field):
+                yield Problem(f"{path}[0].{field}", "is set by the operator (ringtrain data-worker); remove it")
+    yield from _devices_of_none(template, path, "data workers prepare input and never get devices")
+    ranks = spec.slots * (spec.worker.replicas + (1 if spec.mpi and spec.mpi.run_launcher_as_worker else 0))
+    if data.dispatchers not in (None, 1, ranks):
+        message = f"is {data.dispatchers}, expected 1 or the number of ranks, {ranks}"
+        yield Problem("spec.dataWorkers.dispatchers", message)
+
+
+def _evaluator_clashes(spec: JobSpec) -> Iterator[Problem]:
+    evaluator = spec.evaluator
+    if evaluator is None:
+        return
+    template = evaluator.template or {}
+    path = "spec.evaluator.template.spec.containers"
+    mains = (*containers_of(template)[:1], *containers_of(spec.worker.template)[:1])
+    if not any(main.get("command") for main in mains):
+        yield Problem(f"{path}[0].command", "is missing, and the worker's template has none either")
+    for main in containers_of(template)[:1]:
+        for name, value in _resources(main):
+            if name in evaluator.devices and str(value) != str(evaluator.devices[name]):
+                said = evaluator.devices[name]
+                message = f"is {value!r} and spec.evaluator.devices says {said}; keep the latter"
+                yield Problem(f"{path}[0].resources[{name}]", message)
+
+
+def _devices_of_none(template: Mapping[str, Any], path: str, why: str) -> Iterator[Problem]:
+    for index, container in enumerate(containers_of(template)):
+        for name, value in _resources(container):
+            if "/" in name:
+                yield Problem(f"{path}[{index}].resources[{name}]", f"is {value!r}; {why}; remove it")
 
 
 def _mounts(spec: JobSpec, logs: bool) -> dict[str, str]:
@@ -92,11 +152,9 @@ def _device_clashes(spec: JobSpec) -> Iterator[Problem]:
             if name in devices and str(value) != str(devices[name]):
                 message = f"is {value!r} and spec.worker.devices says {devices[name]}; keep the latter"
                 yield Problem(f"spec.worker.template.spec.containers[0].resources[{name}]", message)
-    for index, container in enumerate(containers_of(spec.launcher.template)):
-        for name, value in _resources(container):
-            if "/" in name:
-                message = f"is {value!r}; the launcher trains nothing and never gets devices; remove it"
-                yield Problem(f"spec.launcher.template.spec.containers[{index}].resources[{name}]", message)
+    path = "spec.launcher.template.spec.containers"
+    why = "the launcher trains nothing and never gets devices"
+    yield from _devices_of_none(spec.launcher.template, path, why)
 
 
 def _unclear_ranks(spec: JobSpec) -> Iterator[Problem]:
@@ -123,16 +181,18 @@ def _resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def dangling(spec: JobSpec) -> list[Problem]:
-    """Mounts of volumes that are not there, and names that are given twice, in both templates."""
+    """Mounts of volumes that are not there, and names that are given twice, in all templates."""
     checkpoint = {VOLUME_CHECKPOINT} if spec.checkpoint is not None else set()
-    roles = {
-        "worker": (spec.worker.template, {VOLUME_SECRET, VOLUME_SHM} | checkpoint),
-        "launcher": (spec.launcher.template, {VOLUME_SECRET, VOLUME_LOGS} | checkpoint),
+    ours = {
+        "worker": {VOLUME_SECRET, VOLUME_SHM} | checkpoint,
+        "launcher": {VOLUME_SECRET, VOLUME_LOGS} | checkpoint,
+        "dataWorkers": {VOLUME_SECRET, VOLUME_SHM},
+        "evaluator": {VOLUME_SHM} | checkpoint,
     }
     return [
         problem
-        for role, (template, ours) in roles.items()
-        for problem in _dangling_in(template, f"spec.{role}.template.spec", ours)
+        for section, template in templates_of(spec).items()
+        for problem in _dangling_in(template, f"spec.{section}.template.spec", ours[section])
     ]
 
 

@@ -36,7 +36,8 @@ _CONTAINER: dict[str, Any] = {
 WorkerTemplate = Annotated[
     dict[str, Any], Schema(_template_schema({**_CONTAINER, "required": ["name"]}, ("containers",)))
 ]
-LauncherTemplate = Annotated[dict[str, Any], Schema(_template_schema(_CONTAINER, ()))]
+# Of a launcher, of data workers, of an evaluator: what it leaves out comes from the worker's.
+PartialTemplate = Annotated[dict[str, Any], Schema(_template_schema(_CONTAINER, ()))]
 
 
 _Shape = type | list[Any] | dict[str, Any]
@@ -116,8 +117,8 @@ def worker_template_problems(
     yield from _missing(containers, path, 0)
 
 
-def launcher_template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """What keeps a launcher's template from being run; its first container may leave out name and image."""
+def partial_template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    """What keeps any other template from being run; its first container may leave out name and image."""
     containers = containers_of(template)
     if containers and containers[0].get("args") and not containers[0].get("command"):
         yield Problem(f"{path}.spec.containers[0].command", "is missing, and args without it say nothing")

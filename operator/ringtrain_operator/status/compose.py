@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from ..errors import SpecInvalid
 from .counts import counts
+from .data_workers import input_stalled, lasting_fields
 from .elastic import degraded, elastic_fields
 from .incarnations import new_losses
 from .model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
 from .progress import progress_fields
 from .situation import Situation
 from .waiting import queued_because, running_or_why_not
+
+# Said of a gang that runs.
+_OF_A_WORLD: tuple[ConditionType, ...] = ("Degraded", "InputStalled")
 
 
 def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> JobStatus:
@@ -36,6 +41,7 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
     if not s.status.finished:
         workers = [loss for loss in new_losses(seen.status, s.status) if loss.worker is not None]
         fields.update(elastic_fields(s, len(workers)))
+    fields.update(lasting_fields(replace(s, status=status), seen, status.finished))
     return status.model_copy(update={**fields, **progress_fields(seen, status.is_true("Succeeded"))})
 
 
@@ -54,30 +60,32 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
     """What the other conditions become when the decided one, or what was seen, is as it is."""
     if status.finished:
         # A job that ended in the second in which it was suspended has ended.
-        return _over(status, "Finished", "the job has ended", "Restarting", "Suspended", "Queued", "Degraded")
+        return _over(status, "Finished", "the job has ended", "Restarting", "Suspended", "Queued", *_OF_A_WORLD)
     suspends = decided is not None and decided.type == "Suspended"
     if (queued := status.condition("Queued")) is not None and status.is_true("Queued") and not suspends:
         waiting = ConditionChange("Queued", "True", queued.reason, queued_because(s))
-        return (waiting, *_over(status, "WaitingForQueue", waiting.message, "Restarting", "Suspended", "Degraded"))
+        return (
+            waiting,
+            *_over(status, "WaitingForQueue", waiting.message, "Restarting", "Suspended", *_OF_A_WORLD),
+        )
     if status.is_true("Suspended"):
         why = "the job is suspended (runPolicy.suspend)"
-        return _over(status, "Suspended", why, "Restarting", "Queued", "Degraded")
+        return _over(status, "Suspended", why, "Restarting", "Queued", *_OF_A_WORLD)
     if decided is not None and decided.type == "Restarting":
         restarting = ConditionChange("Running", "False", decided.reason, decided.message)
         return (restarting, *_no_world(status, decided.reason))
     running = running_or_why_not(s)
     if running.status != "True":
         return (running, *_no_world(status, running.reason))
-    fewer = degraded(s)
-    changes = (running,) if fewer is None else (running, fewer)
+    changes = (running, *(change for change in (degraded(s), input_stalled(s)) if change is not None))
     if status.is_true("Restarting"):
         return (*changes, ConditionChange("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))
     return changes
 
 
 def _no_world(status: JobStatus, reason: str) -> tuple[ConditionChange, ...]:
-    """A world that is not there is not too small."""
-    return (ConditionChange("Degraded", "False", reason),) if status.is_true("Degraded") else ()
+    """A world that is not there is not too small, and waits for no input."""
+    return tuple(ConditionChange(kind, "False", reason) for kind in _OF_A_WORLD if status.is_true(kind))
 
 
 def _over(status: JobStatus, reason: str, message: str, *passed: ConditionType) -> tuple[ConditionChange, ...]:

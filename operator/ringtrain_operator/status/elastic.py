@@ -83,7 +83,7 @@ def degraded(s: Situation) -> ConditionChange | None:
 
 def _why_fewer(s: Situation) -> tuple[str, str]:
     """What keeps the world from being complete, in one word and in a sentence."""
-    for refusal in s.observed.refusals:
+    for refusal in s.gang_refusals:
         return "CreationRefused", f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
     pods = {pod.index: pod for pod in s.workers}
     absent = [
@@ -116,7 +116,7 @@ def _without_launcher(s: Situation, since: datetime) -> str:
         next_one = f"a new one is made at {format_time(due)}"
     if s.launcher is not None and s.launcher.waiting:
         next_one = f"the new one waits: {s.launcher.waiting_message or s.launcher.waiting}"
-    for refusal in s.observed.refusals:
+    for refusal in s.gang_refusals:
         next_one = f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
     return (
         f"{name} {_last_loss(s, None) or 'is not there'}; {next_one}; ranks train on, and wait for it at a change "

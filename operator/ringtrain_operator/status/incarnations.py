@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from .model import Incarnations, JobStatus, Loss
+from .times import REMEMBERED_S, after_pause
 
 # So many losses are kept: more than what is ever counted of one worker or of one node.
 LOSSES_KEPT = 64
-# A loss that is so long ago says nothing about the next one.
-REMEMBERED_S = 3600
-LONGEST_PAUSE_S = 300
 # One loss is bad luck, and two may be; a node that loses a worker again and again is avoided for REMEMBERED_S.
 LOSSES_OF_A_BAD_NODE = 3
 
@@ -49,9 +47,7 @@ def made_after(status: JobStatus, worker: int | None) -> datetime | None:
     if not times:
         return None
     recent = sum(time > times[-1] - timedelta(seconds=REMEMBERED_S) for time in times)
-    if recent < 2:
-        return None
-    return times[-1] + timedelta(seconds=min(2 ** (recent - 2), LONGEST_PAUSE_S))
+    return after_pause(times[-1], recent)
 
 
 def avoided_nodes(losses: Sequence[Loss], now: datetime) -> tuple[str, ...]:

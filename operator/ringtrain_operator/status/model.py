@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from datetime import datetime
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import Field, model_validator
 
 from ..spec.base import StatusModel
+from .lasting import DataScale, DataWorkersStatus, EndedPod, EvaluatorStatus
+from .times import Time, format_time
+
+__all__ = ["format_time"]
+
 
 State = Literal["Pending", "Queued", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Rejected"]
 ConditionType = Literal[
-    "Accepted", "Running", "Degraded", "Suspended", "Queued", "Restarting", "Succeeded", "Failed"
+    "Accepted",
+    "Running",
+    "Degraded",
+    "InputStalled",
+    "Suspended",
+    "Queued",
+    "Restarting",
+    "Succeeded",
+    "Failed",
 ]
 ConditionStatus = Literal["True", "False", "Unknown"]
-
-
-def format_time(moment: datetime) -> str:
-    """`moment` as Kubernetes writes times: RFC 3339, UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-Time = Annotated[
-    datetime,
-    BeforeValidator(lambda v: datetime.fromisoformat(v.replace("Z", "+00:00")) if isinstance(v, str) else v),
-    PlainSerializer(format_time, return_type=str),
-]
 
 
 class Condition(StatusModel):
@@ -152,6 +153,10 @@ class Ledger(StatusModel):
         default=None, description="Who places all pods of the present attempt or none; absent: nobody does."
     )
     incarnations: Incarnations | None = Field(default=None, description="Pods of an elastic job's workers.")
+    ended_pods: tuple[EndedPod, ...] = Field(
+        default=(), description="Of each data worker, and of the evaluator, the last pod that ended."
+    )
+    data_scale: DataScale | None = Field(default=None, description="How many data workers autoscale wants.")
     line_since: Time | None = Field(
         default=None, description="Place among the jobs that wait to be placed whole; the earliest comes first."
     )
@@ -176,6 +181,10 @@ class JobStatus(StatusModel):
     workers: str = Field(default="", description="Workers ready of workers wanted; - when the job has ended.")
     replica_statuses: ReplicaStatuses = Field(default=ReplicaStatuses(), description="Pods by role and phase.")
     elastic: ElasticStatus | None = Field(default=None, description="The world of an elastic job.")
+    data_workers: DataWorkersStatus | None = Field(
+        default=None, description="Data workers, and what ranks wait for them."
+    )
+    evaluator: EvaluatorStatus | None = Field(default=None, description="The evaluator.")
     progress: Progress | None = Field(default=None, description="How far training is.")
     progress_summary: str = Field(default="", description="The same in a few characters.")
     failure: Failure | None = Field(default=None, description="The last failure; it outlives its pod.")
@@ -214,6 +223,7 @@ ORDER: tuple[ConditionType, ...] = (
     "Accepted",
     "Running",
     "Degraded",
+    "InputStalled",
     "Suspended",
     "Queued",
     "Restarting",

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from ..observe.pods import is_finite, termination_of
+from .data_workers import input_bound
 from .model import Progress
 from .situation import Situation
 
@@ -21,7 +22,10 @@ def progress_fields(s: Situation, succeeded: bool) -> dict[str, Any]:
         return {"progress": None, "progress_summary": ""}
     if new is None and s.report is not None:
         new = _read(s.report.progress, s.report.last_progress_time)
-    return {} if new is None else {"progress": new, "progress_summary": summary(new)}
+    if new is None:
+        return {}
+    parts = [summary(new), input_bound(s) if s.report is not None else ""]
+    return {"progress": new, "progress_summary": ", ".join(filter(None, parts))}
 
 
 def summary(progress: Progress) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from ..build import launcher_name, secret_name, worker_name
-from ..observe.model import LauncherReport, ObjectRef, Observed, PodView
+from ..build import data_worker_name, evaluator_name, launcher_name, secret_name, worker_name
+from ..observe.model import LauncherReport, ObjectRef, Observed, PodView, Refusal
 from ..observe.pods import failure_in
 from ..observe.workload import WorkloadView
 from ..spec.job import Job
@@ -30,13 +30,54 @@ class Situation:
 
     @cached_property
     def pods(self) -> tuple[PodView, ...]:
-        """Pods of the present attempt."""
-        return tuple(pod for pod in self.observed.pods if pod.attempt == self.attempt)
+        """The gang's pods of the present attempt."""
+        return tuple(pod for pod in self._gang if pod.attempt == self.attempt)
 
     @cached_property
     def stale_pods(self) -> tuple[PodView, ...]:
-        """Pods of other attempts; the present one starts when they are gone."""
-        return tuple(pod for pod in self.observed.pods if pod.attempt != self.attempt)
+        """The gang's pods of other attempts; the present one starts when they are gone."""
+        return tuple(pod for pod in self._gang if pod.attempt != self.attempt)
+
+    @cached_property
+    def _gang(self) -> tuple[PodView, ...]:
+        return tuple(pod for pod in self.observed.pods if not pod.outlives_attempts)
+
+    @cached_property
+    def lasting_pods(self) -> tuple[PodView, ...]:
+        """Data workers and the evaluator, by index."""
+        found = (pod for pod in self.observed.pods if pod.outlives_attempts)
+        return tuple(sorted(found, key=lambda pod: (pod.role, pod.index)))
+
+    @property
+    def evaluator(self) -> PodView | None:
+        """The evaluator's pod."""
+        return next((pod for pod in self.lasting_pods if pod.role == "evaluator"), None)
+
+    @property
+    def wanted_data_workers(self) -> int:
+        """Data workers that are wanted now: no more than the queue admitted."""
+        data, scale = self.job.spec.data_workers, self.status.ledger.data_scale
+        if data is None:
+            return 0
+        wanted = scale.replicas if data.autoscale is not None and scale is not None else data.replicas
+        grant = self.workload.grants.get("data") if self.workload is not None and self.has_workload else None
+        return wanted if grant is None else min(wanted, grant.count)
+
+    @cached_property
+    def lasting_names(self) -> tuple[str, ...]:
+        """Names of the pods beside the gang that are wanted now."""
+        data = tuple(data_worker_name(self.job, index) for index in range(self.wanted_data_workers))
+        return data if self.job.spec.evaluator is None else (*data, evaluator_name(self.job))
+
+    @property
+    def gang_refusals(self) -> tuple[Refusal, ...]:
+        """Creations that the API refused and without which the gang does not run."""
+        return tuple(refusal for refusal in self.observed.refusals if refusal.ref.name not in self.lasting_names)
+
+    @property
+    def secret_is_ours(self) -> bool:
+        """Whether a pod of the job mounts its Secret: pods are made after their Secret, so it is the job's own."""
+        return bool(self.pods) or any(pod.secret == self.secret.name for pod in self.lasting_pods)
 
     @cached_property
     def launcher(self) -> PodView | None:

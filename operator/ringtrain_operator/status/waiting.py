@@ -38,8 +38,8 @@ def running_or_why_not(s: Situation) -> ConditionChange:
         return _not("WaitingForQueue", queued_because(s))
     if problem := gang_problem(s):
         return _not("GangUnavailable", problem)
-    if s.observed.refusals:
-        return _refused(s.observed.refusals)
+    if s.gang_refusals:
+        return _refused(s.gang_refusals)
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")

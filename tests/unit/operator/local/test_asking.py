@@ -26,7 +26,7 @@ def test_a_launcher_that_ends_in_the_middle_of_its_answer(answer):
         thread = threading.Thread(target=answer_and_end)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/status"
-        cluster = LocalCluster({"status": {}}, SimpleNamespace(status_url=lambda attempt: url, pods=list))
+        cluster = LocalCluster({"status": {}}, SimpleNamespace(status_url=url, pods=list))
         report, reason = cluster._ask_launcher()
         thread.join(60)
     assert report is None

@@ -53,7 +53,8 @@ def test_only_what_is_kubernetes_own_keeps_unknown_fields() -> None:
     """Pod templates, and the emptyDir of the logs; everywhere else the API server holds to the schema."""
     places = open_places(VERSION["schema"]["openAPIV3Schema"], "")
     roots = {path for path in places if not any(path.startswith(f"{other}.") for other in places)}
-    assert roots == {".spec.launcher.template", ".spec.worker.template", ".spec.logs.emptyDir"}
+    templates = {f".spec.{section}.template" for section in ("worker", "launcher", "dataWorkers", "evaluator")}
+    assert roots == {*templates, ".spec.logs.emptyDir"}
 
 
 def open_places(schema: dict[str, Any], path: str) -> list[str]:

@@ -1,0 +1,64 @@
+"""Pods beside the ranks that outlive attempts: data workers and the evaluator."""
+
+from __future__ import annotations
+
+from .. import contract
+from ..spec.job import Job
+from . import environment, names, volumes
+from .assembly import Pod, add_devices, completed_template, finish_pod, new_pod, template_without_devices
+
+# Of the worker's first container: they ask after a rank.
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
+
+
+def build_data_worker_pod(job: Job, index: int, secret: str = "") -> Pod:
+    """The pod of data worker `index`, ready to be created. It has no devices, whatever the node has.
+
+    `secret`: name of the Secret that it mounts.
+    """
+    data = job.spec.data_workers
+    assert data is not None
+    if data.template is None:
+        template = template_without_devices(job)
+        for field in ("args", *_PROBES):
+            template["spec"]["containers"][0].pop(field, None)
+    else:
+        template = completed_template(job, data.template, contract.ROLE_DATA)
+    labels = names.lasting_pod_labels(job, contract.ROLE_DATA) | {contract.LABEL_DATA_INDEX: str(index)}
+    pod = new_pod(job, template, names.data_worker_name(job, index), labels)
+    spec = pod["spec"]
+    main = spec["containers"][0]
+    main["command"] = ["ringtrain", "data-worker"]
+    main["env"] = environment.data_worker_environment(job, index, data) + list(main.get("env") or ())
+    main.setdefault("ports", []).append({"name": "rt-data", "containerPort": contract.PORT_DATA})
+    volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_DATA)
+    volumes.add_shared_memory(spec)
+    finish_pod(job, pod)
+    return pod
+
+
+def build_evaluator_pod(job: Job, workers: int) -> Pod:
+    """The evaluator's pod, ready to be created: the user's command, beside a world of so many `workers`.
+
+    It has no credentials of the job: it takes no part in what ranks and launcher say to each other.
+    """
+    evaluator = job.spec.evaluator
+    assert evaluator is not None
+    if evaluator.template is None:
+        template = template_without_devices(job)
+    else:
+        template = completed_template(job, evaluator.template, contract.ROLE_EVALUATOR)
+        main, trainer = template["spec"]["containers"][0], job.spec.worker.template["spec"]["containers"][0]
+        if not main.get("command"):
+            main.update({field: list(trainer[field]) for field in ("command", "args") if trainer.get(field)})
+    labels = names.lasting_pod_labels(job, contract.ROLE_EVALUATOR)
+    pod = new_pod(job, template, names.evaluator_name(job), labels)
+    spec = pod["spec"]
+    main = spec["containers"][0]
+    add_devices(main, evaluator.devices)
+    devices = bool(evaluator.devices) or evaluator.template is not None
+    main["env"] = environment.evaluator_environment(job, workers, devices=devices) + list(main.get("env") or ())
+    volumes.add_checkpoint(spec, job)
+    volumes.add_shared_memory(spec)
+    finish_pod(job, pod)
+    return pod

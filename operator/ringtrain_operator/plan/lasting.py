@@ -1,0 +1,103 @@
+"""Pods that outlive attempts (data workers, the evaluator): replaced one by one when they end, and never counted.
+
+How a pod ended is noted in the status before the pod is deleted: an operator that is killed in between counts it
+once. A pod that others took away is made anew at once; one that ended by itself for the second time within an hour
+waits, longer each time.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from ..observe.model import PodView
+from ..status.lasting import EndedPod
+from ..status.model import JobStatus
+from ..status.situation import Situation
+from ..status.times import REMEMBERED_S
+from .decision import Decision, Enqueue, Finish, Halt
+from .disruption import pod_disruption
+from .failure_rules import LAST_LINE_CHARACTERS
+
+
+def note_ended(s: Situation, decision: Decision | None) -> JobStatus:
+    """The status with how pods ended that are beside the gang; of a finished job the evaluator alone."""
+    if isinstance(decision, Halt | Enqueue | Finish) or s.is_without_pods:
+        return s.status
+    notes = {note.pod: note for note in s.status.ledger.ended_pods if note.pod in s.lasting_names}
+    for pod in s.lasting_pods:
+        before, matters = notes.get(pod.name), pod.role == "evaluator" or not s.status.finished
+        if pod.name not in s.lasting_names or not (matters and _ended_by_itself(pod)):
+            continue
+        if before is None or before.uid != pod.uid:
+            notes[pod.name] = _ended(s, pod, before)
+    return s.status.noted(ended_pods=tuple(notes.values()))
+
+
+def unwanted_lasting(s: Situation) -> tuple[PodView, ...]:
+    """Pods beside the gang whose names are needed, or that are too many, or strangers to the gang by now."""
+    return tuple(pod for pod in s.lasting_pods if _is_unwanted(s, pod))
+
+
+def due_lasting(s: Situation) -> tuple[str, ...]:
+    """Names of pods beside the gang that are made now."""
+    taken = {pod.name for pod in s.observed.pods}
+    return tuple(
+        name
+        for name in s.lasting_names
+        if name not in taken and not _is_done(s, name) and ((due := _made_after(s, name)) is None or s.now >= due)
+    )
+
+
+def lasting_wakes_at(s: Situation) -> tuple[datetime, ...]:
+    """When to look at them again if nothing happens."""
+    if s.status.finished or s.is_without_pods:
+        return ()
+    pauses = (_made_after(s, name) for name in s.lasting_names if not _is_done(s, name))
+    return tuple(moment for moment in pauses if moment is not None and moment > s.now)
+
+
+def _is_unwanted(s: Situation, pod: PodView) -> bool:
+    if pod.name not in s.lasting_names or pod.deletion_time is not None:
+        return True
+    if pod.role == "data" and pod.secret != s.secret.name:
+        return True  # the gang has other certificates than this pod
+    return pod.finished and not _is_done(s, pod.name)
+
+
+def _is_done(s: Situation, name: str) -> bool:
+    """Whether the evaluator has ended well: it has evaluated all that it wanted to."""
+    return any(note.pod == name and note.done for note in s.status.ledger.ended_pods)
+
+
+def _made_after(s: Situation, name: str) -> datetime | None:
+    note = next((note for note in s.status.ledger.ended_pods if note.pod == name), None)
+    return note.next_at if note is not None else None
+
+
+def _ended_by_itself(pod: PodView) -> bool:
+    return pod.finished and not pod_disruption(pod)
+
+
+def _ended(s: Situation, pod: PodView, before: EndedPod | None) -> EndedPod:
+    recent = before is not None and s.now - before.time <= timedelta(seconds=REMEMBERED_S)
+    failures = before.failures if before is not None and recent else 0
+    done = pod.role == "evaluator" and pod.phase == "Succeeded"
+    return EndedPod(
+        pod=pod.name,
+        uid=pod.uid,
+        node=pod.node or None,
+        cause=_cause(pod),
+        failures=failures + (0 if done else 1),
+        evaluator=pod.role == "evaluator",
+        done=done,
+        time=s.now,
+    )
+
+
+def _cause(pod: PodView) -> str:
+    """How it ended, with the last line that it wrote."""
+    if pod.exit_code is None:
+        return f"ended ({pod.reason or pod.phase})"
+    why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error", "Completed") else ""
+    last = next((line.strip() for line in reversed(pod.termination_message.splitlines()) if line.strip()), "")
+    return f"ended with exit code {pod.exit_code}{why}" + (f": {last[:LAST_LINE_CHARACTERS]}" if last else "")

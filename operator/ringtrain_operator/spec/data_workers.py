@@ -1,0 +1,115 @@
+"""`spec.dataWorkers`: pods that prepare input for the ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Rule, SpecModel
+from .template import PartialTemplate
+
+# Each one may stand in the status with what became of its last pod.
+MOST_DATA_WORKERS = 256
+
+Replicas = Annotated[int, Field(ge=1, le=MOST_DATA_WORKERS)]
+
+
+class Autoscale(SpecModel):
+    """How many data workers there are, by how long ranks wait for their input."""
+
+    min_replicas: Replicas = Field(default=1, description="Fewest data workers.")
+    max_replicas: Replicas = Field(description="Most data workers.")
+    target_wait_fraction: float = Field(
+        default=0.05,
+        ge=0.01,
+        le=0.9,
+        description="Part of its time that a rank may wait for input. More for a minute adds data workers; less "
+        "than half of it for five minutes takes some away.",
+    )
+
+    RULES = (
+        Rule(
+            cel="self.minReplicas <= self.maxReplicas",
+            message="minReplicas must not be greater than maxReplicas",
+            path="minReplicas",
+            holds=lambda a: a.min_replicas <= a.max_replicas,
+        ),
+    )
+
+
+class DataWorkers(SpecModel):
+    """Pods that prepare input for the ranks. They are replaced one by one and outlive attempts."""
+
+    replicas: Replicas = Field(
+        default=1,
+        description="Data workers; with autoscale those to begin with. It may change while the job runs.",
+    )
+    slots_per_worker: int = Field(default=1, ge=1, le=64, description="Loader processes in each pod.")
+    kind: Literal["ringtrain", "tensorflow"] = Field(
+        default="ringtrain",
+        description="What they serve. ringtrain: arrays for any framework. tensorflow: TensorFlow's tf.data.",
+    )
+    dispatchers: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_DATA_WORKERS,
+        description="Of kind tensorflow: 1, the default, or the number of ranks, each of which has one then.",
+    )
+    dispatcher_side: Literal["Compute", "Training"] | None = Field(
+        default=None,
+        description="Of kind tensorflow: where dispatchers run, in data workers' pods (Compute, the default) or "
+        "in the ranks' processes.",
+    )
+    autoscale: Autoscale | None = Field(
+        default=None, description="How many there are, by how long ranks wait for input. Unset: replicas."
+    )
+    template: PartialTemplate | None = Field(
+        default=None,
+        description="Pod template; what it leaves out (image, pull secrets) comes from the worker's template. "
+        "Unset: the worker's without its devices. The operator sets the command of the first container.",
+    )
+
+    RULES = (
+        Rule(
+            cel="self.kind == 'tensorflow' || !has(self.dispatchers)",
+            message="dispatchers are only for kind tensorflow; remove it or set kind: tensorflow",
+            path="dispatchers",
+            holds=lambda d: d.kind == "tensorflow" or d.dispatchers is None,
+        ),
+        Rule(
+            cel="self.kind == 'tensorflow' || !has(self.dispatcherSide)",
+            message="dispatcherSide is only for kind tensorflow; remove it or set kind: tensorflow",
+            path="dispatcherSide",
+            holds=lambda d: d.kind == "tensorflow" or d.dispatcher_side is None,
+        ),
+        Rule(
+            cel="!has(self.dispatchers) || self.replicas % self.dispatchers == 0",
+            message="replicas must be a multiple of dispatchers: each dispatcher has as many data workers",
+            path="replicas",
+            holds=lambda d: d.replicas % (d.dispatchers or 1) == 0,
+        ),
+        Rule(
+            cel="!has(self.autoscale) || !has(self.dispatchers) || self.dispatchers == 1",
+            message="with several dispatchers each has its own data workers, whose number can't change; remove "
+            "autoscale or dispatchers",
+            path="autoscale",
+            holds=lambda d: d.autoscale is None or d.dispatchers in (None, 1),
+        ),
+        Rule(
+            cel="!has(self.autoscale) || self.autoscale.minReplicas > self.autoscale.maxReplicas || "
+            "(self.replicas >= self.autoscale.minReplicas && self.replicas <= self.autoscale.maxReplicas)",
+            message="replicas, with which autoscale begins, must be from autoscale.minReplicas to maxReplicas",
+            path="replicas",
+            holds=lambda d: (
+                d.autoscale is None
+                or d.autoscale.min_replicas > d.autoscale.max_replicas
+                or d.autoscale.min_replicas <= d.replicas <= d.autoscale.max_replicas
+            ),
+        ),
+    )
+
+    @property
+    def most(self) -> int:
+        """The most data workers that there may be."""
+        return self.autoscale.max_replicas if self.autoscale is not None else self.replicas
