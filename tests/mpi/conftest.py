@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.namespaces import loopback, network, why_not
 
 from .jobs import MpiGang
-from .namespaces import loopback, network, why_not
 
 _NO_HOSTS = why_not()
 

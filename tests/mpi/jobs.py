@@ -10,13 +10,12 @@ from pathlib import Path
 
 import psutil
 from support.gang import DEADLINE_S, PodProcess, until
+from support.namespaces import Network
 from support.ports import free_ports
 
 from ringtrain_operator.build.credentials import issue_credentials
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
-
-from .namespaces import Network
 
 
 def make_job(uid: str = "uid-1", *, launcher_as_worker: bool = False) -> Job:

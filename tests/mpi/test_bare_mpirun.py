@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.namespaces import network, why_not
 
 from .libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library
-from .namespaces import network, why_not
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180.0

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.namespaces import why_no_users
 
 from .jobs import MpiGang
 from .libraries import ALL, MPICH, Library, python
-from .namespaces import why_no_users
 
 # The launcher lets a container's root run mpirun; here that must not be what helps.
 NOT_AS_ROOT = {f"{family}_ALLOW_RUN_AS_ROOT": "0" for family in ("OMPI", "PRTE")}

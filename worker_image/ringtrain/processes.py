@@ -71,15 +71,15 @@ def start_child(
 ) -> "subprocess.Popen[bytes]":
     """Start `command` as the leader of a session of its own that ends when this process does.
 
-    `streams`: further arguments of Popen. Call from a thread that lives as long as the child shall.
+    `streams`: further arguments of Popen; stdin is empty by default. Call from a thread that lives as long as the
+    child shall.
     """
     return subprocess.Popen(
         list(command),
         env=dict(environment),
-        stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=die_with_parent(os.getpid()),
-        **streams,
+        **{"stdin": subprocess.DEVNULL, **streams},
     )
 
 

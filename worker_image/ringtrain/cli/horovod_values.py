@@ -11,6 +11,7 @@ import click
 from ringtrain import contract
 from ringtrain.cli.config_file import read_config_file
 from ringtrain.cli.horovod_options import OPTIONS, check_build_option, without_meaning
+from ringtrain.cli.ssh import SshOptions
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.world.horovod_variables import log_level
 
@@ -33,9 +34,10 @@ class HorovodValues:
         return without_meaning(dict(self.given))
 
     @property
-    def interfaces(self) -> tuple[str, ...]:
-        """Names of network interfaces."""
-        return tuple(filter(None, map(str.strip, (self.of("network_interfaces") or "").split(","))))
+    def ssh(self) -> SshOptions:
+        """How other hosts are reached."""
+        names = map(str.strip, (self.of("network_interfaces") or "").split(","))
+        return SshOptions(self.of("ssh_port"), self.of("ssh_identity_file"), tuple(filter(None, names)))
 
     @property
     def variables(self) -> dict[str, str]:

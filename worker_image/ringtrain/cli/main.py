@@ -14,6 +14,7 @@ _COMMANDS = {
     "completion": "ringtrain.cli.completion:completion",
     "launcher": "ringtrain.cli.pods:launcher",
     "logs": "ringtrain.cli.logs:logs",
+    "remote-agent": "ringtrain.cli.remote_agent:remote_agent",
     "report": "ringtrain.cli.report:report",
     "run": "ringtrain.cli.run:run",
     "rsh": "ringtrain.cli.rsh:rsh",

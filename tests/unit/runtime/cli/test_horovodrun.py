@@ -91,7 +91,7 @@ def test_options_become_variables() -> None:
     }
     values = HorovodValues({"stall_check_shutdown_time_seconds": 90.0, "network_interfaces": "eth0, lo"})
     assert values.variables == {contract.ENV_STALL_TIMEOUT: "90"}
-    assert values.interfaces == ("eth0", "lo")
+    assert values.ssh.interfaces == ("eth0", "lo")
 
 
 def test_outputs_of_ranks_are_linked(tmp_path: Path) -> None:

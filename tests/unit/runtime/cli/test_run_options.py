@@ -12,7 +12,7 @@ from ringtrain.cli.main import main
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-np", "2", "-H", "node-a:1,node-b:1", "true"], "submit a DistributedTrainingJob"),
+        (["-np", "2", "--min-np", "1", "-H", "node-a:1,node-b:1", "true"], "on several hosts it is a Distrib"),
         (["-np", "2", "-H", "localhost:1", "true"], "1 slots for 2 ranks; expected localhost:2"),
         (["-np", "2", "-H", "localhost:many", "true"], "'many' is not a number of slots"),
         (["-np", "0", "true"], "0 is not in the range"),

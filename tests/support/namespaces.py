@@ -44,6 +44,10 @@ class Network:
         """Pull the host's cable: packets are dropped without a word, as when the machine loses power."""
         _ip("-n", self.hub, "link", "set", f"to-{self.hosts.index(host)}", "down")
 
+    def mend(self, host: HostNet) -> None:
+        """Put the host's cable back."""
+        _ip("-n", self.hub, "link", "set", f"to-{self.hosts.index(host)}", "up")
+
 
 def loopback(count: int, user: int | None = None) -> Network:
     """`count` hosts that are all this machine, as `dtj local` has them: one address, one host name, no root."""

@@ -1,0 +1,179 @@
+"""`horovodrun -H` over hosts that are network namespaces, with Debian's sshd."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.gang import DEADLINE_S, runs, until
+from support.sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
+
+pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd() or "there is sshd")
+HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
+# Each rank says where it is, and what others of its host could find of its secrets.
+SCRIPT = """
+import os, pathlib, socket, numpy as np, ringtrain as rt
+rt.init()
+token = pathlib.Path(os.environ["RINGTRAIN_TOKEN_FILE"])
+commands = [path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+seen = any(token.read_bytes() in command for command in commands)
+modes = f"{token.stat().st_mode & 0o777:o} {token.parent.stat().st_mode & 0o777:o}"
+total = rt.allreduce(np.ones(1000, np.float32), op=rt.Sum)
+print(rt.rank(), rt.local_rank(), socket.gethostname(), total[0], modes, seen, os.environ["A"], token.parent)
+"""
+SLEEPER = """
+import os, time, ringtrain as rt
+rt.init()
+print("here", os.getpid(), os.path.dirname(os.environ["RINGTRAIN_TOKEN_FILE"]), flush=True)
+while True:
+    time.sleep(0.1); rt.barrier()
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    with ssh_hosts(tmp_path_factory.mktemp("ssh"), 2) as made:
+        yield made
+
+
+def start(
+    hosts: SshHosts, directory: Path, *words: str, key: Path | None = None, **env: str
+) -> "subprocess.Popen[str]":
+    """`horovodrun` on the first host."""
+    options = ["--ssh-port", str(PORT), "--ssh-identity-file", str(key or hosts.key), "--start-timeout", "60"]
+    settings = {"PATH": f"{hosts.bin}:{os.environ['PATH']}", "RINGTRAIN_TIMEOUT": "20", "A": "b c"}
+    return subprocess.Popen(
+        [*hosts.here.enter, HOROVODRUN, *options, *words],
+        cwd=directory,
+        env={**os.environ, **settings, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ranks_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
+    """Ranks are numbered host by host and meet; secrets are their user's alone, in no command line, and go."""
+    run = start(hosts, tmp_path, "-np", "4", "-H", "node-a:2,node-b:2", sys.executable, "-c", SCRIPT)
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 0, out + err
+    lines = sorted(line.split(maxsplit=1)[1] for line in out.splitlines())
+    a, b = (host.name for host in hosts.network.hosts[1:])
+    assert [line.rpartition(" ")[0] for line in lines] == [
+        f"{rank} {rank % 2} {host} 4.0 600 700 False b c" for rank, host in enumerate((a, a, b, b))
+    ]
+    assert not any(Path(line.split()[-1]).exists() for line in lines)
+
+
+def test_this_machine_and_another_with_encrypted_tensors(hosts: SshHosts, tmp_path: Path) -> None:
+    """From a hostfile; the agent of this machine is reached at the address by which the other one sees it."""
+    (tmp_path / "hosts").write_text("localhost slots=1\nnode-b slots=1\n")
+    words = ["-np", "2", "-hostfile", "hosts", sys.executable, "-c", SCRIPT]
+    run = start(hosts, tmp_path, *words, RINGTRAIN_ENCRYPT="tensors")
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 0, out + err
+    assert [line.split()[1:5] for line in sorted(out.splitlines())] == [
+        ["0", "0", hosts.here.name, "2.0"],
+        ["1", "0", hosts.network.hosts[2].name, "2.0"],
+    ]
+
+
+def test_a_failed_rank_of_another_host(hosts: SshHosts, tmp_path: Path) -> None:
+    """Is named as the first cause, and its exit status is the run's; interfaces may be named."""
+    fails = "import os, sys; sys.exit(9 if os.environ['RANK'] == '1' else 0)"
+    words = ["-np", "2", "-H", "node-a:1,node-b:1", "--network-interfaces", "nothing,eth0", sys.executable, "-c"]
+    run = start(hosts, tmp_path, *words, fails)
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 9, out + err
+    assert "First failure: rank 1, RankFailed, exit code 9" in err
+
+
+def ranks_of(run: "subprocess.Popen[str]", count: int) -> tuple[list[psutil.Process], list[Path]]:
+    """The ranks that have said where they are, and the directories of their secrets."""
+    assert run.stdout is not None
+    said = [re.search(r"here (\d+) (\S+)", run.stdout.readline()) for _ in range(count)]
+    found = [match.groups() for match in said if match]
+    assert len(found) == count
+    return [psutil.Process(int(pid)) for pid, _ in found], [Path(path) for _, path in found]
+
+
+def test_a_run_that_is_killed_leaves_nothing(hosts: SshHosts, tmp_path: Path) -> None:
+    """SIGKILL of the run ends the connections of ssh, and with them agents, ranks and files of other hosts."""
+    run = start(hosts, tmp_path, "-np", "2", "-H", "node-a:1,node-b:1", sys.executable, "-c", SLEEPER)
+    processes, directories = ranks_of(run, 2)
+    agents = [parent for process in processes for parent in process.parents()[:2]]
+    run.kill()
+    run.communicate(timeout=DEADLINE_S)
+    until("no process left", lambda: not any(runs(process) for process in (*processes, *agents)))
+    until("no file left", lambda: not any(path.exists() for path in directories))
+
+
+def test_a_host_that_is_cut_off(hosts: SshHosts, tmp_path: Path) -> None:
+    """The run fails and names what was lost; what ran there ends by itself."""
+    run = start(
+        hosts,
+        tmp_path,
+        "-np",
+        "2",
+        "-H",
+        "node-a:1,node-b:1",
+        sys.executable,
+        "-c",
+        SLEEPER,
+        RINGTRAIN_TIMEOUT="6",
+    )
+    processes, directories = ranks_of(run, 2)
+    hosts.network.cut(hosts.network.hosts[2])
+    try:
+        _, err = run.communicate(timeout=2 * DEADLINE_S)
+        assert run.returncode not in (0, None)
+        assert re.search(r"First failure: .*(rank 1|the job), (AgentLost|RankFailed)", err), err
+        until("no process left", lambda: not any(runs(process) for process in processes))
+        until("no file left", lambda: not any(path.exists() for path in directories), 2 * DEADLINE_S)
+    finally:
+        hosts.network.mend(hosts.network.hosts[2])
+
+
+def test_a_host_that_cannot_start_its_agent(hosts: SshHosts, tmp_path: Path) -> None:
+    """The run ends at once with the host's name and reason: here the first host alone has the interface."""
+    options = ["--network-interfaces", "of-the-first", "-np", "1", "-H", "node-b:1", "true"]
+    name = hosts.here.name
+    subprocess.run(["ip", "-n", name, "link", "add", "of-the-first", "type", "bridge"], check=True)
+    subprocess.run(["ip", "-n", name, "addr", "add", "10.99.0.1/24", "dev", "of-the-first"], check=True)
+    run = start(hosts, tmp_path, *options)
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 64, out + err
+    assert "host node-b ended with 64: --network-interfaces of-the-first: none of them has an IPv4 address" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("node-z", r"host node-z cannot be reached over ssh: .*Could not resolve hostname node-z.*the name in -H"),
+        ("10.213.77.11", r"host 10\.213\.77\.11 cannot be reached over ssh: .*Permission denied.*ssh-copy-id"),
+        ("known", r"host node-a cannot be reached over ssh: Host key verification failed.*accept the host's key"),
+    ],
+    ids=["no-such-name", "asks-for-a-password", "unknown-host-key"],
+)
+def test_a_host_that_cannot_be_had(hosts: SshHosts, tmp_path: Path, name: str, message: str) -> None:
+    """The run ends at once with its name, ssh's reason and the way out; no rank is started."""
+    words = ["-H", f"{name}:1", sys.executable, "-c", "print('ran')"]
+    key = hosts.key
+    if name == "known":
+        words[1] = "node-a:1"
+        known = hosts.known.read_text()
+        hosts.known.write_text("")
+    elif name != "node-z":
+        key = tmp_path / "another"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    try:
+        out, err = start(hosts, tmp_path, "-np", "1", *words, key=key).communicate(timeout=DEADLINE_S)
+    finally:
+        if name == "known":
+            hosts.known.write_text(known)
+    assert out == ""
+    assert re.search(message, " ".join(err.split())), err
