@@ -24,7 +24,7 @@ FOREIGN = {
     "_version",  # torch: what autograd itself compares
 }
 # Pairs that users import: the same thing for arrays and for a framework.
-SHARED = {"HostOptimizer"}
+SHARED = {"HostOptimizer", "DistributedOptimizer"}
 
 
 @functools.cache

@@ -1,0 +1,23 @@
+"""Train a PopART session on many ranks, by the names of Graphcore's Horovod extension: `import ringtrain.popart as
+hvd`.
+
+PopART is imported when a session of its own is used, and not before. A `ringtrain.device.DeviceSession` is taken
+everywhere in its place.
+"""
+
+from ringtrain.negotiation.queues import init
+from ringtrain.popart.optimizer import DistributedOptimizer, broadcast_weights
+from ringtrain.popart.session import PopartSession
+from ringtrain.process_groups.context import local_rank, local_size, rank, shutdown, size
+
+__all__ = [
+    "DistributedOptimizer",
+    "PopartSession",
+    "broadcast_weights",
+    "init",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]
