@@ -5,34 +5,52 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from ringtrain_operator import contract
+from ringtrain_operator.build import SCHEDULERS
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.resources import JOBS, PODS
+from ringtrain_operator.cluster.api.resources import JOBS, NODES, PODS
 from support.apiserver import ControlPlane
 from support.cluster import Cluster, Json, real_cluster
+from support.gangschedulers import CRDS, groups_of, standing_in
+from support.installation import install_rights
 from support.jobs import job, termination_message
 from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import running_operator
+from support.rendering import render
+from support.scenario import Clock, Scenario
 
 ROOT = Path(__file__).parents[2]
-DEVICE = "nvidia.com/gpu"
-GATES = "GenericWorkload=true,GangScheduling=true"
+GATES = "GenericWorkload=true,GangScheduling=true,TopologyAwareWorkloadScheduling=true"
+# The operator may write the groups of all of them; each job says which it wants.
+GANGS = {name: scheduler.scheduler_name for name, scheduler in SCHEDULERS.items()}
+# Label of an arena's nodes.
+NAMESPACE = "example.com/namespace"
 WITHIN_S = 100.0
 
 
 @contextmanager
 def scheduling_plane(folder: Path) -> Iterator[ControlPlane]:
-    """A control plane with kube-scheduler, which knows gangs of its own."""
-    crds = tuple(yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()))
+    """A control plane with kube-scheduler, which knows gangs of its own, and the APIs of the other schedulers."""
+    crds = (*yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()), *CRDS)
     apis = "scheduling.k8s.io/v1alpha2"
-    plane = ControlPlane.start(folder, crds, scheduler=True, gates=GATES, alpha_apis=apis)
+    # Without this controller a group that is deleted stays.
+    plane = ControlPlane.start(
+        folder, crds, "podgroup-protection-controller", scheduler=True, gates=GATES, alpha_apis=apis
+    )
+
+    async def allow_gangs() -> str:
+        async with ApiClient(plane.connection()) as api:
+            return await install_rights(api, render(*(f"gangs.{name.lower()}=true" for name in GANGS)))
+
     try:
+        plane.operator_token = asyncio.run(allow_gangs())
         yield plane
     finally:
         plane.stop()
@@ -40,31 +58,52 @@ def scheduling_plane(folder: Path) -> Iterator[ControlPlane]:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round of jobs took. `idle_device_s`: devices held by jobs that were not whole, until one was."""
+    """What a round of jobs took.
+
+    `idle_device_s`: devices held by jobs that were not whole, until one was. `nobody_s`: the longest time in which
+    none of the jobs that were left was whole. `groups`: PodGroups that were there when all jobs had ended.
+    """
 
     first_whole_s: float
+    nobody_s: float
     all_ended_s: float
     idle_device_s: float
     restarts: int
     disruptions: int
+    groups: int
 
 
 @dataclass
 class Arena:
-    """Two nodes with devices, an operator, and a namespace."""
+    """Two nodes with devices, an operator, and a namespace. `gang`: scheduling.gang of its jobs."""
 
-    cluster: Cluster
-    namespace: str
-    runtime: ScriptedRuntime
+    scenario: Scenario
+    device: str
+    gang: str
     number: int = 0
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where everything is."""
+        return self.scenario.cluster
+
+    @property
+    def namespace(self) -> str:
+        """Of its own."""
+        return self.scenario.namespace
+
+    @property
+    def runtime(self) -> ScriptedRuntime:
+        """What its nodes run."""
+        return self.scenario.runtime
 
     async def round(self, jobs: int, workers: int, devices: int) -> Round:
         """Submit `jobs` at once; end each as soon as it is whole; return when all have succeeded."""
         self.number += 1
         names = [f"r{self.number}-{i}" for i in range(jobs)]
         await asyncio.gather(*(self._submit(name, workers, devices) for name in names))
-        began = last = time.monotonic()
-        first, idle, left = 0.0, 0.0, set(names)
+        began = last = somebody = time.monotonic()
+        first, idle, nobody, left = 0.0, 0.0, 0.0, set(names)
         async with asyncio.timeout(WITHIN_S):
             while left:
                 pods = await self.pods()
@@ -74,6 +113,8 @@ class Arena:
                 if not first and not whole:
                     idle += held * devices * (now - last)
                 last = now
+                nobody = max(nobody, now - somebody)
+                somebody = now if whole else somebody
                 if whole and not first:
                     first = now - began
                 for name in whole:
@@ -81,15 +122,30 @@ class Arena:
                 left -= whole
                 await asyncio.sleep(0.1)
         ended = [await self._ended(name) for name in names]
+        all_ended_s = time.monotonic() - began
+        groups = await self.groups_left()
         for name in names:
             await self.cluster.api.delete(JOBS, self.namespace, name)
         return Round(
             first_whole_s=first,
-            all_ended_s=time.monotonic() - began,
+            nobody_s=nobody,
+            all_ended_s=all_ended_s,
             idle_device_s=idle,
             restarts=sum(j["status"]["restarts"] for j in ended),
             disruptions=sum(j["status"]["disruptions"] for j in ended),
+            groups=groups,
         )
+
+    async def groups_left(self) -> int:
+        """How many PodGroups there are of jobs that have ended, once none is there or some time has passed."""
+        found = 0
+        for _ in range(50):
+            kinds = [groups_of(name) for name in GANGS]
+            found = sum([len(await self.cluster.api.select(kind, self.namespace)) for kind in kinds])
+            if not found:
+                break
+            await asyncio.sleep(0.1)
+        return found
 
     async def pods(self) -> list[Json]:
         """All pods that are not being deleted."""
@@ -97,9 +153,15 @@ class Arena:
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     async def _submit(self, name: str, workers: int, devices: int) -> None:
-        worker = job(workers=workers)["spec"]["worker"] | {"devices": {DEVICE: devices}}
-        body = job(name, worker=worker, slotsPerWorker=1)
-        await self.cluster.api.create(JOBS, self.namespace, body)
+        await self.cluster.api.create(JOBS, self.namespace, self.job(name, workers, devices))
+
+    def job(self, name: str, workers: int, devices: int, **spec: Any) -> Json:
+        """A job whose pods run on the nodes of this arena."""
+        here = {"nodeSelector": {NAMESPACE: self.namespace}}
+        worker = job(workers=workers)["spec"]["worker"] | {"devices": {self.device: devices}}
+        worker["template"]["spec"] |= here
+        given = {"scheduling": {"gang": self.gang}, "launcher": {"template": {"spec": here}}, **spec}
+        return job(name, worker=worker, slotsPerWorker=1, **given)
 
     def _whole(self, name: str, pods: list[Json], workers: int) -> bool:
         mine = [p for p in pods if _job(p) == name]
@@ -130,14 +192,23 @@ def _worker(pod: Json) -> bool:
 
 
 @asynccontextmanager
-async def open_arena(plane: ControlPlane, folder: Path, nodes: int = 2, devices: int = 4) -> AsyncIterator[Arena]:
-    """Nodes of so many devices each, whose pods run by script once the scheduler has placed them."""
+async def open_arena(
+    plane: ControlPlane, folder: Path, *, devices: int = 4, gang: str = "None"
+) -> AsyncIterator[Arena]:
+    """Two nodes of so many devices each, whose pods run by script once a scheduler has placed them.
+
+    Several may be open at a time: each has nodes and devices of names of its own.
+    """
     async with real_cluster(plane) as cluster, ApiClient(plane.connection(), user_agent="kubelet") as api:
-        namespace, runtime = await cluster.new_namespace(), ScriptedRuntime()
-        names = tuple(f"node-{i}" for i in range(nodes))
-        options: Json = {"capacity": {DEVICE: devices}, "namespace": namespace, "schedules": False}
-        async with (
-            Kubelet(api, runtime, folder, nodes=names, **options),
-            running_operator(cluster.operator_connection, namespaces=()),
-        ):
-            yield Arena(cluster, namespace, runtime)
+        namespace, runtime, clock = await cluster.new_namespace(), ScriptedRuntime(), Clock()
+        device, names = f"example.com/gpu-{namespace}", tuple(f"node-{i}-{namespace}" for i in range(2))
+        options: Json = {"capacity": {device: devices}, "namespace": namespace, "schedules": False}
+        async with AsyncExitStack() as stack:
+            kubelet = await stack.enter_async_context(Kubelet(api, runtime, folder, nodes=names, **options))
+            for name in names:
+                await api.patch(NODES, None, name, {"metadata": {"labels": {NAMESPACE: namespace}}})
+            if gang in ("Coscheduling", "Volcano"):
+                await stack.enter_async_context(standing_in(api, namespace, gang))
+            operating = running_operator(cluster.operator_connection, clock, namespaces=(namespace,), gangs=GANGS)
+            operator = await stack.enter_async_context(operating)
+            yield Arena(Scenario(cluster, namespace, runtime, kubelet, operator, clock), device, gang)
