@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,43 +24,73 @@ from support.apiserver import ControlPlane, why_unavailable  # noqa: E402
 from support.rounds import Round, open_arena, scheduling_plane  # noqa: E402
 
 RESULTS = Path(__file__).parent / "gangs.json"
-# Jobs, workers of each, devices of each worker; two nodes have four devices each.
-SETTINGS = {"two of 75 %": (2, 3, 2), "four of 100 %": (4, 4, 2)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who places the jobs' pods, and how many jobs there are, of so many workers with two devices each."""
+
+    gang: str
+    jobs: int
+    workers: int
+    devices_of_node: int
+
+
+SETTINGS = {
+    "two of 60 %, gangs of Kubernetes": Setting("Kubernetes", 2, 3, 5),
+    "two of 60 %, pod by pod": Setting("None", 2, 3, 5),
+    "four of 100 %, pod by pod": Setting("None", 4, 4, 4),
+}
 
 
 def main() -> None:
-    """Play the rounds, and write what each took."""
+    """Play the rounds, and write what they took."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20, help="of each setting")
+    parser.add_argument("--lanes", type=int, default=4, help="rounds at a time, on nodes of their own")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if reason := why_unavailable("kube-scheduler"):
         sys.exit(reason)
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="bench-gangs-") as folder, scheduling_plane(Path(folder)) as plane:
-        found: dict[str, Any] = {}
-        for name, (jobs, workers, devices) in SETTINGS.items():
-            rounds = asyncio.run(_play(plane, Path(folder) / "nodes", options.rounds, (jobs, workers, devices)))
+        for name, setting in SETTINGS.items():
+            rounds = asyncio.run(_play(plane, Path(folder), setting, _shares(options.rounds, options.lanes)))
             found[name] = _summary(rounds)
-            print(f"{name}: {json.dumps({k: v for k, v in found[name].items() if k != 'each'})}", flush=True)
-    found["time"] = datetime.now(UTC).isoformat(timespec="seconds")
-    found["cores"] = os.cpu_count()
-    options.output.write_text(json.dumps(found, indent=2) + "\n")
+            print(f"{name}: {json.dumps(found[name])}", flush=True)
+    found |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count()}
+    options.output.write_text(json.dumps({**found, "lanes": options.lanes}, indent=2) + "\n")
 
 
-async def _play(plane: ControlPlane, nodes: Path, rounds: int, setting: tuple[int, int, int]) -> list[Round]:
-    async with open_arena(plane, nodes) as arena:
-        return [await arena.round(*setting) for _ in range(rounds)]
+def _shares(rounds: int, lanes: int) -> list[int]:
+    return [len(range(lane, rounds, lanes)) for lane in range(min(lanes, rounds))]
+
+
+async def _play(plane: ControlPlane, folder: Path, setting: Setting, shares: list[int]) -> list[Round]:
+    async def lane(number: int, rounds: int) -> list[Round]:
+        nodes = folder / f"nodes-{number}"
+        async with open_arena(plane, nodes, devices=setting.devices_of_node, gang=setting.gang) as arena:
+            return [await arena.round(setting.jobs, setting.workers, 2) for _ in range(rounds)]
+
+    played = await asyncio.gather(*(lane(number, rounds) for number, rounds in enumerate(shares)))
+    return [one for rounds in played for one in rounds]
 
 
 def _summary(rounds: list[Round]) -> dict[str, Any]:
-    firsts, idle = [r.first_whole_s for r in rounds], [r.idle_device_s for r in rounds]
+    each = [asdict(one) for one in rounds]
+    measures = {name: _spread([one[name] for one in each]) for name in each[0] if name.endswith("_s")}
     return {
         "rounds": len(rounds),
-        "first_whole_s": {"median": round(statistics.median(firsts), 1), "longest": round(max(firsts), 1)},
-        "idle_device_s": {"median": round(statistics.median(idle), 1), "most": round(max(idle), 1)},
-        "counted": sum(r.restarts + r.disruptions for r in rounds),
-        "each": [{name: round(value, 1) for name, value in asdict(r).items()} for r in rounds],
+        **measures,
+        "counted": sum(one.restarts + one.disruptions for one in rounds),
+        "groups_left": sum(one.groups for one in rounds),
     }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    p90 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.9))]
+    return {"median": round(statistics.median(values), 1), "p90": round(p90, 1), "most": round(ordered[-1], 1)}
 
 
 if __name__ == "__main__":
