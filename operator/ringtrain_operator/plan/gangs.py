@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .. import build
-from ..contract import LABEL_ROLE
 from ..observe.model import ObjectRef
 from ..status.gang import chosen, gang_problem, is_open
 from ..status.model import JobStatus
@@ -41,9 +40,9 @@ def missing_group(s: Situation) -> tuple[dict[str, Any], ...]:
 
 
 def in_gang(s: Situation, pod: dict[str, Any]) -> dict[str, Any]:
-    """The pod as one of its attempt's group, if there is one."""
+    """The launcher's or a worker's pod as one of its attempt's group, if there is one."""
     gangs, scheduler = s.observed.gangs, s.status.ledger.gang_scheduler
-    if scheduler is None or pod["metadata"]["labels"][LABEL_ROLE] not in build.POD_SETS:
+    if scheduler is None:
         return pod
     named = gangs.allowed.get(scheduler, "") if gangs is not None else ""
     return build.in_group(s.job, pod, s.attempt, scheduler, named or build.SCHEDULERS[scheduler].scheduler_name)
