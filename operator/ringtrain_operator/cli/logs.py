@@ -7,8 +7,9 @@ from contextlib import aclosing
 
 import click
 
-from ..local.kept import log_lines
+from ..local.kept import log_lines, pod_lines
 from .failures import errors_reported
+from .pod_logs import WantedPod, read_pod
 from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
 
 
@@ -23,6 +24,14 @@ from .session import RUNS, ClusterOptions, Session, job_argument, local_or_clust
     help="Go on until the job ends, over restarts; with --attempt, until that one has ended.",
 )
 @click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
+@click.option(
+    "--data-worker",
+    type=click.IntRange(min=0),
+    default=None,
+    metavar="N",
+    help="The pod of data worker N.",
+)
+@click.option("--evaluator", is_flag=True, help="The evaluator's pod.")
 @local_or_cluster_options
 def logs(
     name: str,
@@ -30,6 +39,8 @@ def logs(
     attempt: int | None,
     follow: bool,
     tail: int | None,
+    data_worker: int | None,
+    evaluator: bool,
     cluster: ClusterOptions | None,
 ) -> None:
     """Print what the job's ranks wrote: all ranks as the launcher merged it, or one rank.
@@ -37,12 +48,16 @@ def logs(
     While the launcher runs, --rank and --attempt read the files of the log store in its pod (that needs the right
     to exec there). When it has ended, a log is read from its output if that is whole, else from the claim of
     spec.logs, by a short-lived pod (that needs the right to create pods). See docs/logs.md.
+
+    Data workers and the evaluator are no ranks: their own pods have their output, as long as these exist.
     """
+    if data_worker is not None or evaluator:
+        if rank is not None or attempt is not None or (evaluator and data_worker is not None):
+            raise click.UsageError("give one of --rank/--attempt, --data-worker and --evaluator")
+        _pod_logs(WantedPod(name, data_worker, follow, tail), cluster)
+        return
     if cluster is None:
-        if follow:
-            raise click.UsageError(
-                "--follow is for a cluster; dtj local --output shows what ranks write as it comes"
-            )
+        _refuse_follow(follow)
         with errors_reported():
             sys.stdout.buffer.writelines(log_lines(RUNS, name, rank, attempt, tail))
             sys.stdout.buffer.flush()
@@ -59,3 +74,26 @@ def logs(
                 sys.stdout.buffer.flush()
 
     with_session(cluster, work)
+
+
+def _pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
+    """Print what a pod beside the ranks has written."""
+    if cluster is None:
+        _refuse_follow(wanted.follow)
+        with errors_reported():
+            sys.stdout.buffer.writelines(pod_lines(RUNS, wanted.name, wanted.pod, wanted.tail))
+            sys.stdout.buffer.flush()
+        return
+
+    async def work(session: Session) -> None:
+        async with aclosing(read_pod(session, wanted)) as lines:
+            async for line in lines:
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+
+    with_session(cluster, work)
+
+
+def _refuse_follow(follow: bool) -> None:
+    if follow:
+        raise click.UsageError("--follow is for a cluster; dtj local --output shows what ranks write as it comes")

@@ -17,6 +17,7 @@ from ringtrain_operator.local.telling import wrapped
 from ringtrain_operator.observe.pods import view_pod
 from ringtrain_operator.status.counts import counted
 from ringtrain_operator.status.incarnations import avoided_because, avoided_nodes
+from ringtrain_operator.status.lasting import EndedPod
 from ringtrain_operator.status.model import Incarnations, format_time
 
 from .failures import errors_reported
@@ -93,7 +94,7 @@ def explain(job: Json, pods: list[Json], events: list[Json], unreached: Sequence
     yield from (f"    {line}" for line in (*_pods(pods), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
-    yield from (f"  {line}" for line in _losses(status))
+    yield from (f"  {line}" for line in (*_losses(status), *_beside(status)))
     yield from _failure(status, "".join(conditions))
     yield from (f"  {line}" for line in _warnings(events))
 
@@ -109,7 +110,7 @@ def _unlooked(job: Json) -> Iterator[str]:
 
 def _conditions(status: Json) -> Iterator[str]:
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
-    bad["Degraded"] = bad["Queued"] = "True"
+    bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = "True"
     for condition in status.get("conditions") or []:
         repeated = condition["type"] == "Running" and condition.get("reason") in ("Suspended", "WaitingForQueue")
         matters = not repeated and condition.get("reason") != "Finished"
@@ -165,6 +166,21 @@ def _losses(status: Json) -> Iterator[str]:
         yield f"{format_time(loss.time)} {loss.pod} (incarnation {loss.incarnation}){node} {loss.cause}"
     for node in avoided_nodes(losses, datetime.now(UTC)):
         yield f"{avoided_because(losses, node)}; new pods avoid it"
+
+
+def _beside(status: Json) -> Iterator[str]:
+    """What ranks wait for their data workers, what became of the last of these, and how the evaluator fares."""
+    data, evaluator = status.get("dataWorkers") or {}, status.get("evaluator") or {}
+    waited = data.get("waitFraction")
+    if waited:
+        served = f"{data.get('ready', 0)} of {counted(data.get('desired', 0), 'data worker')} ready"
+        yield f"ranks wait for input {round(100 * waited)} % of their time; {served}"
+    notes = [EndedPod.model_validate(note) for note in (status.get("ledger") or {}).get("endedPods") or ()]
+    for note in sorted(notes, key=lambda note: note.time)[-LOSSES_SHOWN:]:
+        node = f" on node {note.node}" if note.node else ""
+        yield f"{format_time(note.time)} {note.pod}{node} {note.cause}"
+    if evaluator.get("failures"):
+        yield f"the evaluator failed {counted(evaluator['failures'], 'time')}, which fails nothing else"
 
 
 def _warnings(events: list[Json]) -> Iterator[str]:

@@ -48,11 +48,27 @@ class Metrics:
         )
         self.steps_lost = Counter("ringtrain_job_steps_lost", "Steps that these losses cost", registry=registry)
         self.formations = Counter("ringtrain_job_formations", "Worlds of elastic jobs", registry=registry)
+        self.data_workers_lost = Counter(
+            "ringtrain_job_data_workers_lost", "Data workers that ended by themselves", registry=registry
+        )
+        self.evaluator_failures = Counter(
+            "ringtrain_job_evaluator_failures", "Evaluators that ended badly", registry=registry
+        )
+        self.input_stalls = Counter(
+            "ringtrain_job_input_stalls", "Times that a gang was left without any data worker", registry=registry
+        )
+        self.input_wait = Gauge(
+            "ringtrain_job_input_wait_fraction",
+            "Part of its time that a rank of the job waits for input",
+            ["namespace", "job"],
+            registry=registry,
+        )
         build = Gauge("ringtrain_operator_build_info", "1", ["version", "python"], registry=registry)
         build.labels(version("ringtrain-operator"), python_version()).set(1)
         ProcessCollector(registry=registry)
         self._states: dict[Key, str] = {}
         self._counted: set[str] = set()
+        self._waits: set[Key] = set()
 
     def job_is(self, key: Key, state: str) -> None:
         """A job's state was seen."""
@@ -62,6 +78,7 @@ class Metrics:
 
     def job_gone(self, key: Key) -> None:
         """A job is no more."""
+        self._forget_wait(key)
         if self._states.pop(key, None) is not None:
             self._count_states()
 
@@ -79,9 +96,28 @@ class Metrics:
             (self.formations, "formation"),
         ):
             counter.inc(max(0, int(now.get(field) or 0) - int(was.get(field) or 0)))
+        known = {note["uid"] for note in _ended(before)}
+        new = [note for note in _ended(after) if note["uid"] not in known and not note.get("done")]
+        self.evaluator_failures.inc(sum(bool(note.get("evaluator")) for note in new))
+        self.data_workers_lost.inc(sum(not note.get("evaluator") for note in new))
+        self.input_stalls.inc(_stalled(after) and not _stalled(before))
         failure = after.get("failure")
         if failure and failure != before.get("failure"):
             self.failures.labels(str(failure.get("reason"))).inc()
+
+    def input_waits(self, key: Key, status: Mapping[str, Any]) -> None:
+        """What ranks of a job wait for input was told, or is not known any more."""
+        waited = (status.get("dataWorkers") or {}).get("waitFraction")
+        if waited is None or status.get("state") != "Running":
+            self._forget_wait(key)
+            return
+        self._waits.add(key)
+        self.input_wait.labels(key.namespace, key.name).set(waited)
+
+    def _forget_wait(self, key: Key) -> None:
+        if key in self._waits:
+            self._waits.discard(key)
+            self.input_wait.remove(key.namespace, key.name)
 
     def _count_states(self) -> None:
         tally = Tally(self._states.values())
@@ -92,3 +128,15 @@ class Metrics:
     def text(self) -> bytes:
         """The Prometheus exposition."""
         return generate_latest(self.registry)
+
+
+def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list((status.get("ledger") or {}).get("endedPods") or ())
+
+
+def _stalled(status: Mapping[str, Any]) -> bool:
+    """Whether data workers were there and are no more; a mere start is no stall."""
+    return any(
+        one["type"] == "InputStalled" and one["status"] == "True" and one["reason"] != "DataWorkersStarting"
+        for one in status.get("conditions") or ()
+    )

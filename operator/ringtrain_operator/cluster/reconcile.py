@@ -129,6 +129,7 @@ class Reconciler:
             born = datetime.fromisoformat(job["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
             self._metrics.time_to_running.observe(max(0.0, time.time() - born.timestamp()))
         self._metrics.status_changed(before, status)
+        self._metrics.input_waits(key, status)
 
     def _plan(self, job: Json, observed: Observed, now: datetime) -> Plan:
         return plan_object(job, observed, now, replace(self._settings, pod_schema=self.pod_schema.current))

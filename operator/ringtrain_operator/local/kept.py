@@ -37,6 +37,14 @@ class Run:
             raise NoSuchRun(f"{path} is not there; {folder} has {there}")
         return path
 
+    def pod_log(self, pod: str) -> Path:
+        """What a pod that outlives attempts wrote. Raises NoSuchRun."""
+        path = self.directory / "pods" / f"{pod}.log"
+        if not path.is_file():
+            there = ", ".join(sorted(p.name for p in path.parent.glob("*.log"))) or "nothing"
+            raise NoSuchRun(f"{path} is not there; {path.parent} has {there}")
+        return path
+
 
 def keep_job(run_dir: Path, job: dict[str, Any]) -> None:
     """Write the job as it is now; whoever reads meanwhile sees a whole one."""
@@ -72,7 +80,15 @@ def log_lines(runs: Path, name: str, rank: int | None, attempt: int | None, tail
     """The lines of the log of the newest run of `name`, byte for byte, or the last `tail` of them. Raises
     NoSuchRun.
     """
-    path = newest_run(runs, name).log(rank, attempt)
+    yield from _lines(newest_run(runs, name).log(rank, attempt), tail)
+
+
+def pod_lines(runs: Path, name: str, pod: str, tail: int | None) -> Iterator[bytes]:
+    """The same of a pod's own output, of all processes that it was. Raises NoSuchRun."""
+    yield from _lines(newest_run(runs, name).pod_log(pod), tail)
+
+
+def _lines(path: Path, tail: int | None) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             yield from file if tail is None else deque(file, tail)

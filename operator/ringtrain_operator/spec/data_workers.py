@@ -35,6 +35,12 @@ class Autoscale(SpecModel):
             path="minReplicas",
             holds=lambda a: a.min_replicas <= a.max_replicas,
         ),
+        # The API server cuts a minimum to a whole number where the value is one: 0 would pass.
+        Rule(
+            cel="self.targetWaitFraction >= 0.01",
+            message="targetWaitFraction must be at least 0.01",
+            path="targetWaitFraction",
+        ),
     )
 
 
