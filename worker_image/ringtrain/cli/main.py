@@ -12,6 +12,7 @@ _COMMANDS = {
     "agent": "ringtrain.cli.pods:agent",
     "bench": "ringtrain.cli.bench:bench",
     "completion": "ringtrain.cli.completion:completion",
+    "data-worker": "ringtrain.cli.pods:data_worker",
     "launcher": "ringtrain.cli.pods:launcher",
     "logs": "ringtrain.cli.logs:logs",
     "remote-agent": "ringtrain.cli.remote_agent:remote_agent",

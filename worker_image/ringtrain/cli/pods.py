@@ -1,4 +1,4 @@
-"""PID 1 of a job's pods: `ringtrain agent -- CMD…` and `ringtrain launcher [-- CMD…]`."""
+"""PID 1 of a job's pods: `ringtrain agent -- CMD…`, `ringtrain launcher [-- CMD…]` and `ringtrain data-worker`."""
 
 import os
 import sys
@@ -59,3 +59,21 @@ def launcher(log_level: str, command: tuple[str, ...]) -> None:
         return run_launcher(LauncherConfig.from_env(os.environ), command)
 
     _exit_with("launcher", log_level, run)
+
+
+@click.command("data-worker", hidden=True)
+@click.option("--log-level", type=click.Choice(["info", "warning"]), default="info", show_default=True)
+def data_worker(log_level: str) -> None:
+    """Load batches for the job's ranks until it is told to stop.
+
+    Everything comes from RINGTRAIN_* variables, see docs/contract.md. Without RINGTRAIN_LAUNCHER_ADDRESS it serves
+    whoever names it in a file of data workers.
+    """
+
+    def run() -> int:
+        from ringtrain.data.service.config import DataWorkerConfig
+        from ringtrain.data.service.server import run_data_worker
+
+        return run_data_worker(DataWorkerConfig.from_env(os.environ), os.environ)
+
+    _exit_with("data", log_level, run)

@@ -84,6 +84,11 @@ class ElasticShard:
         self._entered = 0  # counts worlds and loaded positions: an iterator of another one has ended
 
     @property
+    def worlds(self) -> int:
+        """Grows with every world and every loaded position: iteration of an earlier one has ended."""
+        return self._entered
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next batch, from 0."""
         return self._epoch

@@ -1,0 +1,105 @@
+"""What data workers of the tests import and call."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+
+def squares(indices: Indices) -> dict[str, Any]:
+    """Something that follows from the index, of several types."""
+    return {
+        "square": (indices**2).astype(np.float32),
+        "image": np.repeat(indices[:, None] % 251, 5, axis=1).astype(np.uint8),
+        "even": indices % 2 == 0,
+        "pid": np.int64(os.getpid()),
+    }
+
+
+def slow(indices: Indices) -> dict[str, Any]:
+    """As `squares`, a little later."""
+    time.sleep(0.01)
+    return squares(indices)
+
+
+def large(indices: Indices) -> dict[str, Any]:
+    """32 MiB."""
+    return {"large": np.full((32 << 20,), indices[0] % 251, np.uint8)}
+
+
+def raises(indices: Indices) -> dict[str, Any]:
+    """An error for the batch with sample 7."""
+    if 7 in indices:
+        raise LookupError("no picture 7")
+    return squares(indices)
+
+
+def dies_once(indices: Indices) -> dict[str, Any]:
+    """Kills its process over the batch with sample 7, as long as a file is there to be removed."""
+    marker = Path(os.environ["DIES_ONCE"])
+    if 7 in indices and marker.exists():
+        marker.unlink()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return squares(indices)
+
+
+def dies(indices: Indices) -> dict[str, Any]:
+    """Kills its process over the batch with sample 7."""
+    if 7 in indices:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return squares(indices)
+
+
+def quits(indices: Indices) -> dict[str, Any]:
+    os._exit(3)
+
+
+def is_stopped(indices: Indices) -> dict[str, Any]:
+    """Stops its process over the batch with sample 7, as long as a file is there to be removed."""
+    marker = Path(os.environ["DIES_ONCE"])
+    if 7 in indices and marker.exists():
+        marker.unlink()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return squares(indices)
+
+
+def a_list(indices: Indices) -> Any:
+    return [1, 2]
+
+
+def objects(indices: Indices) -> Any:
+    return {"text": np.array([object()], dtype=object)}
+
+
+def a_text(indices: Indices) -> Any:
+    return {"text": "abc"}
+
+
+def numbered(indices: Indices) -> Any:
+    return {0: indices}
+
+
+not_a_function = 5
+
+
+def lines(uri: str, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of a file, from a byte on."""
+    with Path(uri).open("rb") as file:
+        file.seek(offset)
+        while line := file.readline():
+            yield file.tell(), {"line": np.frombuffer(line.rstrip(), np.uint8)}
+
+
+def goes_nowhere(uri: str, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    yield offset, {"line": np.zeros(1)}
+
+
+def no_offset(uri: str, offset: int) -> Iterator[Any]:
+    yield {"line": np.zeros(1)}

@@ -1,0 +1,10 @@
+"""Input that processes of their own load: data workers, asked by ranks (`distribute`, `distribute_splits`)."""
+
+from ringtrain.data.service.batches import LoadedBatch, SplitBatch
+from ringtrain.data.service.streams import BatchStream, SplitStream, distribute, distribute_splits
+
+__all__ = ["BatchStream", "LoadedBatch", "SplitBatch", "SplitStream", "distribute", "distribute_splits"]
+
+
+def __dir__() -> list[str]:
+    return __all__

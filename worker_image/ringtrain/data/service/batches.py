@@ -1,0 +1,63 @@
+"""What a stream yields: a rank's part of a step, with the arrays that data workers have loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.data.shard import Batch
+from ringtrain.errors import DataError
+
+
+@dataclass(frozen=True)
+class LoadedBatch(Batch):
+    """A `Batch` (indices, mask, weight, consumed) and what the loader gave for its indices: `batch["image"]`.
+
+    `arrays`: by name, writable, no other batch's memory.
+    """
+
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """The array called `name`."""
+        return self.arrays[name]
+
+    @property
+    def micro_batches(self) -> tuple[LoadedBatch, ...]:
+        """As `Batch.micro_batches`, each with its samples' part of every array, which has one entry a sample."""
+        if self.passes == 1:
+            return (self,)
+        own = np.array_split(np.flatnonzero(self.mask), self.passes)
+        parts = zip(super().micro_batches, own, strict=True)
+        return tuple(self._with(part, at if at.size else np.zeros(1, np.int64)) for part, at in parts)
+
+    def _with(self, part: Batch, at: NDArray[np.int64]) -> LoadedBatch:
+        for name, array in self.arrays.items():
+            if array.ndim == 0 or len(array) != self.indices.size:
+                raise DataError(
+                    f"micro_batches: array {name!r} is of shape {array.shape} for {self.indices.size} samples; "
+                    "expected one entry for each sample"
+                )
+        return loaded(part, {name: array[at] for name, array in self.arrays.items()})
+
+
+def loaded(batch: Batch, arrays: Mapping[str, NDArray[Any]]) -> LoadedBatch:
+    """`batch` with its arrays."""
+    return LoadedBatch(batch.indices, batch.mask, batch.weight, batch.consumed, batch.passes, arrays)
+
+
+@dataclass(frozen=True)
+class SplitBatch:
+    """One item of a split. `offset`: where reading goes on behind it."""
+
+    uri: str
+    offset: int
+    arrays: Mapping[str, NDArray[Any]]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """The array called `name`."""
+        return self.arrays[name]

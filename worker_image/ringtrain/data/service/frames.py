@@ -1,0 +1,154 @@
+"""What a rank and a data worker say to each other on one stream of gRPC, whose messages are bytes here.
+
+A rank sends requests: a header in JSON, and the raw indices behind it. A data worker sends answers: a message with
+a header in JSON, then messages with the raw bytes of the arrays that the header names. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.wire.dtypes import dtype_of
+
+SERVICE: Final = "ringtrain.v1.DataWorker"
+METHOD: Final = "Serve"
+# 1 MiB: what is larger gains nothing on loopback, and a stopped reader holds no more than this twice.
+CHUNK_BYTES: Final = 1 << 20
+_LENGTH: Final = struct.Struct("<I")
+_ALIGNMENT: Final = 64
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """One lease: the samples `indices`, or what a split has from `offset` on. `key`: the rank's name for it."""
+
+    key: int
+    function: str
+    indices: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    uri: str = ""
+    offset: int = 0
+
+    def encode(self) -> bytes:
+        """As one message."""
+        head = {"key": self.key, "function": self.function, "uri": self.uri, "offset": self.offset}
+        text = json.dumps(head).encode()
+        return b"".join([_LENGTH.pack(len(text)), text, np.ascontiguousarray(self.indices, "<i8").tobytes()])
+
+    @staticmethod
+    def decode(message: bytes) -> LoadRequest:
+        """Undo `encode`. Raises ValueError for what is no request."""
+        try:
+            (length,) = _LENGTH.unpack_from(message)
+            end = _LENGTH.size + length
+            head = json.loads(message[_LENGTH.size : end])
+            indices = np.frombuffer(message[end:], "<i8").astype(np.int64)
+            return LoadRequest(
+                int(head["key"]), str(head["function"]), indices, str(head["uri"]), int(head["offset"])
+            )
+        except (struct.error, KeyError, TypeError, UnicodeError) as error:
+            raise ValueError(f"not a request: {error}") from error
+
+    def describe(self) -> str:
+        """What was asked for, for messages."""
+        if self.uri:
+            return f"split {self.uri} from offset {self.offset}"
+        shown = ", ".join(map(str, self.indices[:_SHOWN]))
+        rest = f", … ({self.indices.size} in all)" if self.indices.size > _SHOWN else ""
+        return f"indices {shown}{rest}"
+
+
+_SHOWN: Final = 16
+
+
+@dataclass(frozen=True)
+class ArrayHead:
+    """One array of an answer. `dtype`: numpy's short name, or bfloat16."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array's elements."""
+        return prod(self.shape) * dtype_of(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a data worker says.
+
+    `kind`: `hello` (the first answer; `slots`: loader processes), `alive`, `loaded` with `arrays`, `ended` (a
+    split has no more), `failed` (the user's function raised, or gave what cannot travel: `text`), `crashed` (the
+    loader process ended: `text`). `offset`: where a split goes on behind these arrays.
+    """
+
+    kind: str
+    key: int = 0
+    text: str = ""
+    slots: int = 0
+    offset: int = 0
+    heads: tuple[ArrayHead, ...] = ()
+    arrays: Arrays = field(default_factory=dict)
+
+    def encode_head(self) -> bytes:
+        """As the first message; the arrays' bytes follow it."""
+        document = {name: getattr(self, name) for name in ("kind", "key", "text", "slots", "offset")}
+        document["heads"] = [[head.name, head.dtype, list(head.shape)] for head in self.heads]
+        return json.dumps(document).encode()
+
+    @staticmethod
+    def decode_head(message: bytes) -> Answer:
+        """Undo `encode_head`: an answer whose arrays are still to come."""
+        document = json.loads(message)
+        heads = tuple(ArrayHead(name, dtype, tuple(shape)) for name, dtype, shape in document.pop("heads"))
+        return Answer(**document, heads=heads)
+
+
+def places(heads: tuple[ArrayHead, ...]) -> tuple[list[int], int]:
+    """Where each array's bytes begin behind the head, aligned for every dtype; and how many bytes there are."""
+    begins, end = [], 0
+    for head in heads:
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+        begins.append(begin)
+        end = begin + head.nbytes
+    return begins, end
+
+
+def read_answers(messages: Iterator[bytes]) -> Iterator[Answer]:
+    """Put the messages of a stream together to answers. An answer's arrays share one block of memory."""
+    for message in messages:
+        answer = Answer.decode_head(message)
+        begins, total = places(answer.heads)
+        block, at = np.empty(total, np.uint8), 0
+        while at < total:
+            part = next(messages, None)
+            if part is None:
+                return
+            block[at : at + len(part)] = np.frombuffer(part, np.uint8)
+            at += len(part)
+        arrays = {
+            head.name: block[begin : begin + head.nbytes].view(dtype_of(head.dtype)).reshape(head.shape)
+            for head, begin in zip(answer.heads, begins, strict=True)
+        }
+        yield Answer(answer.kind, answer.key, answer.text, answer.slots, answer.offset, answer.heads, arrays)
+
+
+def heads_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[ArrayHead, ...]:
+    """What a header says of `arrays`."""
+    return tuple(ArrayHead(name, travel_name(array.dtype), array.shape) for name, array in arrays.items())
+
+
+def travel_name(dtype: np.dtype[Any]) -> str:
+    """The name under which `dtype` travels."""
+    return "bfloat16" if dtype.name == "bfloat16" else dtype.str

@@ -1,0 +1,125 @@
+"""Which data worker has which request of a rank. Pure: no clock, no thread, no network.
+
+A lease is a request that has not been answered. The rank holds its leases itself, and data workers hold nothing:
+so a data worker that is gone costs nothing but the time to ask another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final
+
+# One request is worked on while the next one is on its way.
+_AHEAD: Final = 2
+
+
+@dataclass
+class _Lease:
+    holders: set[Hashable] = field(default_factory=set)
+    asked_at: float = 0.0
+    near: Hashable = None
+    crashes: int = 0
+
+
+@dataclass
+class _Holder:
+    slots: int
+    held: set[int] = field(default_factory=set)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.held) < _AHEAD * self.slots
+
+    @property
+    def load(self) -> float:
+        return len(self.held) / self.slots
+
+
+class Leases:
+    """Gives each request to one data worker, and to another one when the first is lost, or late by `again_s`.
+
+    A data worker has at most two requests for each of its loader processes. Every request is answered once: what
+    comes later is a duplicate.
+    """
+
+    def __init__(self, again_s: float) -> None:
+        self._again_s = again_s
+        self._open: dict[int, _Lease] = {}
+        self._workers: dict[Hashable, _Holder] = {}
+
+    @property
+    def workers(self) -> int:
+        """Data workers that can be asked."""
+        return len(self._workers)
+
+    @property
+    def keys(self) -> frozenset[int]:
+        """Requests that are not answered."""
+        return frozenset(self._open)
+
+    def add(self, key: int, near: Hashable = None) -> None:
+        """A request to be answered, best by the data worker `near`."""
+        self._open[key] = _Lease(near=near)
+
+    def join(self, worker: Hashable, slots: int) -> None:
+        """A data worker with `slots` loader processes can be asked."""
+        self._workers[worker] = _Holder(max(1, slots))
+
+    def leave(self, worker: Hashable) -> list[int]:
+        """A data worker is lost; returns the requests that nobody has any more."""
+        gone = self._workers.pop(worker, _Holder(1))
+        return [key for key in sorted(gone.held) if self._release(worker, key)]
+
+    def answered(self, key: int) -> bool:
+        """A request was answered; False for one that was before, or was never made."""
+        lease = self._open.pop(key, None)
+        if lease is None:
+            return False
+        for worker in lease.holders:
+            if worker in self._workers:
+                self._workers[worker].held.discard(key)
+        return True
+
+    def crashed(self, worker: Hashable, key: int) -> int:
+        """A loader process ended over a request, which somebody else may try; returns how often that was, or 0
+        where the request was answered in the meantime."""
+        if worker in self._workers:
+            self._workers[worker].held.discard(key)
+        if key not in self._open:
+            return 0
+        self._release(worker, key)
+        self._open[key].crashes += 1
+        return self._open[key].crashes
+
+    def assign(self, now: float) -> list[tuple[Hashable, int]]:
+        """Which data worker is to be asked for which request: free ones first, in their order, then late ones."""
+        given = []
+        free = [key for key, lease in self._open.items() if not lease.holders]
+        late = [
+            key for key, lease in self._open.items() if lease.holders and now - lease.asked_at >= self._again_s
+        ]
+        for key in [*sorted(free), *sorted(late)]:
+            lease = self._open[key]
+            worker = self._choose(lease)
+            if worker is None:
+                continue
+            lease.holders.add(worker)
+            lease.asked_at = now
+            self._workers[worker].held.add(key)
+            given.append((worker, key))
+        return given
+
+    def _choose(self, lease: _Lease) -> Hashable:
+        near = self._workers.get(lease.near)
+        if near is not None and near.has_room and lease.near not in lease.holders:
+            return lease.near
+        able = [name for name, one in self._workers.items() if one.has_room and name not in lease.holders]
+        return min(able, key=lambda name: self._workers[name].load, default=None)
+
+    def _release(self, worker: Hashable, key: int) -> bool:
+        lease = self._open.get(key)
+        if lease is None:
+            return False
+        lease.holders.discard(worker)
+        return not lease.holders

@@ -1,0 +1,186 @@
+"""A loader process: `python -m ringtrain.data.service.loader FD`, a child of a data worker.
+
+It imports what the user named, calls it, and hands the arrays over in memory that both processes see. It ends with
+the data worker. What it prints is in the data worker's log.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import struct
+import sys
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+
+from ringtrain.data.service.frames import Answer, Arrays, LoadRequest, heads_of, places
+from ringtrain.errors import kind_of
+
+LENGTH: Final = struct.Struct("<Q")
+# Splits that a loader process keeps open between two requests.
+_OPEN_SPLITS: Final = 64
+_MOST_TRACEBACK: Final = 16_000
+
+
+class _BadResult(Exception):
+    """What the user named, or what it gave, is not what the contract of a loader says."""
+
+
+class Loader:
+    """Calls the user's functions. `answer` never raises, whatever they do."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._splits: OrderedDict[tuple[str, str], tuple[int, Iterator[Any]]] = OrderedDict()
+
+    def answer(self, request: LoadRequest) -> Answer:
+        """What the data worker is to send: `loaded`, `ended` or `failed`."""
+        try:
+            function = self._function(request.function)
+            if request.uri:
+                return self._next_of_split(function, request)
+            arrays = _checked(function(request.indices), f'"{request.function}" returned')
+            return Answer("loaded", request.key, heads=heads_of(arrays), arrays=arrays)
+        except _BadResult as error:
+            return Answer("failed", request.key, str(error))
+        except BaseException as error:
+            self._splits.pop((request.function, request.uri), None)
+            return Answer("failed", request.key, _told(request.function, error))
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        if name in self._functions:
+            return self._functions[name]
+        module_name, _, attribute = name.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name != module_name.split(".")[0] and error.name != module_name:
+                raise
+            raise _BadResult(
+                f'"{name}": there is no module {module_name} on the data worker, which looked in {os.getcwd()} '
+                "and PYTHONPATH; it needs the code that the ranks have"
+            ) from error
+        found: Any = module
+        for part in attribute.split("."):
+            if not hasattr(found, part):
+                raise _BadResult(f'"{name}": module {module_name} ({module.__file__}) has no {attribute}')
+            found = getattr(found, part)
+        if not callable(found):
+            raise _BadResult(f'"{name}" is {kind_of(found)}; expected a function')
+        self._functions[name] = found
+        return self._functions[name]
+
+    def _next_of_split(self, function: Callable[..., Any], request: LoadRequest) -> Answer:
+        name = (request.function, request.uri)
+        at, items = self._splits.pop(name, (None, None))
+        if at != request.offset or items is None:
+            items = iter(function(request.uri, request.offset))
+        item = next(items, None)
+        if item is None:
+            return Answer("ended", request.key)
+        offset, arrays = _checked_item(item, request)
+        self._splits[name] = offset, items
+        while len(self._splits) > _OPEN_SPLITS:
+            self._splits.popitem(last=False)
+        return Answer("loaded", request.key, offset=offset, heads=heads_of(arrays), arrays=arrays)
+
+
+def _checked(result: object, who: str) -> Arrays:
+    """`result` as arrays that can travel. Raises _BadResult."""
+    if not isinstance(result, Mapping):
+        raise _BadResult(f"{who} {kind_of(result)}; expected a dict of arrays by name")
+    return {_name(name, who): _array(value, f"{who} a dict whose {name!r}") for name, value in result.items()}
+
+
+def _name(name: object, who: str) -> str:
+    if not isinstance(name, str):
+        raise _BadResult(f"{who} a dict with the key {name!r}; expected names (str)")
+    return name
+
+
+def _array(value: object, where: str) -> Any:
+    if not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
+        raise _BadResult(f"{where} is {kind_of(value)}; expected a numpy array (numpy.asarray makes one)")
+    array = np.asarray(value)
+    if array.dtype.hasobject or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
+        raise _BadResult(
+            f"{where} is an array of dtype {array.dtype}; expected numbers, bool or fixed-length text: objects "
+            "are not sent, since that would take pickle"
+        )
+    return np.asarray(array, order="C")
+
+
+def _checked_item(item: object, request: LoadRequest) -> tuple[int, Arrays]:
+    who = f'"{request.function}" yielded'
+    if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], int | np.integer)):
+        raise _BadResult(f"{who} {kind_of(item)}; expected (offset to go on from, dict of arrays by name)")
+    offset = int(item[0])
+    if offset <= request.offset:
+        raise _BadResult(
+            f"{who} the offset {offset} after {request.offset} in {request.uri}; expected one that grows, so that "
+            "reading goes on behind what was read"
+        )
+    return offset, _checked(item[1], f"{who} with offset {offset}")
+
+
+def _told(name: str, error: BaseException) -> str:
+    """The user's error with its traceback, without the frames of this module."""
+    below: TracebackType | None = error.__traceback__
+    while below is not None and below.tb_frame.f_code.co_filename == __file__:
+        below = below.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, below))
+    shown = lines if len(lines) <= _MOST_TRACEBACK else "…" + lines[-_MOST_TRACEBACK:]
+    return f'"{name}" raised {type(error).__name__}\n{shown.rstrip()}'
+
+
+def hand_over(sock: socket.socket, answer: Answer) -> None:
+    """Send `answer` to the data worker: its head, and its arrays in a file of memory."""
+    begins, total = places(answer.heads)
+    memory = os.memfd_create("ringtrain-batch", os.MFD_CLOEXEC)
+    try:
+        os.truncate(memory, total)
+        for array, begin in zip(answer.arrays.values(), begins, strict=True):
+            _write(memory, array.reshape(-1).view(np.uint8).data, begin)
+        head = answer.encode_head()
+        socket.send_fds(sock, [LENGTH.pack(len(head))], [memory])
+        sock.sendall(head)
+    finally:
+        os.close(memory)
+
+
+def _write(memory: int, data: memoryview, at: int) -> None:
+    while data:
+        written = os.pwrite(memory, data, at)
+        data, at = data[written:], at + written
+
+
+def receive(sock: socket.socket, count: int) -> bytes | None:
+    """Exactly `count` bytes; None where the other side has ended."""
+    parts = bytearray()
+    while len(parts) < count:
+        part = sock.recv(min(count - len(parts), 1 << 20))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+def serve(sock: socket.socket) -> None:
+    """Answer requests until the data worker closes its end."""
+    loader = Loader()
+    while (length := receive(sock, LENGTH.size)) is not None:
+        message = receive(sock, LENGTH.unpack(length)[0])
+        if message is None:
+            return
+        hand_over(sock, loader.answer(LoadRequest.decode(message)))
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as own:
+        serve(own)

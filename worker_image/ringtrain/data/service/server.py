@@ -1,0 +1,138 @@
+"""`ringtrain data-worker`: loader processes behind one port. It holds no state that a rank would miss."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+import grpc
+
+from ringtrain import contract
+from ringtrain.control.data_members import Announcer, DataMember
+from ringtrain.control.rpc import Peer, dial, serve
+from ringtrain.control.secrets import Secrets
+from ringtrain.data.service.config import DataWorkerConfig
+from ringtrain.data.service.frames import METHOD, SERVICE, Answer, LoadRequest
+from ringtrain.data.service.slots import Client, Loaded, RequestQueue, Slot
+from ringtrain.processes import signal_handler
+from ringtrain.transport.address import host_port, own_address
+
+log = logging.getLogger(__name__)
+
+# A thread for each rank that has a stream open.
+_MOST_RANKS: Final = 4096
+_END_S: Final = 2.0
+
+
+class DataWorkerServer:
+    """Serves ranks on a port until it is closed. `port` 0: any free one."""
+
+    def __init__(
+        self, port: int, secrets: Secrets, uid: str, *, slots: int, alive_s: float, environment: Mapping[str, str]
+    ) -> None:
+        self._alive_s = alive_s
+        self._slots = slots
+        self._queue = RequestQueue(slots)
+        own = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // slots)), **environment}
+        self._running = [Slot(index, self._queue, own) for index in range(slots)]
+        peer = Peer(contract.ROLE_WORKER, uid)
+        self._server = serve(port, secrets, peer, threads=_MOST_RANKS, register=self._register)
+        self.port = self._server.port
+
+    def close(self) -> None:
+        """Stop listening, and end the loader processes."""
+        self._queue.close()
+        self._server.close(0.0)
+        for slot in self._running:
+            slot.join(_END_S)
+
+    def _register(self, server: grpc.Server) -> None:
+        handlers = {METHOD: grpc.stream_stream_rpc_method_handler(self._serve)}
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
+
+    def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        client = self._queue.enter()
+        if not context.add_callback(lambda: self._queue.leave(client)):
+            self._queue.leave(client)
+        reader = threading.Thread(
+            target=self._read, args=(client, requests, context), name="ringtrain-requests", daemon=True
+        )
+        reader.start()
+        yield Answer("hello", slots=self._slots).encode_head()
+        while not client.closed:
+            loaded = self._queue.next_answer(client, self._alive_s)
+            if loaded is None:
+                yield Answer("alive").encode_head()
+                continue
+            yield from self._send(client, loaded)
+
+    def _send(self, client: Client, loaded: Loaded) -> Iterator[bytes]:
+        try:
+            yield from loaded.messages()
+        finally:
+            loaded.close()
+            self._queue.sent(client)
+
+    def _read(self, client: Client, requests: Iterator[bytes], context: Any) -> None:
+        try:
+            for message in requests:
+                if not self._queue.ask(client, LoadRequest.decode(message)):
+                    break
+        except grpc.RpcError:
+            pass
+        except ValueError as error:
+            log.warning("refused a request from %s: %s", context.peer(), error)
+        context.cancel()
+
+
+def run_data_worker(config: DataWorkerConfig, environment: Mapping[str, str]) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises PortTaken."""
+    asked = threading.Event()
+    with ExitStack() as stack:
+        stack.enter_context(signal_handler(lambda *_: asked.set(), signal.SIGTERM, signal.SIGINT))
+        server = DataWorkerServer(
+            config.port,
+            config.secrets,
+            config.uid,
+            slots=config.slots,
+            alive_s=config.heartbeat_s,
+            environment=environment,
+        )
+        stack.callback(server.close)
+        log.info("data worker %d: %d loader processes, port %d", config.index, config.slots, server.port)
+        if config.launcher_address:
+            announce(config, _member(config, server.port), stack)
+        asked.wait()
+    return 0
+
+
+def announce(
+    config: DataWorkerConfig,
+    member: Callable[[], DataMember],
+    stack: ExitStack,
+    on_members: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Keep the data worker registered at the job's launcher, whichever answers, until `stack` is left."""
+    channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.uid))
+    stack.callback(channel.close)
+    announcer = Announcer(
+        channel, member, heartbeat_s=config.heartbeat_s, call_s=config.call_s, on_members=on_members
+    )
+    stack.callback(announcer.close)
+
+
+def _member(config: DataWorkerConfig, port: int) -> Callable[[], DataMember]:
+    instance = uuid.uuid4().hex
+
+    def member() -> DataMember:
+        host = config.pod_ip or own_address(config.launcher_address)
+        address = host_port(host, port)
+        return DataMember(config.uid, config.index, instance, config.pod, address, config.kind, config.slots)
+
+    return member

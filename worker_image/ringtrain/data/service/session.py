@@ -1,0 +1,185 @@
+"""A rank's leases at work: links to data workers, requests given out, and again, answers kept for their turn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, Final
+
+from ringtrain.control.data_members import DataAddress, read_members
+from ringtrain.data.service.config import StreamSettings
+from ringtrain.data.service.frames import Answer, LoadRequest
+from ringtrain.data.service.leases import Leases
+from ringtrain.data.service.links import Link
+from ringtrain.errors import DataError
+from ringtrain.process_groups.context import current_or_none
+from ringtrain.report import add_input_wait
+
+log = logging.getLogger(__name__)
+
+# How often the file of data workers is read, and silence and late requests are looked at.
+_LOOK_S: Final = 0.25
+# A data worker whose stream broke is dialled again after this.
+_AGAIN_S: Final = 1.0
+# Loader processes that may end over one request before the rank is told.
+MOST_CRASHES: Final = 3
+_JOIN_S: Final = 5.0
+
+
+class Session:
+    """Asks data workers, whichever there are, until it is closed. `ask` and `take` are for one thread."""
+
+    def __init__(self, settings: StreamSettings) -> None:
+        self._settings = settings
+        self._changed = threading.Condition()
+        self._leases = Leases(again_s=settings.timeout_s)
+        self._requests: dict[int, LoadRequest] = {}
+        self._answers: dict[int, tuple[Answer, Link]] = {}
+        self._links: dict[DataAddress, Link] = {}
+        self._dial_at: dict[DataAddress, float] = {}
+        self._known: tuple[DataAddress, ...] = read_members(settings.members_file)
+        self._problem = ""
+        self._closed = threading.Event()
+        self._dial(time.monotonic())
+        self._thread = threading.Thread(target=self._watch, name="ringtrain-data-watch", daemon=True)
+        self._thread.start()
+
+    def ask(self, request: LoadRequest, near: Link | None = None) -> None:
+        """Have `request` answered by some data worker, best by `near`."""
+        with self._changed:
+            self._requests[request.key] = request
+            self._leases.add(request.key, near)
+            self._assign()
+
+    def take(self, key: int) -> tuple[Answer, Link]:
+        """The answer to request `key`, `loaded` or `ended`, and who gave it.
+
+        Raises DataError where the user's function raised, crashed its process too often, or nothing came within
+        the stall timeout. The time that this takes counts as the rank's wait for input.
+        """
+        began = time.monotonic()
+        try:
+            with self._changed:
+                self._wait(key, began)
+                answer, link = self._answers.pop(key)
+                request = self._requests.pop(key)
+        finally:
+            add_input_wait(time.monotonic() - began)
+        if answer.kind in ("loaded", "ended"):
+            return answer, link
+        raise DataError(
+            f"rank {_rank()}: {answer.text}\n(data worker {link.member.index}, {link.member.address}; "
+            f"{request.describe()})"
+        )
+
+    def close(self) -> None:
+        """End all streams and threads; what was asked for is dropped."""
+        self._closed.set()
+        with self._changed:
+            links = list(self._links.values())
+        for link in links:
+            link.close()
+        self._thread.join(_JOIN_S)
+        for link in links:
+            link.join(_JOIN_S)
+
+    def came(self, link: Link, answer: Answer) -> None:
+        """A data worker has said something."""
+        with self._changed:
+            if answer.kind == "alive" or self._links.get(link.member) is not link:
+                return
+            if answer.kind == "hello":
+                self._leases.join(link, answer.slots)
+            elif answer.kind == "crashed":
+                self._crashed(link, answer)
+            elif self._leases.answered(answer.key):
+                self._keep(link, answer)
+            self._assign()
+
+    def lost(self, link: Link, problem: str) -> None:
+        """A stream has ended: its requests are for others."""
+        with self._changed:
+            self._forget(link, problem)
+
+    def _crashed(self, link: Link, answer: Answer) -> None:
+        crashes = self._leases.crashed(link, answer.key)
+        if crashes < MOST_CRASHES:
+            return
+        self._leases.answered(answer.key)
+        request = self._requests[answer.key]
+        text = f'"{request.function}": its loader process {answer.text}, {crashes} times over the same request'
+        self._keep(link, Answer("failed", answer.key, text))
+
+    def _keep(self, link: Link, answer: Answer) -> None:
+        self._answers[answer.key] = answer, link
+        self._changed.notify_all()
+
+    def _assign(self) -> None:
+        for worker, key in self._leases.assign(time.monotonic()):
+            assert isinstance(worker, Link)
+            worker.ask(self._requests[key])
+
+    def _forget(self, link: Link, problem: str) -> None:
+        if self._links.get(link.member) is not link:
+            return
+        del self._links[link.member]
+        self._dial_at[link.member] = time.monotonic() + _AGAIN_S
+        given_back = self._leases.leave(link)
+        self._problem = f"data worker {link.member.index} at {link.member.address}: {problem}"
+        if not self._closed.is_set():
+            log.info("%s; its requests (%d) go to others", self._problem, len(given_back))
+        self._assign()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            try:
+                known = read_members(self._settings.members_file)
+            except DataError as error:  # those that are known go on
+                self._problem = str(error)
+                known = self._known
+            now = time.monotonic()
+            with self._changed:
+                self._known = known
+                for link in self._silent(now):
+                    self._forget(link, f"silent for {self._settings.lost_after_s:g} s")
+                    link.close()
+                self._dial(now)
+                self._assign()
+
+    def _silent(self, now: float) -> list[Link]:
+        return [link for link in self._links.values() if now - link.heard >= self._settings.lost_after_s]
+
+    def _dial(self, now: float) -> None:
+        """Open a stream to each data worker of the file that has none. One that is not in the file any more is
+        asked for as long as it answers: the launcher may have been started again, and know nobody yet."""
+        self._dial_at = {member: at for member, at in self._dial_at.items() if member in self._known}
+        for member in self._known:
+            if member not in self._links and now >= self._dial_at.get(member, 0.0) and not self._closed.is_set():
+                self._links[member] = Link(member, self._settings, self)
+
+    def _wait(self, key: int, began: float) -> None:
+        say_at = began + self._settings.say_every_s
+        while key not in self._answers:
+            now = time.monotonic()
+            if now - began >= self._settings.stall_timeout_s:
+                raise DataError(
+                    f"rank {_rank()}: no input for {now - began:.0f} s ({self._requests[key].describe()}): "
+                    f"{self._situation()}. RINGTRAIN_STALL_TIMEOUT says how long to wait"
+                )
+            if now >= say_at:
+                log.warning("rank %s has waited %.0f s for input: %s", _rank(), now - began, self._situation())
+                say_at = now + self._settings.say_every_s
+            self._changed.wait(min(say_at - now, began + self._settings.stall_timeout_s - now))
+
+    def _situation(self) -> str:
+        """Who could be asked, for messages."""
+        problem = f" (last: {self._problem})" if self._problem else ""
+        if not self._known and not self._leases.workers:
+            return f"no data worker is registered, as {self._settings.members_file} says{problem}"
+        return f"{self._leases.workers} of {len(self._known)} data workers can be reached{problem}"
+
+
+def _rank() -> Any:
+    context = current_or_none()
+    return context.config.rank if context else 0

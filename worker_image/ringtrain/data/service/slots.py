@@ -1,0 +1,264 @@
+"""A data worker's side of its loader processes: who waits for which, and what becomes of one that crashes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ringtrain.data.service.frames import CHUNK_BYTES, Answer, LoadRequest, places
+from ringtrain.data.service.loader import LENGTH, receive
+from ringtrain.processes import is_stopped, start_child
+
+log = logging.getLogger(__name__)
+
+# How often a slot looks whether its loader process still runs, and how long one may be stopped by a signal.
+_LOOK_S: Final = 1.0
+_STOPPED_S: Final = 5.0
+# A rank asks for as much as it wants to hold; more than this is none of ours.
+_MOST_REQUESTS: Final = 4096
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An answer, and the file of memory that has the bytes of its arrays."""
+
+    answer: Answer
+    memory: int | None = None
+
+    def messages(self) -> Iterator[bytes]:
+        """Head and chunks, for the stream."""
+        yield self.answer.encode_head()
+        _, total = places(self.answer.heads)
+        for at in range(0, total if self.memory is not None else 0, CHUNK_BYTES):
+            assert self.memory is not None
+            yield os.pread(self.memory, min(CHUNK_BYTES, total - at), at)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.memory is not None:
+            os.close(self.memory)
+
+
+class Client:
+    """One rank's stream: what it has asked for, and answers that are to be sent. Used under the queue's lock."""
+
+    def __init__(self) -> None:
+        self.requests: deque[LoadRequest] = deque()
+        self.answers: deque[Loaded] = deque()
+        self.under_way = 0  # requests that a slot works on, and answers that are not sent
+        self.closed = False
+
+
+class RequestQueue:
+    """All ranks' requests. Slots take from the ranks in turn, and from each rank only so much that its answers,
+    which it may be slow to read, hold the memory of at most two batches for each slot."""
+
+    def __init__(self, slots: int) -> None:
+        self._limit = 2 * slots
+        self._changed = threading.Condition()
+        self._clients: deque[Client] = deque()
+        self._splits: dict[tuple[int, str], int] = {}
+        self._closed = False
+
+    def enter(self) -> Client:
+        """A rank has opened a stream."""
+        client = Client()
+        with self._changed:
+            self._clients.append(client)
+        return client
+
+    def leave(self, client: Client) -> None:
+        """A rank's stream has ended: what it asked for is forgotten."""
+        with self._changed:
+            if client.closed:
+                return
+            client.closed = True
+            self._clients.remove(client)
+            self._splits = {name: slot for name, slot in self._splits.items() if name[0] != id(client)}
+            for loaded in client.answers:
+                loaded.close()
+            client.answers.clear()
+            self._changed.notify_all()
+
+    def ask(self, client: Client, request: LoadRequest) -> bool:
+        """Queue a request; False where the rank has too many, or has gone."""
+        with self._changed:
+            if client.closed or len(client.requests) >= _MOST_REQUESTS:
+                return False
+            client.requests.append(request)
+            self._changed.notify_all()
+            return True
+
+    def take(self, slot: int) -> tuple[Client, LoadRequest] | None:
+        """The next request for `slot`; waits for one. None: the queue is closed."""
+        with self._changed:
+            while not self._closed:
+                found = self._next(slot)
+                if found is not None:
+                    return found
+                self._changed.wait()
+            return None
+
+    def put(self, client: Client, loaded: Loaded) -> None:
+        """A slot has an answer for a rank."""
+        with self._changed:
+            if client.closed:
+                loaded.close()
+                return
+            client.answers.append(loaded)
+            self._changed.notify_all()
+
+    def next_answer(self, client: Client, timeout_s: float) -> Loaded | None:
+        """The next answer that is to be sent; None: nothing within `timeout_s`, or the stream has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: client.answers or client.closed, timeout_s)
+            return client.answers.popleft() if client.answers else None
+
+    def sent(self, client: Client) -> None:
+        """An answer is on its way, and its memory is given back."""
+        with self._changed:
+            client.under_way -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let the slots end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _next(self, slot: int) -> tuple[Client, LoadRequest] | None:
+        for client in list(self._clients):
+            if client.under_way >= self._limit:
+                continue
+            for request in client.requests:
+                # The slot that has a split open reads on in it.
+                if request.uri and self._splits.setdefault((id(client), request.uri), slot) != slot:
+                    continue
+                client.requests.remove(request)
+                client.under_way += 1
+                self._clients.remove(client)
+                self._clients.append(client)
+                return client, request
+        return None
+
+
+class Slot:
+    """One loader process, and the thread that feeds it. The process is started anew when it has ended."""
+
+    def __init__(self, index: int, queue: RequestQueue, environment: Mapping[str, str]) -> None:
+        self._index = index
+        self._queue = queue
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
+        # The process ends with this thread (PR_SET_PDEATHSIG).
+        self._thread = threading.Thread(target=self._run, name=f"ringtrain-slot-{index}", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread, once the queue is closed; a loader process that still works is killed."""
+        self._thread.join(timeout_s)
+        self._end()
+
+    def _run(self) -> None:
+        self._begin()
+        while (taken := self._queue.take(self._index)) is not None:
+            client, request = taken
+            self._queue.put(client, self._load(request))
+        self._end()
+
+    def _begin(self) -> None:
+        own, theirs = socket.socketpair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            words = [sys.executable, "-m", "ringtrain.data.service.loader", str(theirs.fileno())]
+            self._process = start_child(words, self._environment, pass_fds=(theirs.fileno(),))
+        own.settimeout(_LOOK_S)
+        self._sock = own
+
+    def _end(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _load(self, request: LoadRequest) -> Loaded:
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            self._begin()
+        assert self._sock is not None
+        message = request.encode()
+        try:
+            self._send(LENGTH.pack(len(message)) + message)
+            loaded = self._receive(request)
+        except OSError:
+            loaded = None
+        return loaded or Loaded(Answer("crashed", request.key, self._how_it_ended()))
+
+    def _send(self, message: bytes) -> None:
+        assert self._sock is not None
+        self._sock.settimeout(None)
+        self._sock.sendall(message)
+        self._sock.settimeout(_LOOK_S)
+
+    def _receive(self, request: LoadRequest) -> Loaded | None:
+        """What the loader process answers; None where it has ended."""
+        assert self._sock is not None
+        length = b""
+        fds: list[int] = []
+        stopped_since: float | None = None
+        while not length:
+            try:
+                length, fds, _, _ = socket.recv_fds(self._sock, LENGTH.size, 1)
+            except TimeoutError:
+                stopped_since = self._stopped_since(stopped_since)
+                continue
+            if not length:
+                return None
+        self._sock.settimeout(None)
+        head = receive(self._sock, LENGTH.unpack(length)[0])
+        self._sock.settimeout(_LOOK_S)
+        if head is None:
+            for fd in fds:
+                os.close(fd)
+            return None
+        return Loaded(Answer.decode_head(head), fds[0])
+
+    def _stopped_since(self, since: float | None) -> float | None:
+        """Since when the process is stopped by a signal; one that is for too long is killed."""
+        assert self._process is not None
+        if not is_stopped(self._process.pid):
+            return None
+        now = time.monotonic()
+        if since is not None and now - since >= _STOPPED_S:
+            log.warning(
+                "loader process %d was stopped by a signal for %g s: it is killed", self._index, _STOPPED_S
+            )
+            self._process.kill()
+        return since or now
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        self._end()
+        code = self._process.returncode
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        log.warning("loader process %d %s", self._index, how)
+        return how
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
