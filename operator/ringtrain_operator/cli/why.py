@@ -21,6 +21,7 @@ from ringtrain_operator.status.lasting import EndedPod
 from ringtrain_operator.status.model import Incarnations, format_time
 
 from .failures import errors_reported
+from .queue_place import place_in_queue
 from .session import RUNS, ClusterOptions, Json, Session, job_argument, local_or_cluster_options, with_session
 
 EVENTS_SHOWN = 3
@@ -34,17 +35,23 @@ LOSSES_SHOWN = 3
 def why(name: str, cluster: ClusterOptions | None) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
 
-    async def read(session: Session) -> tuple[Json, list[Json], list[Json], list[str]]:
+    async def read(session: Session) -> tuple[Json, list[Json], list[Json], list[str], str]:
         job = await session.api.get(JOBS, session.namespace, name)
         pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
         uids = {o["metadata"]["uid"] for o in (job, *pods)}
         events = await session.api.select(EVENTS, session.namespace)
         about_it = [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
-        return job, pods, about_it, await _unreached(session, job, pods)
+        return job, pods, about_it, await _unreached(session, job, pods), await place_in_queue(session, job)
 
     if cluster is None:
         with errors_reported():
-            found: tuple[Json, list[Json], list[Json], list[str]] = (newest_run(RUNS, name).job, [], [], [])
+            found: tuple[Json, list[Json], list[Json], list[str], str] = (
+                newest_run(RUNS, name).job,
+                [],
+                [],
+                [],
+                "",
+            )
     else:
         found = with_session(cluster, read)
     console = Console()
@@ -80,8 +87,10 @@ def _condition(status: Json, kind: str) -> Json:
     return found
 
 
-def explain(job: Json, pods: list[Json], events: list[Json], unreached: Sequence[str] = ()) -> Iterator[str]:
-    """The causes, the job's own first, each line further down nearer to the root."""
+def explain(
+    job: Json, pods: list[Json], events: list[Json], unreached: Sequence[str] = (), place: str = ""
+) -> Iterator[str]:
+    """The causes, the job's own first, each line further down nearer to the root. `place`: in its queue."""
     status = job.get("status") or {}
     name, state = job["metadata"]["name"], status.get("state")
     if not state:
@@ -91,6 +100,8 @@ def explain(job: Json, pods: list[Json], events: list[Json], unreached: Sequence
     yield f"{name} is {state}"
     conditions = list(_conditions(status))
     yield from (f"  {line}" for line in conditions)
+    if place:
+        yield f"    {place}"
     yield from (f"    {line}" for line in (*_pods(pods), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
