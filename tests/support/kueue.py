@@ -146,6 +146,7 @@ class Kueue:
             "metrics": {"bindAddress": "0"},
             "webhook": {"host": "127.0.0.1", "port": self.port, "certDir": str(self.folder)},
             "leaderElection": {"leaderElect": False},
+            "fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]},
             "clientConnection": {"qps": 300, "burst": 500},
             "internalCertManagement": {"enable": False},
             "integrations": {

@@ -93,3 +93,8 @@ def metadata(job: Job, name: str, labels: dict[str, str]) -> dict[str, Any]:
         "labels": labels,
         "ownerReferences": owner_references(job),
     }
+
+
+def group_name(name: str, uid: str, attempt: int) -> str:
+    """Name of what an attempt's pods are queued or placed as; no other job has it, and no other attempt."""
+    return f"{name}-{uid[:8]}-{attempt}"

@@ -117,11 +117,6 @@ def _template(pod: Json) -> Json:
     return {"metadata": {"labels": kept}, "spec": {"restartPolicy": "Never", **weighed}}
 
 
-def group_name(name: str, uid: str, attempt: int) -> str:
-    """Name of the group that an attempt's pods are, and of the Workload that Kueue makes for it."""
-    return f"{name}-{uid[:8]}-{attempt}"
-
-
 def queued_alone(job: Job, pod: Json) -> Json:
     """The pod as one that Kueue admits by itself: it is replaced at will, and no group waits for it."""
     metadata = pod["metadata"]
@@ -134,7 +129,7 @@ def queued_alone(job: Job, pod: Json) -> Json:
 def grouped(job: Job, pod: Json, attempt: int, pods: int) -> Json:
     """The pod as one of a group of so many that Kueue admits together. A group is an attempt's."""
     metadata = queued_alone(job, pod)["metadata"]
-    metadata["labels"][GROUP_LABEL] = group_name(job.name, job.uid, attempt)
+    metadata["labels"][GROUP_LABEL] = names.group_name(job.name, job.uid, attempt)
     annotations = metadata.setdefault("annotations", {})
     annotations[GROUP_COUNT_ANNOTATION] = str(pods)
     if job.spec.elastic is None:

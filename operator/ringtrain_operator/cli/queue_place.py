@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringtrain_operator.build.workload import group_name
+from ringtrain_operator.build.names import group_name
 from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.workloads import VERSIONS, queue_of, workload_name_of
 

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from support.apiserver import ControlPlane, why_unavailable
 from support.cluster import OpenCluster, fake_cluster, real_cluster
+from support.kueue import why_no_kueue
+from support.queued import Setting, open_setting
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,6 +24,15 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     plane = ControlPlane.start(tmp_path_factory.mktemp("control-plane"), crds)
     yield plane
     plane.stop()
+
+
+@pytest.fixture(scope="session")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+    """A control plane with the real Kueue, started once; skips where its manager is not there."""
+    if reason := why_unavailable() or why_no_kueue():
+        pytest.skip(reason)
+    with open_setting(tmp_path_factory.mktemp("kueue")) as opened:
+        yield opened
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.apiserver)])

@@ -3,136 +3,31 @@
 Where Kueue is not there these are skipped; test_queueing.py has the same decisions without it.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from support.apiserver import ControlPlane, why_unavailable
-from support.cluster import Cluster, real_cluster
-from support.installation import install_rights
-from support.jobs import condition, job, state
-from support.kubelet import Kubelet, ScriptedRuntime
-from support.kueue import (
-    CLUSTER_QUEUES,
-    FLAVORS,
-    LOCAL_QUEUES,
-    PRIORITIES,
-    TOPOLOGIES,
-    WORKLOADS,
-    Kueue,
-    kueue_crds,
-    why_no_kueue,
+from support.cluster import Cluster
+from support.jobs import condition, state
+from support.kueue import PRIORITIES, TOPOLOGIES, WORKLOADS
+from support.queued import (
+    GPU,
+    PLENTY,
+    Setting,
+    described,
+    gpu_job,
+    none_left,
+    open_queue,
+    scenario,
+    submit,
+    workloads_of,
 )
-from support.operating import running_operator
-from support.rendering import render
-from support.scenario import Clock, Scenario
 
-from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.resources import JOBS, NODES, PODS, Resource
+from ringtrain_operator.cluster.api.resources import NODES, PODS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.kueue]
-ROOT = Path(__file__).parents[3]
 Json = dict[str, Any]
-GPU = "example.com/gpu"
-QUEUED = {"scheduling": {"queue": "research"}}
-PLENTY = {"cpu": "64", "memory": "64Gi"}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A control plane with Kueue, and the operator's token there."""
-
-    plane: ControlPlane
-    token: str
-
-
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
-    """A control plane with Kueue, started once."""
-    if reason := why_unavailable() or why_no_kueue():
-        pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("kueue")
-    kueue = Kueue.prepare(folder / "kueue")
-    ours = tuple(yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()))
-    plane = ControlPlane.start(folder, (*ours, *kueue_crds(kueue.address, kueue.authority)))
-    try:
-
-        async def install() -> str:
-            async with ApiClient(plane.connection()) as api:
-                return await install_rights(api, render("kueue.enabled=true"))
-
-        token = asyncio.run(install())
-        asyncio.run(kueue.start(plane))
-        yield Setting(plane, token)
-    finally:
-        kueue.stop()
-        plane.stop()
-
-
-def _object(resource: Resource, name: str, **fields: Any) -> Json:
-    return {
-        "apiVersion": resource.api_version,
-        "kind": resource.kind,
-        "metadata": {"name": name},
-        **fields,
-    }
-
-
-async def open_queue(s: Scenario, gpus: int, *, flavor: Json | None = None, **spec: Any) -> None:
-    """LocalQueue `research` of the scenario's namespace, with a ClusterQueue and a ResourceFlavor of its own."""
-    name, api = s.namespace, s.cluster.api
-    await api.create(FLAVORS, None, _object(FLAVORS, name, spec=flavor or {}))
-    quota = {**PLENTY, GPU: str(gpus)}
-    resources = [{"name": resource, "nominalQuota": amount} for resource, amount in quota.items()]
-    group = {"coveredResources": list(quota), "flavors": [{"name": name, "resources": resources}]}
-    wanted = {"namespaceSelector": {}, "resourceGroups": [group], **spec}
-    await api.create(CLUSTER_QUEUES, None, _object(CLUSTER_QUEUES, name, spec=wanted))
-    await api.create(LOCAL_QUEUES, name, _object(LOCAL_QUEUES, "research", spec={"clusterQueue": name}))
-
-
-def gpu_job(name: str, workers: int, labels: dict[str, str] | None = None, **spec: Any) -> Json:
-    """A job whose workers have a device each, in the queue."""
-    described = job(name, workers=workers, **{**QUEUED, **spec})
-    described["spec"]["worker"]["devices"] = {GPU: 1}
-    described["metadata"]["labels"] = labels or {}
-    return described
-
-
-@asynccontextmanager
-async def scenario(setting: Setting, folder: Path, *, kueue: bool = True) -> AsyncIterator[Scenario]:
-    """A namespace, nodes, and an operator that may, or may not, write Workloads."""
-    async with real_cluster(setting.plane) as cluster:
-        cluster = replace(cluster, operator_connection=setting.plane.connection(setting.token))
-        namespace, runtime, clock = await cluster.new_namespace(), ScriptedRuntime(), Clock()
-        async with (
-            Kubelet(cluster.api, runtime, folder, namespace=namespace, capacity={GPU: 8}) as kubelet,
-            running_operator(cluster.operator_connection, clock, namespaces=(namespace,), kueue=kueue) as operator,
-        ):
-            yield Scenario(cluster, namespace, runtime, kubelet, operator, clock)
-
-
-async def submit(s: Scenario, described: Json) -> Scenario:
-    """Create the job; the scenario that is about it."""
-    await s.cluster.api.create(JOBS, s.namespace, described)
-    return replace(s, name=described["metadata"]["name"])
-
-
-async def none_left(s: Scenario) -> None:
-    """Return when the deleted job has left neither pod nor Workload."""
-    await s.cluster.api.delete(JOBS, s.namespace, s.name)
-    await s.until_pods(0)
-    while [w for w in await s.cluster.api.select(WORKLOADS, s.namespace) if _is_of(w, s.name)]:
-        await s.cluster.pause()
-
-
-def _is_of(workload: Json, name: str) -> bool:
-    return any(ref["name"].startswith(name) for ref in workload["metadata"].get("ownerReferences") or ())
 
 
 async def test_jobs_run_as_quota_allows_and_in_their_order(setting: Setting, tmp_path: Path) -> None:
@@ -163,7 +58,7 @@ async def test_a_preempted_job_goes_on_when_there_is_room(setting: Setting, tmp_
     async with scenario(setting, tmp_path) as s:
         await open_queue(s, 2, preemption={"withinClusterQueue": "LowerPriority"})
         urgent_class = f"urgent-{s.namespace}"
-        await s.cluster.api.create(PRIORITIES, None, _object(PRIORITIES, urgent_class, value=1000))
+        await s.cluster.api.create(PRIORITIES, None, described(PRIORITIES, urgent_class, value=1000))
         slow = await submit(s, gpu_job("slow", 2))
         await slow.until_running()
         urgent = await submit(s, gpu_job("urgent", 2, {"kueue.x-k8s.io/priority-class": urgent_class}))
@@ -211,7 +106,7 @@ async def test_a_suspended_job_leaves_no_workload(setting: Setting, tmp_path: Pa
         await first.until_state("Suspended")
         first.skip(LAUNCHER_ENDS_S)
         await second.until_running()
-        assert not [w for w in await s.cluster.api.select(WORKLOADS, s.namespace) if _is_of(w, "first")]
+        assert not await workloads_of(first)
         await first.change({"runPolicy": {"suspend": False}})
         await first.until_condition("Queued", "True", "insufficient unused quota")
         second.succeed()
@@ -224,10 +119,10 @@ async def test_workers_get_places_along_the_topology(setting: Setting, tmp_path:
         rack, host, pool = "example.com/rack", "kubernetes.io/hostname", s.namespace
         await label_nodes(s.cluster, pool, {"a": 1, "b": 2}, rack)
         levels = {"levels": [{"nodeLabel": rack}, {"nodeLabel": host}]}
-        await s.cluster.api.create(TOPOLOGIES, None, _object(TOPOLOGIES, pool, spec=levels))
+        await s.cluster.api.create(TOPOLOGIES, None, described(TOPOLOGIES, pool, spec=levels))
         await open_queue(s, 8, flavor={"nodeLabels": {"pool": pool}, "topologyName": pool})
-        described = gpu_job("near", 4, scheduling={"queue": "research", "topology": {"required": rack}})
-        near = await submit(s, described)
+        wanted = gpu_job("near", 4, scheduling={"queue": "research", "topology": {"required": rack}})
+        near = await submit(s, wanted)
         await near.until_condition("Queued", "False", "Admitted")
         await near.until_running(workers=4)
         names = [f"near-worker-{i}" for i in range(4)]

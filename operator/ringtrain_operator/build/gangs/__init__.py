@@ -27,7 +27,7 @@ DEFAULT_SCHEDULER = "default-scheduler"
 
 def group_name(job: Job, attempt: int) -> str:
     """Name of the attempt's group; no other job has it, and no other attempt."""
-    return f"{job.name}-{job.uid[:8]}-{attempt}"
+    return names.group_name(job.name, job.uid, attempt)
 
 
 def scheduler_of(job: Job) -> str:

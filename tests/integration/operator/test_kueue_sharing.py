@@ -1,0 +1,164 @@
+"""Teams that share a cluster through the real Kueue: what one lends to the other, whose turn it is."""
+
+import asyncio
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.jobs import condition, state
+from support.kubelet import ProcessRuntime
+from support.kueue import CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, PRIORITIES
+from support.queued import Setting, described, gpu_job, open_cluster_queue, scenario, submit
+from support.scenario import Scenario
+
+from ringtrain_operator.cluster.api.resources import JOBS
+from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.kueue]
+ROOT = Path(__file__).parents[3]
+Json = dict[str, Any]
+RECLAIMS = {"preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"}}
+KINDS = {r.kind: r for r in (CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, PRIORITIES)}
+EPOCHS = 80
+TRAINED_WITHIN_S = 200.0  # some 30 s on an idle machine
+WEIGHTS = re.compile(r"weights sha256: (\w+)")
+RESUMED = re.compile(r"resumed from \S+ after (\d+) epochs")
+
+
+async def open_cohort(s: Scenario, quotas: dict[str, int], lent: int = 0, **spec: Any) -> None:
+    """A team's LocalQueue for each entry, with so many devices of its own; all of one cohort, which has `lent`."""
+    await s.cluster.api.create(FLAVORS, None, described(FLAVORS, s.namespace, spec={}))
+    cohort = {"cohortName": s.namespace}
+    for team, gpus in quotas.items():
+        await open_cluster_queue(s, f"{s.namespace}-{team}", gpus, team, **cohort, **spec)
+    if lent:
+        await open_cluster_queue(s, s.namespace, lent, **cohort)
+
+
+async def test_what_a_team_has_lent_comes_back(setting: Setting, tmp_path: Path) -> None:
+    """A job runs on another team's idle quota; when that team wants it, the job waits, and is not counted."""
+    async with scenario(setting, tmp_path) as s:
+        await open_cohort(s, {"a": 2, "b": 2}, **RECLAIMS)
+        borrower = await submit(s, gpu_job("borrower", 4, queue="a"))
+        await borrower.until_running(workers=4)
+        owner = await submit(s, gpu_job("owner", 2, queue="b"))
+        await borrower.until_condition("Queued", "True", "Preempted")
+        borrower.skip(LAUNCHER_ENDS_S)
+        await owner.until_running()
+        assert await borrower.pods() == []
+        owner.succeed()
+        await borrower.until_running(attempt=2, workers=4)
+        status = (await borrower.job())["status"]
+        assert (status["restarts"], status["disruptions"]) == (0, 1)
+
+
+async def test_a_team_with_less_than_its_share_gets_it(setting: Setting, tmp_path: Path) -> None:
+    """Two teams that own nothing share four devices: the second job of the team that has all gives way."""
+    async with scenario(setting, tmp_path) as s:
+        await open_cohort(s, {"a": 0, "b": 0}, lent=4, **RECLAIMS)
+        mine = [await submit(s, gpu_job(name, 2, queue="a")) for name in ("a-first", "a-second")]
+        for one in mine:
+            await one.until_running()
+        other = await submit(s, gpu_job("b-first", 2, queue="b"))
+        await other.until_condition("Queued", "True")
+        while not (gave := [one for one in mine if state(await one.job()) == "Queued"]):
+            await s.cluster.pause()
+        gave[0].skip(LAUNCHER_ENDS_S)
+        await other.until_running()
+        assert [state(await one.job()) for one in mine].count("Queued") == 1
+        assert condition(await gave[0].job(), "Queued")["reason"] == "Preempted"
+
+
+async def test_room_goes_to_the_team_with_the_smaller_share_first(setting: Setting, tmp_path: Path) -> None:
+    """Nobody is preempted; when a job ends, the team that has nothing is next, though its job came last."""
+    async with scenario(setting, tmp_path) as s:
+        await open_cohort(s, {"a": 0, "b": 0}, lent=4)
+        running = [await submit(s, gpu_job(name, 2, queue="a")) for name in ("a-first", "a-second")]
+        for one in running:
+            await one.until_running()
+        waits = await submit(s, gpu_job("a-third", 2, queue="a"))
+        await waits.until_condition("Queued", "True", "insufficient")
+        last = await submit(s, gpu_job("b-first", 2, queue="b"))
+        await last.until_condition("Queued", "True", "insufficient")
+        running[0].succeed()
+        await last.until_running()
+        assert state(await waits.job()) == "Queued"
+
+
+async def test_a_preempted_training_ends_with_the_weights_of_one_that_was_not(
+    setting: Setting, tmp_path: Path, venv_bin: Path
+) -> None:
+    """Real processes: an urgent job takes the place in mid-run; the training goes on from its checkpoint later."""
+    runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
+    options = ["--epochs", str(EPOCHS), "--batch-size", "64"]
+    async with scenario(setting, tmp_path, runtime=runtime) as s:
+        for obj in yaml.safe_load_all((ROOT / "manifests/samples/kueue/queue.yaml").read_text()):
+            await s.cluster.api.create(KINDS[obj["kind"]], s.namespace, obj)
+        _, sample = yaml.safe_load_all((ROOT / "manifests/samples/digits-queued.yaml").read_text())
+        container(sample)["command"] += options
+        slow = await submit(s, sample)
+        saved = tmp_path / s.namespace / "claims" / "digits-queued"
+        while not list(saved.rglob("ckpt-*.npz")):
+            await s.cluster.pause()
+        urgent = await submit(s, urgent_job(sample))
+        await slow.until_condition("Queued", "True", "Preempted")
+        await until_succeeded(urgent)
+        done = await until_succeeded(slow)
+        log = b"".join(
+            [line async for line in s.cluster.api.pod_log(s.namespace, "digits-queued-launcher")]
+        ).decode()
+    assert (done["attempt"], done["restarts"], done["disruptions"]) == (2, 0, 1)
+    (epochs,) = RESUMED.findall(log)
+    assert 0 < int(epochs) < EPOCHS, "it was not preempted in mid-run"
+    assert WEIGHTS.findall(log) == [await asyncio.to_thread(undisturbed, venv_bin, options)]
+
+
+def container(sample: Json) -> Json:
+    """The main container of a job's workers."""
+    found: Json = sample["spec"]["worker"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def urgent_job(sample: Json) -> Json:
+    """A short job that leaves the other no room in the sample's queue."""
+    made: Json = yaml.safe_load(yaml.safe_dump(sample))
+    made["metadata"] = {"name": "urgent", "labels": {"kueue.x-k8s.io/priority-class": "urgent"}}
+    del made["spec"]["checkpoint"]
+    made["spec"]["worker"]["replicas"] = 1
+    container(made)["command"] = ["python", "-c", "print('urgent work')"]
+    container(made)["resources"]["requests"]["cpu"] = "5"
+    return made
+
+
+async def until_succeeded(s: Scenario) -> Json:
+    """The job's status once it has succeeded."""
+
+    def ended(job: Json | None) -> bool:
+        return job is not None and state(job) in ("Succeeded", "Failed")
+
+    done = await s.cluster.until(JOBS, s.namespace, s.name, ended, TRAINED_WITHIN_S)
+    assert state(done) == "Succeeded", done["status"]
+    status: Json = done["status"]
+    return status
+
+
+def undisturbed(venv_bin: Path, options: list[str]) -> str:
+    """What the same training prints of its weights where nobody is in its way."""
+    command = [
+        str(venv_bin / "ringtrain"),
+        "run",
+        "-np",
+        "2",
+        "--",
+        "python",
+        "examples/digits/train.py",
+        *options,
+    ]
+    env = {**os.environ, "PATH": f"{venv_bin}:{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=env)
+    (found,) = WEIGHTS.findall(done.stdout)
+    return str(found)
