@@ -186,6 +186,8 @@ async def _admit(api: ApiClient, count: int, workers: int, before: set[str]) -> 
             await api.patch(CLUSTER_QUEUES, None, "all", {"spec": _quota((len(before) + count) * workers)})
     except TimeoutError:
         raise TimeoutError(f"of {count} jobs {len(admitted)} were admitted; pods: {pods}") from None
+    if odd := set(pods) ^ set(admitted):
+        raise RuntimeError(f"pods or an admission, and not both: {sorted(odd)}; before: {sorted(before)}")
     return {name: max(0.0, max(times) - admitted[name]) for name, times in pods.items()}
 
 
