@@ -38,6 +38,11 @@ CLUSTER_QUEUES = Resource(GROUP_VERSION, "ClusterQueue", "clusterqueues", namesp
 FLAVORS = Resource(GROUP_VERSION, "ResourceFlavor", "resourceflavors", namespaced=False)
 TOPOLOGIES = Resource(GROUP_VERSION, "Topology", "topologies", namespaced=False)
 PRIORITIES = Resource(GROUP_VERSION, "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False)
+ADMISSION_CHECKS = Resource(GROUP_VERSION, "AdmissionCheck", "admissionchecks", namespaced=False)
+PROVISIONING_CONFIGS = Resource(
+    GROUP_VERSION, "ProvisioningRequestConfig", "provisioningrequestconfigs", namespaced=False
+)
+PROVISIONING_REQUESTS = Resource("autoscaling.x-k8s.io/v1", "ProvisioningRequest", "provisioningrequests")
 _ADMISSION = "admissionregistration.k8s.io/v1"
 _WEBHOOKS = {
     kind: Resource(_ADMISSION, kind, f"{kind.lower()}s", namespaced=False)
@@ -77,7 +82,28 @@ def kueue_crds(webhook: str, authority: str) -> tuple[Json, ...]:
                 "webhook": {"clientConfig": config, "conversionReviewVersions": ["v1"]},
             }
         found.append(crd)
-    return tuple(found)
+    return (*found, _provisioning_requests())
+
+
+def _provisioning_requests() -> Json:
+    """The cluster autoscaler's kind, any fields. Kueue looks for it once, when it starts."""
+    any_fields = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {
+        "name": "v1",
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": any_fields},
+    }
+    names = {"kind": "ProvisioningRequest", "plural": "provisioningrequests", "singular": "provisioningrequest"}
+    group = PROVISIONING_REQUESTS.api_version.partition("/")[0]
+    approved = {"api-approved.kubernetes.io": "https://github.com/kubernetes/autoscaler/pull/5848"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names['plural']}.{group}", "annotations": approved},
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
 
 
 @dataclass

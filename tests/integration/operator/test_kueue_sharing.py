@@ -11,11 +11,28 @@ import pytest
 import yaml
 from support.jobs import condition, state
 from support.kubelet import ProcessRuntime
-from support.kueue import CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, PRIORITIES
-from support.queued import Setting, described, gpu_job, open_cluster_queue, scenario, submit
+from support.kueue import (
+    ADMISSION_CHECKS,
+    CLUSTER_QUEUES,
+    FLAVORS,
+    LOCAL_QUEUES,
+    PRIORITIES,
+    PROVISIONING_CONFIGS,
+    PROVISIONING_REQUESTS,
+)
+from support.queued import (
+    GPU,
+    Setting,
+    described,
+    gpu_job,
+    open_cluster_queue,
+    open_queue,
+    scenario,
+    submit,
+)
 from support.scenario import Scenario
 
-from ringtrain_operator.cluster.api.resources import JOBS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.kueue]
@@ -87,6 +104,47 @@ async def test_room_goes_to_the_team_with_the_smaller_share_first(setting: Setti
         running[0].succeed()
         await last.until_running()
         assert state(await waits.job()) == "Queued"
+
+
+async def open_provisioned_queue(s: Scenario, gpus: int) -> None:
+    """LocalQueue `research`; who has quota there waits for nodes, too."""
+    name, group = s.namespace, "kueue.x-k8s.io"
+    config = {"provisioningClassName": "check-capacity.autoscaling.x-k8s.io", "managedResources": [GPU]}
+    await s.cluster.api.create(PROVISIONING_CONFIGS, None, described(PROVISIONING_CONFIGS, name, spec=config))
+    parameters = {"apiGroup": group, "kind": PROVISIONING_CONFIGS.kind, "name": name}
+    check = {"controllerName": f"{group}/provisioning-request", "parameters": parameters}
+    await s.cluster.api.create(ADMISSION_CHECKS, None, described(ADMISSION_CHECKS, name, spec=check))
+    await open_queue(s, gpus, admissionChecksStrategy={"admissionChecks": [{"name": name}]})
+
+
+async def test_nodes_are_there_before_the_pods_and_nothing_keeps_them_afterwards(
+    setting: Setting, tmp_path: Path
+) -> None:
+    """Kueue asks the autoscaler, whose part the test plays; the pods take what was made for them; at the end the
+    request is gone."""
+    async with scenario(setting, tmp_path) as s:
+        await open_provisioned_queue(s, 2)
+        wide = await submit(s, gpu_job("wide", 2))
+        await wide.until_condition("Queued", "True", f"admission check {s.namespace}")
+        while not (requests := await s.cluster.api.select(PROVISIONING_REQUESTS, s.namespace)):
+            await s.cluster.pause()
+        assert await wide.pods() == []
+        (name,) = {r["metadata"]["name"] for r in requests}
+        await provisioned(s, name)
+        await wide.until_running()
+        pod = await s.cluster.api.get(PODS, s.namespace, "wide-worker-1")
+        assert pod["metadata"]["annotations"]["autoscaling.x-k8s.io/consume-provisioning-request"] == name
+        wide.succeed()
+        await wide.until_state("Succeeded")
+        await s.cluster.until_gone(PROVISIONING_REQUESTS, s.namespace, name)
+
+
+async def provisioned(s: Scenario, name: str) -> None:
+    """What an autoscaler says when the nodes are there."""
+    true = {"status": "True", "reason": "Done", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    conditions = [{"type": kind, **true} for kind in ("Accepted", "Provisioned")]
+    status = {"status": {"conditions": conditions}}
+    await s.cluster.api.patch(PROVISIONING_REQUESTS, s.namespace, name, status, subresource="status")
 
 
 async def test_a_preempted_training_ends_with_the_weights_of_one_that_was_not(

@@ -1,0 +1,96 @@
+"""What a job in a queue owns at each turn of its life: one Workload while it asks for quota, and nothing too many.
+
+Its end, and the operator's death at each write, are in test_killed.py; the real Kueue is in test_kueue.py.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from support.cluster import fake_cluster
+from support.kubelet import Kubelet, ScriptedRuntime
+from support.operating import running_operator
+from support.rendering import render
+from support.scenario import Clock, Scenario
+from support.standin import WORKLOADS, admitting
+
+from ringtrain_operator.cluster.api.resources import JOBS
+from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
+
+QUEUED = {"scheduling": {"queue": "research"}}
+COMPANIONS = ["NetworkPolicy", "Service", "ServiceAccount"]
+
+
+@asynccontextmanager
+async def scenario(folder: Path) -> AsyncIterator[Scenario]:
+    """An API server with Kueue's kind, nodes, and an operator that writes Workloads."""
+    async with fake_cluster(render("kueue.enabled=true")) as c:
+        namespace, runtime, clock = await c.new_namespace(), ScriptedRuntime(), Clock()
+        async with (
+            Kubelet(c.api, runtime, folder, namespace=namespace) as kubelet,
+            running_operator(c.operator_connection, clock, kueue=True) as operator,
+        ):
+            yield Scenario(c, namespace, runtime, kubelet, operator, clock)
+
+
+async def owned(s: Scenario) -> list[str]:
+    """Kinds of what the job owns, once nothing changes any more; without Secrets, of which the operator makes one
+    anew where it can't know whether the last is still there.
+    """
+    assert s.cluster.fake is not None
+    await s.cluster.until_quiet()
+    found = s.cluster.fake.store.owned_by((await s.job())["metadata"]["uid"])
+    return [obj.split()[0] for obj in found if not obj.startswith("Secret ")]
+
+
+def running(workers: int) -> list[str]:
+    """What a job that runs owns."""
+    return sorted([*COMPANIONS, *["Pod"] * (workers + 1), "Workload"])
+
+
+async def test_a_job_that_waits_owns_a_workload_and_a_suspended_one_nothing(tmp_path: Path) -> None:
+    """Also where it is suspended while it waits, resumed, and scaled before its turn comes."""
+    async with scenario(tmp_path) as s:
+        await s.submit(**QUEUED)
+        await s.until_state("Queued")
+        assert await owned(s) == ["Workload"]
+        await s.change({"runPolicy": {"suspend": True}})
+        await s.until_state("Suspended")
+        assert await owned(s) == []
+        await s.change({"runPolicy": {"suspend": False}})
+        await s.until_state("Queued")
+        await s.change({"worker": {"replicas": 3}})
+        assert await owned(s) == ["Workload"]
+        async with admitting(s.cluster.api, s.namespace):
+            await s.until_running(workers=3)
+            assert await owned(s) == running(3)
+
+
+async def test_a_job_that_runs_owns_one_workload_however_it_is_changed(tmp_path: Path) -> None:
+    """Scaled, suspended, resumed and ended: its Workload is of its present size, and ends with it."""
+    async with scenario(tmp_path) as s, admitting(s.cluster.api, s.namespace):
+        await s.submit(**QUEUED)
+        await s.until_running()
+        assert await owned(s) == running(2)
+        await s.change({"worker": {"replicas": 3}})
+        await s.until_condition("Queued", "True", "Scaled")
+        s.skip(LAUNCHER_ENDS_S)
+        await s.until_running(attempt=2, workers=3)
+        assert await owned(s) == running(3)
+        (workload,) = await s.cluster.api.select(WORKLOADS, s.namespace)
+        assert {p["name"]: p["count"] for p in workload["spec"]["podSets"]}["workers"] == 3
+        await s.change({"runPolicy": {"suspend": True}})
+        await s.until_state("Suspended")
+        s.skip(LAUNCHER_ENDS_S)
+        await s.until_pods(0)
+        assert await owned(s) == COMPANIONS
+        await s.change({"runPolicy": {"suspend": False}})
+        await s.until_running(attempt=3, workers=3)
+        assert await owned(s) == running(3)
+        s.succeed(attempt=3, workers=3)
+        await s.until_state("Succeeded")
+        assert (await owned(s)).count("Workload") == 1
+        await s.cluster.api.delete(JOBS, s.namespace, s.name)
+        await s.until_pods(0)
+        await s.cluster.until_quiet()
+        assert await s.cluster.api.select(WORKLOADS, s.namespace) == []
