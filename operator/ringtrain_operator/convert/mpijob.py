@@ -41,8 +41,8 @@ _DROPPED = {
 }
 _DROPPED_POLICY = {
     "managedBy": "it names a controller of MPIJobs; set spec.managedBy if this job is to have one",
-    "schedulingPolicy": "gang scheduling is the scheduler's: set schedulerName, labels and annotations that it "
-    "wants in the pod templates",
+    "schedulingPolicy": "what it means depends on the gang scheduler; set spec.scheduling (gang, queue, "
+    "priorityClassName)",
 }
 
 

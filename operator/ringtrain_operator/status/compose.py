@@ -13,7 +13,7 @@ from .incarnations import new_losses
 from .model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
 from .progress import progress_fields
 from .situation import Situation
-from .waiting import queued_because, running_or_why_not
+from .waiting import queued_because, running_or_why_not, stuck_gang
 
 # Said of a gang that runs.
 _OF_A_WORLD: tuple[ConditionType, ...] = ("Degraded", "InputStalled")
@@ -32,10 +32,10 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
         status = with_conditions(status, _consequences(s, status, decided), s.job.generation, s.now)
         foremost = _foremost(status)
         state: State = foremost.type if foremost is not None else "Pending"  # type: ignore[assignment]
-        if s.status.ledger.queued_since is not None and not status.is_true("Suspended"):
+        if _waits_its_turn(s, status):
             state = "Queued"
         status = status.model_copy(update={"observed_generation": s.job.generation, "state": state})
-    in_line = s.status.ledger.queued_since is not None and status.state == "Queued"
+    in_line = status.state == "Queued" and not status.is_true("Queued")
     why = status.condition("Running") if in_line else _foremost(status) or status.condition("Running")
     fields = {"reason": why.reason if why is not None else "", **counts(s, status.finished)}
     if not s.status.finished:
@@ -43,6 +43,13 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
         fields.update(elastic_fields(s, len(workers)))
     fields.update(lasting_fields(replace(s, status=status), seen, status.finished))
     return status.model_copy(update={**fields, **progress_fields(seen, status.is_true("Succeeded"))})
+
+
+def _waits_its_turn(s: Situation, status: JobStatus) -> bool:
+    """Whether the job waits for room without holding any: given back, or withheld by a gang scheduler."""
+    if status.is_true("Suspended") or status.is_true("Queued"):
+        return False
+    return s.status.ledger.queued_since is not None or stuck_gang(s) is not None
 
 
 def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: datetime) -> JobStatus:

@@ -43,7 +43,7 @@ def running_or_why_not(s: Situation) -> ConditionChange:
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
-    return _stuck_gang(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
+    return stuck_gang(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
 
 
 def _queued(s: Situation) -> ConditionChange:
@@ -83,7 +83,7 @@ def queued_because(s: Situation) -> str:
     return f"{queue}: {view.words}"
 
 
-def _stuck_gang(s: Situation) -> ConditionChange | None:
+def stuck_gang(s: Situation) -> ConditionChange | None:
     """Why a gang scheduler finds no room: in its group's words and in a pod's. No pod's name: they take turns."""
     scheduler, gangs = s.status.ledger.gang_scheduler, s.observed.gangs
     if scheduler is None or gangs is None or s.placed or s.gang_began:

@@ -13,6 +13,7 @@ from support.gangschedulers import groups_of
 from support.rounds import NAMESPACE, Arena, open_arena, scheduling_plane
 from support.scenario import Scenario
 
+from ringtrain_operator.cli.why import explain
 from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, PODS, SECRETS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
@@ -74,7 +75,7 @@ async def test_of_two_gangs_that_do_not_fit_together_one_runs(
 async def test_a_gang_that_waits_says_why_and_holds_nothing(
     plane: ControlPlane, tmp_path: Path, gang: str
 ) -> None:
-    """The condition has the scheduler's words; no pod has a node; it runs when the other has ended."""
+    """Condition and `dtj why` have the scheduler's words; no pod has a node; it runs when the other has ended."""
     words = {"Kubernetes": "nodes are available", "Coscheduling": "find room", "Volcano": "find room"}
     async with open_arena(plane, tmp_path, devices=5, gang=gang) as arena:
         first = await submit(arena, "first", 3)
@@ -83,6 +84,7 @@ async def test_a_gang_that_waits_says_why_and_holds_nothing(
         waits = await second.until_condition("Running", "False", words[gang])
         assert waits["reason"] == "Unschedulable"
         assert f"({gang})" in waits["message"]
+        assert waits["message"] in "\n".join(explain(await second.until_state("Queued"), [], []))
         assert not [pod for pod in await second.pods() if pod["spec"].get("nodeName")]
         first.succeed(workers=3)
         await second.until_running(workers=3)

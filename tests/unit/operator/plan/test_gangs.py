@@ -182,6 +182,7 @@ def test_the_condition_has_the_schedulers_words() -> None:
     w.settle()
     words = f"PodGroup {GROUP} (Kubernetes): no room for it; 0/2 nodes are available: no GPU"
     assert condition(w, "Running") == ("False", "Unschedulable", words)
+    assert (w.status.state, w.status.reason) == ("Queued", "Unschedulable")
     assert ("Warning", "Unschedulable") in [(event.type, event.reason) for event in w.events]
 
 
@@ -201,7 +202,7 @@ def test_a_gang_that_finds_no_room_keeps_its_pods() -> None:
     for name in list(w.pods):
         w.pod_finds_no_node(name, "0/2 nodes are available")
     w.run(hours=1)
-    assert (len(w.pods), w.status.state, w.status.attempt) == (3, "Pending", 1)
+    assert (len(w.pods), w.status.state, w.status.attempt) == (3, "Queued", 1)
     assert (w.status.ledger.line_since, w.status.ledger.queued_since) == (None, None)
 
 
