@@ -103,3 +103,20 @@ def goes_nowhere(uri: str, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def no_offset(uri: str, offset: int) -> Iterator[Any]:
     yield {"line": np.zeros(1)}
+
+
+def watched(indices: Indices) -> dict[str, Any]:
+    """1 MiB a batch. Says when it begins and ends, with the data worker's process and its own."""
+    directory = Path(os.environ["WATCHED"])
+    said = f"{os.getppid()} {os.getpid()}"
+    _say(directory / f"loading-{indices[0]}", said)
+    time.sleep(0.002 * (indices[0] % 4))
+    found = {"index": indices, "bulk": np.full((1 << 20,), indices[0] % 251, np.uint8)}
+    _say(directory / f"sending-{indices[0]}", said)
+    return found
+
+
+def _say(path: Path, text: str) -> None:
+    new = path.with_name(f"new-{path.name}-{os.getpid()}")
+    new.write_text(text)
+    new.rename(path)

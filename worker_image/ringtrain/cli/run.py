@@ -17,6 +17,7 @@ import click
 from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
 from ringtrain.cli.checks import check_command, check_log_dir, check_name
+from ringtrain.cli.data_workers import start_data_workers
 from ringtrain.cli.elastic import ElasticOptions, ElasticRun, elastic_options, elastic_run
 from ringtrain.cli.ending import say, say_end
 from ringtrain.cli.failures import exit_code_of
@@ -49,6 +50,12 @@ NAMESPACE = "local"
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True
 )
 @click.option("--name", help="Directory of this run under the log directory [default: command and time].")
+@click.option(
+    *("--data-workers", "data_workers"),
+    type=click.IntRange(0, 1024),
+    default=0,
+    help="Data workers beside the ranks, for ringtrain.data.service.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Say what launcher and agent do, too.")
 @click.option("--quiet", "-q", is_flag=True, help="Print what ranks write and why the job failed, nothing else.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -59,6 +66,7 @@ def run(
     elastic: ElasticOptions,
     log_dir: Path,
     name: str | None,
+    data_workers: int,
     verbose: bool,
     quiet: bool,
     command: tuple[str, ...],
@@ -82,6 +90,7 @@ def run(
     slots = ranks if world is None else world.slots
     placed = find_hosts(hosts, horovod.of("hostfile"), slots)
     _check_elastic(placed, world)
+    _check_data_workers(placed, data_workers)
     check_name(name)
     if any(host.is_here for host in placed):
         check_command(command[0], os.environ.get("PATH", os.defpath))
@@ -94,6 +103,7 @@ def run(
         say(note)
     started = time.monotonic()
     settings = horovod.variables | ({} if world is None else world.variables)
+    settings[contract.ENV_DATA_WORKERS] = str(data_workers)
     place = _environment(slots, log_dir.resolve(), job, settings)
     level = "info" if verbose else "warning"
     if all(host.is_here for host in placed):
@@ -111,6 +121,15 @@ def _check_elastic(hosts: Sequence[Host], world: ElasticRun | None) -> None:
         raise click.UsageError(
             f"-H names {others[0]}, another host, and the options ask for an elastic run, which is on this "
             "machine alone; on several hosts it is a DistributedTrainingJob with spec.elastic"
+        )
+
+
+def _check_data_workers(hosts: Sequence[Host], count: int) -> None:
+    others = [host.name for host in hosts if not host.is_here]
+    if others and count:
+        raise click.UsageError(
+            f"--data-workers {count}: they are on this machine alone, and -H names {others[0]}; on several hosts "
+            "it is a DistributedTrainingJob with spec.dataWorkers"
         )
 
 
@@ -143,6 +162,7 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level:
             {**environment, contract.ENV_PORTS_HELD: "1"},
             ["launcher", "--log-level", level],
         )
+        start_data_workers(stack, environment, command, level)
         agent = start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
         # SIGTERM tells an elastic job's launcher that its own pod goes, and that the ranks are to live on.
         stop = signal.SIGINT if contract.ENV_ELASTIC in environment else signal.SIGTERM

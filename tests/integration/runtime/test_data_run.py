@@ -1,0 +1,124 @@
+"""`ringtrain run --data-workers`: launcher, agent, ranks and data workers together, and what becomes of each."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.gang import DEADLINE_S, until
+
+TESTS = Path(__file__).parents[2]
+TRAINING = (sys.executable, str(TESTS / "support/data_training.py"))
+
+
+class Run:
+    """A run of a training that data workers load for."""
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        self.directory = directory
+        environment = {
+            **os.environ,
+            "TMPDIR": str(directory),
+            "DIRECTORY": str(directory),
+            "RINGTRAIN_TIMEOUT": "12",
+            "PYTHONPATH": str(TESTS),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ringtrain", "run", "--name", "demo", *words],
+            cwd=directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def step(self, number: int) -> None:
+        """Wait for the end of a step."""
+        until(f"step {number}", (self.directory / f"step-{number}").exists)
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Those of this run that were started as `ringtrain <word>`."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if "ringtrain" in (line := child.cmdline()) and word in line]
+
+    def ranks(self) -> list[psutil.Process]:
+        """The processes that train."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if child.cmdline()[1:2] == [TRAINING[1]]]
+
+    def finish(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out, err
+
+    def ledger(self, slot: int) -> dict[int, list[int]]:
+        """The samples of each epoch's committed steps."""
+        found: dict[int, list[int]] = {}
+        for epoch, samples in json.loads((self.directory / f"end-{slot}.json").read_text())["ledger"]:
+            found.setdefault(epoch, []).extend(samples)
+        return {epoch: sorted(samples) for epoch, samples in found.items()}
+
+
+@pytest.fixture
+def made() -> Iterator[list[Run]]:
+    """Runs that are ended with the test."""
+    runs: list[Run] = []
+    yield runs
+    for one in runs:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate()
+
+
+def test_data_workers_beside_two_ranks(tmp_path: Path, made: list[Run]) -> None:
+    """A loader beside the script is found; progress says that input is what is slow; nothing is left behind."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/my_data.py").write_text(
+        "import time\n\ndef load(indices):\n    time.sleep(0.05)\n    return {'double': indices * 2}\n"
+    )
+    (tmp_path / "code/train.py").write_text(
+        "import ringtrain as rt\n"
+        "rt.init()\n"
+        "shard = rt.data.shard(240, 6)\n"
+        "for step, batch in enumerate(rt.data.service.distribute('my_data:load', shard, epoch=0)):\n"
+        "    assert (batch['double'] == batch.indices * 2).all()\n"
+        "    rt.report(step + 1, total_steps=shard.steps, samples=batch.count)\n"
+        "print('done', flush=True)\n"
+    )
+    made.append(run := Run(tmp_path, "-np", "2", "--data-workers", "2", sys.executable, "code/train.py"))
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert sorted(re.findall(r"\[\d\] done", out)) == ["[0] done", "[1] done"]
+    assert re.search(r"Step 20/20 .*  input-bound \d+ %", out)
+    assert {path.name for path in tmp_path.iterdir()} == {"code", "runs"}
+
+
+def test_an_elastic_world_loses_ranks_and_data_workers(tmp_path: Path, made: list[Run]) -> None:
+    """Every sample is in the committed steps of each epoch once; the world was of several sizes."""
+    words = ("-np", "3", "--min-np", "1", "--on-loss", "Shrink", "--data-workers", "2")
+    made.append(run := Run(tmp_path, *words, *TRAINING, "240", "3", "0.05"))
+    run.step(5)
+    run.processes("data-worker")[0].kill()
+    run.step(10)
+    run.ranks()[0].kill()
+    run.step(30)
+    run.processes("data-worker")[1].send_signal(signal.SIGSTOP)
+    code, _, err = run.finish()
+    assert code == 0, err
+    slot = next(int(path.stem[4:]) for path in tmp_path.glob("end-*.json"))
+    assert run.ledger(slot) == {epoch: list(range(240)) for epoch in range(3)}
+    assert len(set(json.loads((tmp_path / f"end-{slot}.json").read_text())["sizes"])) > 1
+
+
+def test_several_hosts_have_no_data_workers(tmp_path: Path, made: list[Run]) -> None:
+    """The error says where they are to be had."""
+    made.append(run := Run(tmp_path, "-np", "2", "-H", "a:1,b:1", "--data-workers", "2", "true"))
+    code, _, err = run.finish()
+    assert code == 2
+    assert "spec.dataWorkers" in err
