@@ -167,3 +167,24 @@ async def test_without_rights_on_workloads_pods_are_queued_as_a_group(setting: S
         second.succeed()
         await second.until_state("Succeeded")
         await none_left(second)
+
+
+async def test_a_preempted_group_of_pods_queues_again_as_another(setting: Setting, tmp_path: Path) -> None:
+    """Kueue deletes its pods; the next attempt waits at the gate, runs when there is room, and nothing counts."""
+    async with scenario(setting, tmp_path, kueue=False) as s:
+        await open_queue(s, 2, preemption={"withinClusterQueue": "LowerPriority"})
+        urgent_class = f"urgent-{s.namespace}"
+        await s.cluster.api.create(PRIORITIES, None, described(PRIORITIES, urgent_class, value=1000))
+        slow = await submit(s, gpu_job("slow", 2))
+        await slow.until_running()
+        urgent = await submit(s, gpu_job("urgent", 2, {"kueue.x-k8s.io/priority-class": urgent_class}))
+        await urgent.until_running()
+        await slow.until(lambda j: j["status"]["attempt"] == 2)
+        await slow.until_condition("Running", "False", "gate")
+        urgent.succeed()
+        await slow.until_running(attempt=2)
+        status = (await slow.job())["status"]
+        assert (status["restarts"], status["disruptions"]) == (0, 1)
+        slow.succeed(attempt=2)
+        await slow.until_state("Succeeded")
+        await none_left(slow)
