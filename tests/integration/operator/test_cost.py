@@ -3,6 +3,7 @@
 from support.cluster import fake_cluster
 from support.jobs import job, state
 from support.operating import running_operator
+from support.rendering import render
 
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
@@ -46,3 +47,25 @@ async def test_a_finished_job_costs_no_reads_of_what_it_has_besides_pods() -> No
         mine = {(call.method, call.plural) for call in c.fake.calls if call.agent == "ringtrain-operator"}
         assert ("GET", "pods") in mine
         assert not {plural for _, plural in mine} & {"services", "serviceaccounts", "networkpolicies"}
+
+
+async def test_jobs_that_wait_in_a_queue_cost_nothing_while_others_come_and_go() -> None:
+    """Not one of them is looked at while another job is made, gets its pods and is deleted."""
+    async with fake_cluster(render("kueue.enabled=true")) as c:
+        assert c.fake is not None
+        ns, names = await c.new_namespace(), [f"waits-{number}" for number in range(20)]
+        async with running_operator(c.operator_connection, kueue=True):
+            for name in names:
+                await c.api.create(JOBS, ns, job(name, scheduling={"queue": "research"}))
+            for name in names:
+                await c.until(JOBS, ns, name, lambda j: state(j or {}) == "Queued")
+            await c.until_quiet()
+            before = len(c.fake.calls)
+            await c.api.create(JOBS, ns, job("digits"))
+            await c.until_exists(PODS, ns, "digits-launcher")
+            await c.api.delete(JOBS, ns, "digits")
+            await c.until_gone(PODS, ns, "digits-launcher")
+            await c.until_quiet()
+        mine = [call for call in c.fake.calls[before:] if call.agent == "ringtrain-operator"]
+        looked_at = {call.name for call in mine if call.method == "GET" and call.plural == JOBS.plural}
+        assert looked_at == {"digits"}  # whatever is asked or written about a job begins with reading it
