@@ -18,6 +18,7 @@ FOREIGN = {
     "_BatchNorm",  # torch: the base of what SyncBatchNorm replaces
     "_create_all_weights",  # Keras 2: makes an optimizer's variables outside a branch
     "_exit",  # os: the documented way for a forked child
+    "_jsc",  # PySpark: the context in Java, which alone knows how many tasks can run at once
     "_make_subclass",  # torch.Tensor: the documented way to a subclass that shares storage
     "_replace",  # of named tuples: public
     "_values",  # torch: of a sparse tensor that is not coalesced

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,12 @@ from pathlib import Path
 import pytest
 from frameworks.harness import ENV, Scenarios
 
+import ringtrain
+
 SCENARIOS = Scenarios("tensorflow", "data_service")
 SCRIPT = Path(__file__).with_name("data_service_scripts") / "mnist_data_service.py"
+SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
+SPARK_WORKER = Path(ringtrain.__file__).parent / "spark/tensorflow/compute_worker.py"
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 DEADLINE_S = 300.0
 MODES = {
@@ -28,25 +33,42 @@ def test_data_service(check: str) -> None:
     assert not SCENARIOS.failure(check)
 
 
-def started(directory: Path, ranks: int, *words: str) -> "subprocess.Popen[str]":
+def started(directory: Path, *words: str | Path) -> "subprocess.Popen[str]":
+    spark = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     return subprocess.Popen(
-        [HOROVODRUN, "-np", str(ranks), sys.executable, *words],
+        words,
         cwd=directory,
-        env={**os.environ, **ENV, "TMPDIR": str(directory)},
+        env={**os.environ, **ENV, **spark, "TMPDIR": str(directory)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("mode", MODES)
-def test_both_commands_of_the_page(mode: str, tmp_path: Path) -> None:
-    """A script in the shape of Horovod's example trains, and ends the compute job, which leaves no config."""
+def commands(mode: str) -> tuple[list[str | Path], list[str | Path]]:
+    """Those of compute job and training, as the page has them, but for the name of the config."""
+    if mode == "spark":
+        if not SPARK_SUBMIT.exists() or not shutil.which("java"):
+            pytest.skip("Spark needs pyspark and Java: apt install default-jre-headless")
+        script = SCRIPT.with_name("spark_data_service.py")
+        return [SPARK_SUBMIT, "--master", "local[4]", SPARK_WORKER], [
+            *(SPARK_SUBMIT, "--master", "local[2]", "--py-files", SCRIPT, script)
+        ]
     of_the_service, of_the_script = MODES[mode]
     module = "ringtrain.tensorflow.data.compute_worker"
-    compute = started(tmp_path, 4, "-m", module, *of_the_service, "compute.json")
-    train = started(tmp_path, 2, str(SCRIPT), *of_the_script, "compute.json")
+    run = [HOROVODRUN, "-np"]
+    return [*run, "4", sys.executable, "-m", module, *of_the_service], [
+        *(*run, "2", sys.executable, SCRIPT, *of_the_script)
+    ]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("mode", [*MODES, "spark"])
+def test_both_commands_of_the_page(mode: str, tmp_path: Path) -> None:
+    """A script in the shape of Horovod's example trains, and ends the compute job, which leaves no config."""
+    service, training = commands(mode)
+    compute = started(tmp_path, *service, "compute.json")
+    train = started(tmp_path, *training, "compute.json")
     try:
         trained, _ = train.communicate(timeout=DEADLINE_S)
         served, _ = compute.communicate(timeout=DEADLINE_S)

@@ -165,14 +165,12 @@ def compute_worker_fn(
 
 def _serve(servers: ServerProcesses, client: ComputeClient, number: int, host: str, timeout_s: int) -> None:
     """Have a worker of dispatcher `number`, wherever that is, until the compute job is over."""
-    end = time.monotonic() + timeout_s
     served = None
+    client.wait_for_dispatcher_registration(number, timeout_s)
     while True:
         state = client.state(number)
         if state.over:
             return
-        if state.address is None and time.monotonic() >= end:
-            client.wait_for_dispatcher_registration(number, 0.0)  # says what is missing
         if state.address is not None and state.address != served:
             served = state.address
             address = servers.worker(host, served.rpartition("://")[2])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,83 +28,106 @@ _PROBE_S = 2.0
 _KEY_BYTES = 32
 
 
+@dataclass(frozen=True)
+class ComputeOptions:
+    """What a compute job is told; see `--help`."""
+
+    configfile: Path
+    dispatchers: int = 1
+    dispatcher_side: str = "compute"
+    timeout: int = 60
+    key_file: Path | None = None
+
+
+def compute_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a compute job to a click command, which gets them as `options`."""
+
+    @functools.wraps(command)
+    def with_options(
+        *,
+        configfile: Path,
+        dispatchers: int,
+        dispatcher_side: str,
+        timeout: int,
+        key_file: Path | None,
+        **others: Any,
+    ) -> None:
+        command(options=ComputeOptions(configfile, dispatchers, dispatcher_side, timeout, key_file), **others)
+
+    one_or_each = "One, or one for each training rank."
+    times = "Seconds that dispatchers and workers get to start and find each other."
+    key = "Keep the key in this file, which is made unless it exists, and only its name in CONFIGFILE."
+    file = click.Path(dir_okay=False, path_type=Path)
+    for option in (
+        click.argument("configfile", type=file),
+        click.option("--dispatchers", type=click.IntRange(1), default=1, show_default=True, help=one_or_each),
+        click.option(
+            "--dispatcher-side",
+            type=click.Choice(SIDES),
+            default="compute",
+            show_default=True,
+            help="Which job the dispatchers run in.",
+        ),
+        click.option("--timeout", type=click.IntRange(1), default=60, show_default=True, help=times),
+        click.option("--key-file", type=file, help=key),
+    ):
+        with_options = option(with_options)
+    return with_options
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("configfile", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--dispatchers",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="One, or one for each training rank.",
-)
-@click.option(
-    "--dispatcher-side",
-    type=click.Choice(SIDES),
-    default="compute",
-    show_default=True,
-    help="Which job the dispatchers run in.",
-)
-@click.option(
-    "--timeout",
-    type=click.IntRange(1),
-    default=60,
-    show_default=True,
-    help="Seconds that dispatchers and workers get to start and find each other.",
-)
-@click.option(
-    "--key-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep the key in this file, which is made unless it exists, and only its name in CONFIGFILE.",
-)
+@compute_options
 @click.option("--host", help="Address by which training reaches this process [default: this host's].")
-def main(
-    configfile: Path, dispatchers: int, dispatcher_side: str, timeout: int, key_file: Path | None, host: str | None
-) -> None:
+def main(options: ComputeOptions, host: str | None) -> None:
     """Serve TensorFlow datasets to a training job that is told CONFIGFILE, until that one ends it.
 
     Every rank is one worker; rank 0 writes CONFIGFILE.
     """
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(asctime)s ringtrain data: %(message)s")
-    options = _Options(configfile, dispatchers, dispatcher_side, timeout, key_file)
     try:
-        servers = ServerProcesses(timeout, forked=True)  # before there are threads
+        servers = ServerProcesses(options.timeout, forked=True)  # before there are threads
         init()
-        with _directory(options) as plain:
+        with _config(options) as plain:
             compute_worker_fn(TfDataServiceConfig.from_dict(broadcast_object(plain)), servers, host)
         shutdown()
     except RingtrainError as error:
         raise click.ClickException(str(error)) from error
 
 
-@dataclass(frozen=True)
-class _Options:
-    configfile: Path
-    dispatchers: int
-    dispatcher_side: str
-    timeout: int
-    key_file: Path | None
-
-
 @contextmanager
-def _directory(options: _Options) -> Iterator[dict[str, object]]:
-    """On rank 0 the directory, and its config in the file; nothing on others. Raises ConfigurationError."""
-    each, left_over = divmod(size(), options.dispatchers)
-    if left_over:
-        raise ConfigurationError(
-            f"{size()} ranks can't be shared out among {options.dispatchers} dispatchers; start a multiple "
-            f"(-np {(each + 1) * options.dispatchers}), or another number of --dispatchers"
-        )
+def _config(options: ComputeOptions) -> Iterator[dict[str, Any]]:
+    """The config on rank 0, nothing on others. Raises ConfigurationError."""
+    check_ranks(options, size())
     if rank() != 0:
         yield {}
         return
+    with directory(options, size()) as plain:
+        yield plain
+
+
+def check_ranks(options: ComputeOptions, ranks: int) -> None:
+    """Raise ConfigurationError unless each dispatcher gets as many of the ranks as any other."""
+    each, left_over = divmod(ranks, options.dispatchers)
+    if left_over:
+        raise ConfigurationError(
+            f"{ranks} ranks can't be shared out among {options.dispatchers} dispatchers; start a multiple "
+            f"(-np {(each + 1) * options.dispatchers}), or another number of --dispatchers"
+        )
+
+
+@contextmanager
+def directory(options: ComputeOptions, ranks: int) -> Iterator[dict[str, Any]]:
+    """The directory of a compute job, and its config in the file and as plain data. Raises ConfigurationError."""
+    check_ranks(options, ranks)
     _check_unused(options.configfile)
     key = secrets.token_bytes(_KEY_BYTES) if options.key_file is None else _key_in(options.key_file)
-    with closing(Directory(options.dispatchers, each, key)) as directory:
+    each = ranks // options.dispatchers
+    with closing(Directory(options.dispatchers, each, key)) as listening:
         config = TfDataServiceConfig(
             dispatchers=options.dispatchers,
             workers_per_dispatcher=each,
             dispatcher_side=options.dispatcher_side,
-            addresses=directory.addresses(),
+            addresses=listening.addresses(),
             key=key,
             timeout=options.timeout,
             key_file=None if options.key_file is None else str(options.key_file.resolve()),

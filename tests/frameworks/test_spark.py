@@ -1,0 +1,130 @@
+"""ringtrain.spark on real Spark: ranks are tasks of a barrier stage, in one process and in two executors."""
+
+import io
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed: pip install -r requirements-frameworks.txt")
+if not shutil.which("java"):
+    pytest.skip("Spark needs Java: apt install default-jre-headless", allow_module_level=True)
+
+from pyspark.sql import SparkSession
+
+import ringtrain.spark
+from ringtrain.errors import ConfigurationError, RankFailed
+from ringtrain.spark.plan import SparkPlace, Task, places
+
+# As a cluster has them: two executors, each a JVM of its own.
+CLUSTER = "local-cluster[2,1,1024]"
+# In this order: Spark starts no executors for a second session of its JVM.
+both = pytest.mark.parametrize("spark", [CLUSTER, "local[2]"], ids=["two-executors", "local"], indirect=True)
+
+
+def test_without_a_session() -> None:
+    """The error says how to make one."""
+    with pytest.raises(ConfigurationError, match="there is no Spark session; make one first"):
+        ringtrain.spark.run(trains(), num_proc=1)
+
+
+@pytest.fixture(scope="module")
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("spark")))
+        builder = SparkSession.builder.master(getattr(request, "param", CLUSTER)).config(
+            "spark.ui.enabled", "false"
+        )
+        session = builder.config("spark.log.level", "FATAL").config("spark.task.maxFailures", "1").getOrCreate()
+        yield session
+        session.stop()
+
+
+def trains(step: str = "", rank: int = -1) -> Any:
+    """A function that travels by value: ranks can't import the tests."""
+
+    def train(factor: float, offset: float = 0.0) -> tuple[int, float, str, str, str]:
+        import os
+        import signal
+
+        import numpy as np
+        import psutil
+
+        import ringtrain as rt
+
+        rt.init()
+        print(f"this is rank {rt.rank()} of {rt.size()}")
+        if rank == rt.rank() and step == "raise":
+            raise ValueError("no such file")
+        if rank == rt.rank() and step == "kill the task":
+            agent = psutil.Process(os.getppid())
+            os.kill(agent.ppid(), signal.SIGKILL)
+        total = rt.allreduce(np.full(3, factor * (rt.rank() + 1) + offset), op=rt.Sum)
+        local = f"{rt.local_rank()}/{rt.local_size()}/{rt.cross_size()}"
+        return rt.rank(), float(total[0]), os.environ.get("MINE", ""), os.environ["LOCAL_RANK"], local
+
+    return train
+
+
+@both
+def test_ranks_meet_and_their_results_come_in_order(spark: SparkSession, tmp_path: Path) -> None:
+    """What they have printed is in the given stream, and in a log of each rank. Every rank has a task of its
+    own, and yet a local rank, by which a script picks its device."""
+    out = io.StringIO()
+    keywords = {"offset": 1.0}
+    results = ringtrain.spark.run(
+        trains(), args=(2.0,), kwargs=keywords, num_proc=2, env={"MINE": "yes"}, stdout=out, log_dir=tmp_path
+    )
+    assert results == [(rank, 8.0, "yes", str(rank), f"{rank}/2/1") for rank in (0, 1)]
+    assert sorted(out.getvalue().splitlines()) == [f"[{rank}] this is rank {rank} of 2" for rank in (0, 1)]
+    logs = sorted(tmp_path.glob("spark/*/1/rank-*.log"))
+    assert [log.read_text() for log in logs] == [f"this is rank {rank} of 2\n" for rank in (0, 1)]
+
+
+def test_a_rank_that_raises_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """With the end of its output, where the traceback is."""
+    with pytest.raises(RankFailed, match="ValueError: no such file") as caught:
+        ringtrain.spark.run(trains("raise", 1), args=(1.0,), num_proc=2, log_dir=tmp_path, stdout=io.StringIO())
+    assert caught.value.rank == 1
+
+
+def test_a_task_that_dies_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """By its rank: its Python is killed, and Spark ends all tasks of the stage."""
+    with pytest.raises(RankFailed, match="the Spark task of rank 1 ") as caught:
+        ringtrain.spark.run(
+            trains("kill the task", 1), args=(1.0,), num_proc=2, log_dir=tmp_path, stdout=io.StringIO()
+        )
+    assert caught.value.rank == 1
+
+
+def test_more_ranks_than_slots(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error with both numbers, where Spark would wait."""
+    monkeypatch.setattr("ringtrain.spark.runner.SLOTS_S", 0.0)  # executors that may still come
+    with pytest.raises(ConfigurationError, match=r"num_proc is 3, and local.* has 2 slots"):
+        ringtrain.spark.run(trains(), num_proc=3)
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 1.5])
+def test_a_number_of_ranks_that_is_none(spark: SparkSession, number: Any) -> None:
+    """Said before anything starts."""
+    with pytest.raises(ConfigurationError, match="num_proc is"):
+        ringtrain.spark.run(trains(), num_proc=number)
+
+
+def test_ranks_of_a_host_follow_each_other() -> None:
+    """Whichever tasks Spark has put there; partition 0 is rank 0."""
+    hosts = ["a", "b", "a", "b", "a"]
+    found = places([Task(partition, host, "10.0.0.1") for partition, host in reversed(list(enumerate(hosts)))])
+    assert found == {
+        0: SparkPlace(0, 5, 0, 3, 0, 2),
+        2: SparkPlace(1, 5, 1, 3, 0, 2),
+        4: SparkPlace(2, 5, 2, 3, 0, 1),
+        1: SparkPlace(3, 5, 0, 2, 1, 2),
+        3: SparkPlace(4, 5, 1, 2, 1, 2),
+    }

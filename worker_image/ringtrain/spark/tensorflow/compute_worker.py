@@ -1,0 +1,52 @@
+"""A compute job on Spark: `spark-submit --master "local[4]" …/spark/tensorflow/compute_worker.py CONFIG`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from pyspark.sql import SparkSession
+
+from ringtrain.errors import RingtrainError
+from ringtrain.spark import run
+from ringtrain.tensorflow.data.compute_worker import ComputeOptions, compute_options, directory
+
+
+def serve_rank(plain: dict[str, Any]) -> None:
+    """A rank of the compute job, in its Spark task."""
+    from ringtrain.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
+    from ringtrain.tensorflow.data.servers import ServerProcesses
+
+    config = TfDataServiceConfig.from_dict(plain)
+    compute_worker_fn(config, ServerProcesses(config.timeout, forked=True))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@compute_options
+@click.option(
+    "--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True
+)
+def main(options: ComputeOptions, log_dir: Path) -> None:
+    """Serve TensorFlow datasets from all slots of a Spark cluster to a training job that is told CONFIGFILE.
+
+    The driver writes CONFIGFILE; training ends the job.
+    """
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s ringtrain data: %(message)s")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    spark = SparkSession.builder.getOrCreate()
+    try:
+        ranks = spark.sparkContext.defaultParallelism
+        with directory(options, ranks) as plain:
+            run(serve_rank, args=(plain,), num_proc=ranks, log_dir=log_dir)
+    except RingtrainError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
