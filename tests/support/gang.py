@@ -144,6 +144,12 @@ class GangProcesses:
         environment = {**self.environment("worker", name, index), **settings}
         return self._start(PodProcess(name, ["agent", "--", *command], environment, self.directory))
 
+    def data_worker(self, index: int) -> PodProcess:
+        """A data worker of the job; may be called again for one that has ended."""
+        name = f"job-data-{index}"
+        environment = {**self.environment("data", name), "RINGTRAIN_DATA_INDEX": str(index)}
+        return self._start(PodProcess(name, ["data-worker"], environment, self.directory))
+
     def script(self, name: str, script: str, environment: Mapping[str, str]) -> PodProcess:
         """A pod that runs a Python `script` instead of the `ringtrain` command."""
         return self._start(PodProcess(name, [], environment, self.directory, program=("-c", script)))

@@ -6,12 +6,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from support.gang import DEADLINE_S, until
+from support.gang import DEADLINE_S, GangProcesses, until
 
 TESTS = Path(__file__).parents[2]
 TRAINING = (sys.executable, str(TESTS / "support/data_training.py"))
@@ -114,6 +114,43 @@ def test_an_elastic_world_loses_ranks_and_data_workers(tmp_path: Path, made: lis
     slot = next(int(path.stem[4:]) for path in tmp_path.glob("end-*.json"))
     assert run.ledger(slot) == {epoch: list(range(240)) for epoch in range(3)}
     assert len(set(json.loads((tmp_path / f"end-{slot}.json").read_text())["sizes"])) > 1
+
+
+def test_a_launcher_that_is_killed_learns_again_who_is_there(
+    gang: Callable[..., GangProcesses], tmp_path: Path
+) -> None:
+    """Ranks train on meanwhile, with the data workers that they know; one that was replaced is asked later."""
+    settings = {"RINGTRAIN_DATA_WORKERS": "2", "RINGTRAIN_TIMEOUT": "12", "RINGTRAIN_DATA_PORT": "0"}
+    pods = gang(1, 2, **settings, DIRECTORY=str(tmp_path), PYTHONPATH=str(TESTS))
+
+    def reached(step: int) -> None:
+        until(f"step {step}", (tmp_path / f"step-{step}").exists)
+
+    def registered() -> int:
+        return int((pods.status().get("data") or {}).get("registered", 0))
+
+    launcher = pods.launcher()
+    workers = [pods.data_worker(index) for index in range(2)]
+    agent = pods.agent(0, *TRAINING, "240", "4", "0.1")
+    reached(5)
+    assert registered() == 2
+    launcher.kill()
+    workers[0].kill()
+    reached(15)
+    pods.data_worker(0)
+    launcher = pods.launcher()
+    reached(20)
+    until("both data workers", lambda: registered() == 2)
+    launcher.send(signal.SIGSTOP)
+    workers[1].kill()
+    reached(40)
+    launcher.send(signal.SIGCONT)
+    assert 0.0 <= pods.status()["data"]["waitFraction"] <= 1.0
+    assert (launcher.wait(), agent.wait()) == (0, 0)
+    ledger = json.loads((tmp_path / "end-0.json").read_text())["ledger"]
+    assert [
+        sample for epoch in range(4) for sample in sorted(s for e, part in ledger if e == epoch for s in part)
+    ] == [*range(240)] * 4
 
 
 def test_several_hosts_have_no_data_workers(tmp_path: Path, made: list[Run]) -> None:
