@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local images images-check lint docs bench bench-operator bench-gangs bench-queues elastic-chaos generate pod-schema verify clean
+.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local images images-check lint docs bench bench-operator bench-gangs bench-queues bench-data elastic-chaos generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -121,6 +121,9 @@ bench: bench/.venv/.installed  ## collectives and optimizer beside their peers; 
 
 bench-operator: $(VENV)/.installed  ## the operator on a real API server on this machine
 	$(BIN)/python bench/operator/run.py
+
+bench-data: $(FOR_TESTS)  ## a loader that is as slow as the step: data workers, DataLoader and tf.data's service
+	$(BIN)/python -m bench.data
 
 bench-gangs: $(VENV)/.installed  ## jobs that compete for devices, on the real kube-scheduler: ROUNDS=200
 	$(BIN)/python bench/operator/gangs.py --rounds $(or $(ROUNDS),20)
