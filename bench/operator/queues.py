@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -43,7 +44,7 @@ from support.kueue import (  # noqa: E402
 from support.rendering import render  # noqa: E402
 
 from ringtrain_operator.cluster.api.client import ApiClient  # noqa: E402
-from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS  # noqa: E402
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS, Resource  # noqa: E402
 from ringtrain_operator.cluster.api.transport import Limits  # noqa: E402
 
 Json = dict[str, Any]
@@ -156,39 +157,41 @@ class Gate:
 async def _admit(api: ApiClient, count: int, workers: int, before: set[str]) -> dict[str, float]:
     """Quota for so many jobs besides those `before`: by job, seconds from its admission to its last pod."""
     admitted: dict[str, float] = {}
-    pods: dict[str, list[float]] = {}
-    versions = (await api.listing(WORKLOADS, NAMESPACE)).version, (await api.listing(PODS, NAMESPACE)).version
+    pods: dict[str, dict[str, float]] = {}
 
-    async def watch_workloads() -> None:
-        async with aclosing(api.watch(WORKLOADS, NAMESPACE, since=versions[0])) as events:
-            async for event in events:
-                said = (event["object"].get("status") or {}).get("conditions") or ()
-                if any(c["type"] == "Admitted" and c["status"] == "True" for c in said):
-                    name = event["object"]["metadata"]["labels"]["ringtrain.dev/job-name"]
-                    if name not in before:
-                        admitted.setdefault(name, time.perf_counter())
-                    if len(admitted) == count:
-                        return
+    def note_workload(workload: Json) -> bool:
+        said = (workload.get("status") or {}).get("conditions") or ()
+        name = workload["metadata"].get("labels", {}).get("ringtrain.dev/job-name")
+        if name not in before and any(c["type"] == "Admitted" and c["status"] == "True" for c in said):
+            admitted.setdefault(name, time.perf_counter())
+        return len(admitted) == count
 
-    async def watch_pods() -> None:
-        async with aclosing(api.watch(PODS, NAMESPACE, since=versions[1])) as events:
-            async for event in events:
-                if event["type"] == "ADDED":
-                    name = event["object"]["metadata"]["labels"]["ringtrain.dev/job-name"]
-                    pods.setdefault(name, []).append(time.perf_counter())
-                    if sum(len(times) == workers + 1 for times in pods.values()) == count:
-                        return
+    def note_pod(pod: Json) -> bool:
+        name = pod["metadata"].get("labels", {}).get("ringtrain.dev/job-name")
+        if name and name not in before:
+            pods.setdefault(name, {}).setdefault(pod["metadata"]["name"], time.perf_counter())
+        return sum(len(times) == workers + 1 for times in pods.values()) == count
 
     try:
         async with asyncio.timeout(120), asyncio.TaskGroup() as watching:
-            watching.create_task(watch_workloads())
-            watching.create_task(watch_pods())
+            watching.create_task(_follow(api, WORKLOADS, note_workload))
+            watching.create_task(_follow(api, PODS, note_pod))
             await api.patch(CLUSTER_QUEUES, None, "all", {"spec": _quota((len(before) + count) * workers)})
     except TimeoutError:
         raise TimeoutError(f"of {count} jobs {len(admitted)} were admitted; pods: {pods}") from None
-    if odd := set(pods) ^ set(admitted):
-        raise RuntimeError(f"pods or an admission, and not both: {sorted(odd)}; before: {sorted(before)}")
-    return {name: max(0.0, max(times) - admitted[name]) for name, times in pods.items()}
+    return {name: max(0.0, max(times.values()) - admitted[name]) for name, times in pods.items()}
+
+
+async def _follow(api: ApiClient, resource: Resource, enough: Callable[[Json], bool]) -> None:
+    """Show `enough` every object and every change of one, until it says so. The API server may end a watch."""
+    while True:
+        listed = await api.listing(resource, NAMESPACE)
+        if any(enough(obj) for obj in listed.items):
+            return
+        async with aclosing(api.watch(resource, NAMESPACE, since=listed.version)) as events:
+            async for event in events:
+                if event["type"] in ("ADDED", "MODIFIED") and enough(event["object"]):
+                    return
 
 
 async def _open_queue(api: ApiClient) -> None:
