@@ -3,15 +3,19 @@
     python examples/digits/train.py                                              # one process
     ringtrain run -np 2 -H localhost:2 python examples/digits/train.py           # two ranks on this machine
     mpirun -np 2 -H localhost:2 python examples/digits/train.py                  # the same, started by MPI
+    ringtrain run -np 2 --data-workers 2 python examples/digits/train.py --on-data-workers
     dtj local manifests/samples/digits-ring.yaml                                 # what a cluster would run
 
 The data is scikit-learn's copy of the UCI digits (1797 images of 8 x 8), or with `--data-dir` MNIST's IDX files.
 """
 
 import argparse
+import functools
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from model import Floats, backward, forward, initial_weights, loss
@@ -19,7 +23,8 @@ from numpy.typing import NDArray
 
 import ringtrain as rt
 from ringtrain.checkpoint import Checkpoints, job_directory
-from ringtrain.data import Shard, read_mnist, shard
+from ringtrain.data import Batch, Shard, read_mnist, shard
+from ringtrain.data.service import distribute
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, Cosine, HostOptimizer, Rule, Warmup
 
 RULES: dict[str, Rule] = {
@@ -73,7 +78,7 @@ def train(options: argparse.Namespace) -> None:
     checkpoints = Checkpoints(directory) if directory else None
     first_epoch = resume(checkpoints, optimizer)
     for epoch in range(first_epoch, options.epochs):
-        last_loss = train_epoch(data, part, optimizer, epoch, options.epochs)
+        last_loss = train_epoch(data, part, optimizer, epoch, options.epochs, options.on_data_workers)
         score = accuracy(data, optimizer)
         if rt.rank() == 0:
             print(f"epoch {epoch + 1}/{options.epochs}  loss {last_loss:.4f}  accuracy {score:.4f}", flush=True)
@@ -99,13 +104,39 @@ def make_optimizer(options: argparse.Namespace, part: Shard, features: int) -> H
     )
 
 
-def train_epoch(data: Data, part: Shard, optimizer: HostOptimizer, epoch: int, epochs: int) -> float:
+def epoch_of(
+    data: Data, part: Shard, epoch: int, on_data_workers: bool
+) -> Iterator[tuple[Batch, Floats, NDArray[np.intp]]]:
+    """Yield each batch of this rank with its images and labels, loaded here or by data workers."""
+    if on_data_workers:
+        for loaded in distribute("train:training_batch", part, epoch=epoch):
+            yield loaded, loaded["images"], loaded["labels"]
+        return
+    for batch in part.epoch(epoch):
+        yield batch, data.train_images[batch.indices], data.train_labels[batch.indices]
+
+
+@functools.cache
+def bundled_data() -> Data:
+    """Scikit-learn's digits, read once by each loader process."""
+    return load(None)
+
+
+def training_batch(indices: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """What data workers call, which import this file as the module `train`."""
+    data = bundled_data()
+    return {"images": data.train_images[indices], "labels": data.train_labels[indices]}
+
+
+def train_epoch(
+    data: Data, part: Shard, optimizer: HostOptimizer, epoch: int, epochs: int, on_data_workers: bool
+) -> float:
     """Return the mean loss of this rank's batches."""
     losses = []
     # Not optimizer.updates: a world of another size, whose epochs had other steps, may have made some of these.
-    for step, batch in enumerate(part.epoch(epoch), epoch * part.steps + 1):
-        labels = data.train_labels[batch.indices]
-        trace = forward(optimizer.weights, data.train_images[batch.indices])
+    batches = enumerate(epoch_of(data, part, epoch, on_data_workers), epoch * part.steps + 1)
+    for step, (batch, images, labels) in batches:
+        trace = forward(optimizer.weights, images)
         for name, gradient in backward(optimizer.weights, trace, labels):
             optimizer.submit(name, gradient, batch.weight)
         losses.append(loss(trace, labels))
@@ -155,6 +186,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64], help="widths of the hidden layers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--on-data-workers", action="store_true", help="have data workers load scikit-learn's digits"
+    )
     parser.add_argument("--data-dir", type=Path, help="directory with MNIST's IDX files, gzipped or not")
     parser.add_argument("--checkpoint-dir", type=Path, help="default: the job's, if it keeps any")
     parser.add_argument("--checkpoint-every", type=int, default=5, help="epochs between checkpoints")

@@ -54,6 +54,22 @@ def test_one_process_learns_the_digits_and_resumes_to_the_same_bits(tmp_path: Pa
     assert _found(weights, resumed) == _found(weights, whole)
 
 
+def test_data_workers_give_the_same_bits(tmp_path: Path) -> None:
+    """Who loads a batch has no effect on what is learned."""
+    words = ["-m", "ringtrain", "run", "-np", "1", "--log-dir", str(tmp_path), "--data-workers", "1"]
+    quiet = {name: value for name, value in os.environ.items() if not name.startswith(("RINGTRAIN_", "TF_CONFIG"))}
+    run = subprocess.run(
+        [sys.executable, *words, sys.executable, str(SCRIPT), "--on-data-workers", "--epochs", "3"],
+        env=quiet | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    own = _output(_start("--epochs", "3"))
+    assert _found(r"weights sha256: (\w+)$", run.stdout) == _found(r"^weights sha256: (\w+)$", own)
+
+
 def test_two_terminals_with_tf_config_train_together() -> None:
     """Two tasks of one TF_CONFIG: the global batch is both batches, only rank 0 tells of it, both end well."""
     workers = free_addresses(2)

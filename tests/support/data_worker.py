@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ class DataWorkers:
         self.file = directory / "workers.json"
         self._slots = slots
         self._timeout_s = timeout_s
+        # One thread starts all, and stays: a process ends with the thread that started it.
+        self._starter = ThreadPoolExecutor(1)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._entries: dict[int, dict[str, Any]] = {}
         started = [self._start() for _ in range(count)]
@@ -66,6 +69,7 @@ class DataWorkers:
         self._write(entries)
 
     def close(self) -> None:
+        self._starter.shutdown()
         for process in self.processes.values():
             process.kill()
             process.wait()
@@ -76,7 +80,7 @@ class DataWorkers:
         path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         words = [sys.executable, "-m", "support.data_worker", str(self._slots), f"{self._timeout_s / 16}"]
         environment = {**os.environ, "PYTHONPATH": path, "GRPC_ENABLE_FORK_SUPPORT": "0"}  # as the command does
-        return start_child(words, environment, stdout=subprocess.PIPE)
+        return self._starter.submit(start_child, words, environment, stdout=subprocess.PIPE).result()
 
     def _enter(self, index: int, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None
