@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,36 @@ def test_keras_mnist_in_two_terminals():
     assert [process.returncode for process in processes] == [0, 0]
     assert score(outputs[0]) > 0.85
     assert "test accuracy" not in outputs[1]
+
+
+def test_an_estimator_in_two_terminals_goes_on_under_mpirun(tmp_path):
+    """By TF_CONFIG alone, and mpirun's variables alone; it logs as TensorFlow did, and resumes from model_dir."""
+    command = [sys.executable, str(EXAMPLES / "estimator_mnist.py"), "--model-dir", str(tmp_path / "model")]
+    workers = free_addresses(2)
+    outputs = []
+    with ExitStack() as stack:
+        for index in range(2):
+            config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
+            words = [*command, "--steps", "60"]
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            outputs.append(subprocess.Popen(words, env={**ENV, "TF_CONFIG": config}, cwd=ROOT, **streams))
+            stack.callback(outputs[-1].wait)
+            stack.callback(outputs[-1].kill)
+        first, second = (process.communicate(timeout=DEADLINE_S)[0] for process in outputs)
+        assert [process.returncode for process in outputs] == [0, 0], first + second
+    assert re.search(r"loss = [\d.]+, step = 20 \([\d.]+ sec\)", first), first
+    assert "step = 20" not in second
+    assert score(first) > 0.7
+    if not shutil.which("mpirun"):
+        pytest.skip("the second half needs mpirun (apt install openmpi-bin)")
+    as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    mpirun = ["mpirun", "-np", "2", "-H", "localhost:2", "--bind-to", "none", *command, "--steps", "100"]
+    done = subprocess.run(
+        mpirun, env={**ENV, **as_root}, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step = 60" in done.stderr
+    assert score(done.stdout) > score(first)
 
 
 def test_language_model_as_a_job_evaluates_learns_and_resumes(tmp_path):

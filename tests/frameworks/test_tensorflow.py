@@ -13,6 +13,7 @@ CHECKS = Checks(
         "keras_training",
         "tensorflow_reductions",
         "tensorflow_exchanges",
+        "tensorflow_distribute",
         "tensorflow_world",
     ),
 )

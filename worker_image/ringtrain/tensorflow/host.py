@@ -1,7 +1,7 @@
 """Keep variables in host memory and update them there, while forward and backward run on the device."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,10 +24,19 @@ class HostStrategy:
             loss = …
         strategy.apply_gradients(optimizer, zip(tape.gradient(loss, weights), weights))
 
-    Weights and optimizer state take no device memory between steps. Works inside `tf.function`.
+    Weights and optimizer state take no device memory between steps. Works inside `tf.function`, and in
+    `tf.compat.v1` graphs, where `apply_gradients` returns the operation. `variables_on_host=False` leaves
+    variables and updates where TensorFlow places them.
     """
 
-    def __init__(self, op: Any = Average, process_set: ProcessSet = global_process_set) -> None:
+    def __init__(
+        self,
+        op: Any = Average,
+        process_set: ProcessSet = global_process_set,
+        *,
+        variables_on_host: bool = True,
+    ) -> None:
+        self._device = HOST if variables_on_host else None
         self._reducer = GradientReducer("HostStrategy", GradientOptions(op=op, process_set=process_set).checked())
 
     @contextlib.contextmanager
@@ -35,17 +44,27 @@ class HostStrategy:
         """Place every variable that is made within it on the host."""
 
         def on_host(make: Callable[..., Any], **arguments: Any) -> Any:
-            with tf.device(HOST):
+            with tf.device(self._device):
                 return make(**arguments)
 
         with tf.variable_creator_scope(on_host):
             yield self
 
-    def apply_gradients(self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
-        """Reduce the gradients over all ranks and apply them, on the host."""
+    def apply_gradients(self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
+        """Reduce the gradients over all ranks and apply them, on the host; returns what the optimizer does."""
         pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
-        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
-        with tf.device(HOST), self.scope():
-            if not stays_alone(self._reducer.options.process_set):
-                grads = self._reducer.reduce(grads, variables)
-            optimizer.apply_gradients(zip(grads, variables, strict=True))
+        variables = [variable for _, variable in pairs]
+        grads = self.reduce_gradients([grad for grad, _ in pairs], variables)
+        return self.on_host(lambda: optimizer.apply_gradients(zip(grads, variables, strict=True)))
+
+    def reduce_gradients(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
+        """The gradients' average over all ranks (or what `op` is), computed on the host."""
+        if stays_alone(self._reducer.options.process_set):
+            return list(grads)
+        held = list(grads) if variables is None else list(variables)
+        return self.on_host(lambda: self._reducer.reduce(list(grads), held))
+
+    def on_host(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns, its operations and variables placed on the host."""
+        with tf.device(self._device), self.scope():
+            return make()

@@ -1,0 +1,29 @@
+"""Strategies and an Estimator for TensorFlow 2, by the names of Graphcore's multi-host training.
+
+    import ringtrain.tensorflow.distribute as distribute
+
+Scripts for `IPUMultiWorkerStrategy`, `IPUHorovodStrategy` and an Estimator (`tf.estimator`) whose `host_call`
+updates weights on the host keep their shape.
+"""
+
+import tensorflow as tf
+
+from ringtrain.tensorflow.distribute.estimator import Estimator
+from ringtrain.tensorflow.distribute.specs import EstimatorSpec, EvalSpec, ModeKeys, RunConfig, TrainSpec
+from ringtrain.tensorflow.distribute.strategy import HorovodStrategy, MultiWorkerStrategy
+from ringtrain.tensorflow.distribute.train_and_evaluate import train_and_evaluate
+
+InputContext = tf.distribute.InputContext
+
+__all__ = [
+    "Estimator",
+    "EstimatorSpec",
+    "EvalSpec",
+    "HorovodStrategy",
+    "InputContext",
+    "ModeKeys",
+    "MultiWorkerStrategy",
+    "RunConfig",
+    "TrainSpec",
+    "train_and_evaluate",
+]

@@ -1,0 +1,84 @@
+"""One graph for each mode: input, model, and the operation that a step runs."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.tensorflow.distribute.specs import EstimatorSpec, RunConfig
+from ringtrain.tensorflow.distribute.strategy import HorovodStrategy
+from ringtrain.tensorflow.operation import OPERATION
+
+_ADDITIONS = frozenset({"AssignAdd", "AssignAddVariableOp"})
+
+
+@dataclass(frozen=True)
+class ModelFunction:
+    """The user's `model_fn`, with what it may ask for by name: `params` and `config`."""
+
+    function: Callable[..., EstimatorSpec]
+    params: Mapping[str, Any]
+    config: RunConfig
+
+    def build(self, strategy: HorovodStrategy, mode: str, elements: Any) -> EstimatorSpec:
+        """Call it for `elements`, which are (features, labels) or features. Raises ConfigurationError."""
+        features, labels = elements if isinstance(elements, tuple) and len(elements) == 2 else (elements, None)
+        offered = {"labels": labels, "mode": mode, "params": dict(self.params), "config": self.config}
+        known = inspect.signature(self.function).parameters
+        given = {name: value for name, value in offered.items() if name in known}
+        if labels is not None and "labels" not in known:
+            raise ConfigurationError("input_fn gives labels, and model_fn has no argument `labels`")
+        with strategy.scope():
+            spec = self.function(features, **given)
+        if not isinstance(spec, EstimatorSpec):
+            raise ConfigurationError(f"model_fn returned {kind_of(spec)}; expected an EstimatorSpec")
+        if spec.mode != mode:
+            raise ConfigurationError(f"model_fn returned a spec of mode {spec.mode!r}; expected {mode!r}")
+        return spec
+
+
+def elements_of(input_fn: Callable[..., Any], context: tf.distribute.InputContext) -> Any:
+    """The tensors of one batch. `input_fn` may have the argument `input_context`."""
+    wants = "input_context" in inspect.signature(input_fn).parameters
+    found = input_fn(input_context=context) if wants else input_fn()
+    if not isinstance(found, tf.data.Dataset):
+        return found
+    iterator = tf.compat.v1.data.make_initializable_iterator(found)
+    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return iterator.get_next()
+
+
+def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: Any, global_step: Any) -> Any:
+    """What a step runs; the global step counts it. Raises ConfigurationError where ranks would train apart."""
+    operations = [] if spec.train_op is None else [spec.train_op]
+    if spec.host_call is not None:
+        function, gradients = spec.host_call
+        reduced = strategy.reduce_gradients(gradients)
+        operations.append(strategy.on_host(lambda: function(*reduced)))
+    elif strategy.num_replicas_in_sync > 1 and not _has_collectives(graph):
+        raise ConfigurationError(
+            f"train_op exchanges nothing with the other {strategy.num_replicas_in_sync - 1} ranks: each would "
+            "train a model of its own. Give host_call=(fn, gradients), use strategy.apply_gradients, or "
+            "ringtrain.tensorflow.DistributedOptimizer"
+        )
+    if None in operations:
+        raise ConfigurationError("the function of host_call returned None; expected the operation that updates")
+    if _is_counted(graph, global_step):
+        return tf.group(*operations)
+    with tf.control_dependencies([tf.group(*operations)]):
+        return tf.group(global_step.assign_add(1, read_value=False))
+
+
+def _has_collectives(graph: Any) -> bool:
+    """Whether the graph, or a function in it, has one of our collectives."""
+    definition = graph.as_graph_def()
+    bodies = [definition.node, *(function.node_def for function in definition.library.function)]
+    return any(node.op == OPERATION for nodes in bodies for node in nodes)
+
+
+def _is_counted(graph: Any, global_step: Any) -> bool:
+    """Whether an operation of the graph adds to the global step, as that of an optimizer may."""
+    return any(op.type in _ADDITIONS and op.inputs[0].op is global_step.handle.op for op in graph.get_operations())

@@ -1,0 +1,95 @@
+"""Two strategies with one behaviour: `HostStrategy`, with the names that strategies have in TensorFlow."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.negotiation import queues
+from ringtrain.process_groups import context
+from ringtrain.tensorflow.host import HostStrategy
+from ringtrain.tensorflow.reduce import allreduce
+from ringtrain.world.config import WorkerConfig
+
+
+class HorovodStrategy(HostStrategy):
+    """Training on the ranks of the world that the environment describes: mpirun's, horovodrun's, a job's.
+
+        strategy = HorovodStrategy()
+        with strategy.scope():
+            …                                              # variables, on the host
+        dataset = strategy.distribute_datasets_from_function(lambda context: …)
+
+    `variables_on_host`: keep variables, gradients' reduction and updates in host memory.
+    """
+
+    def __init__(self, variables_on_host: bool = True) -> None:
+        """Meet the other ranks, unless `init()` has. Raises as `init()` does."""
+        queues.init()
+        super().__init__(variables_on_host=variables_on_host)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of ranks."""
+        return context.size()
+
+    @property
+    def input_context(self) -> tf.distribute.InputContext:
+        """What this rank's input is a part of: one pipeline a rank."""
+        return tf.distribute.InputContext(context.size(), context.rank(), context.size())
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
+        """This rank's dataset: what `dataset_fn(input_context)` returns. `options`: accepted, without effect."""
+        return dataset_fn(self.input_context)
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """`fn(*args, **kwargs)` in this rank's scope."""
+        with self.scope():
+            return fn(*args, **(kwargs or {}))
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """`value` reduced over all ranks: `reduce_op` is `"SUM"` or `"MEAN"`, or TensorFlow's `ReduceOp`. `axis`:
+        reduced here first. Collective. Raises ConfigurationError for another operation."""
+        name = str(getattr(reduce_op, "value", reduce_op)).upper()
+        local = {"SUM": tf.reduce_sum, "MEAN": tf.reduce_mean}
+        if name not in local:
+            raise ConfigurationError(f'reduce_op is {reduce_op!r}; expected "SUM" or "MEAN"')
+        here = value if axis is None else local[name](value, axis=axis)
+        return allreduce(here, average=name == "MEAN")
+
+
+class MultiWorkerStrategy(HorovodStrategy):
+    """`HorovodStrategy` in the world of `cluster_resolver`; without one, or where it has no cluster, in that of
+    the environment, `TF_CONFIG` first among those that have no launcher.
+
+    The resolver is one of `tf.distribute.cluster_resolver`. Chief and workers are ranks, the chief first.
+    """
+
+    def __init__(self, cluster_resolver: Any = None, variables_on_host: bool = True) -> None:
+        """Meet the other ranks. Raises ConfigurationError where `init()` has met others than the resolver has."""
+        if cluster_resolver is not None:
+            _join(cluster_resolver)
+        super().__init__(variables_on_host)
+
+
+def _join(resolver: Any) -> None:
+    cluster = resolver.cluster_spec().as_dict()
+    if not cluster:
+        return
+    task = {"type": resolver.task_type, "index": resolver.task_id}
+    if None in task.values():
+        raise ConfigurationError(
+            f"cluster_resolver has a cluster and task_type={task['type']!r}, task_id={task['index']!r}; "
+            "expected both to say which task this process is"
+        )
+    config = WorkerConfig.from_env({"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})})
+    if not context.is_initialized():
+        context.init(config=config)
+    here = context.rank(), context.size()
+    if here != (config.rank, config.size):
+        raise ConfigurationError(
+            f"cluster_resolver makes this process rank {config.rank} of {config.size}, and it is rank {here[0]} "
+            f"of {here[1]} already; make the strategy first, or leave the resolver out"
+        )
