@@ -21,6 +21,7 @@ from ringtrain.agent.config import AgentConfig
 from ringtrain.agent.rank_env import rank_environment
 from ringtrain.control.environment import Environment
 from ringtrain.control.model import World
+from ringtrain.data.service.config import DataWorkerConfig
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.mpi.implementation import Implementation
@@ -145,3 +146,25 @@ def test_every_variable_is_in_the_contract() -> None:
     pods = (build.build_worker_pod(parsed(), 1, 0), build.build_launcher_pod(parsed(), 1))
     names = {variable["name"] for pod in pods for variable in pod["spec"]["containers"][0]["env"]}
     assert {name for name in names if name.startswith("RINGTRAIN_") and f"`{name}`" not in page} == set()
+
+
+def test_an_evaluator_is_in_a_world_of_one(tmp_path: Path) -> None:
+    """By its task in TF_CONFIG; it finds the checkpoints of the ranks."""
+    made = build.build_evaluator_pod(parsed(evaluator={}), 3)["spec"]["containers"][0]["env"]
+    config = WorkerConfig.from_env({one["name"]: one["value"] for one in made if "value" in one})
+    assert (config.role, config.source, config.rank, config.size) == ("evaluator", "tf_config", 0, 1)
+    assert str(config.checkpoint_dir) == "/data/digits-0a1b2c3d-4e5f"
+
+
+@pytest.mark.parametrize("kind", ["ringtrain", "tensorflow"])
+def test_a_data_worker_is_what_the_spec_says(tmp_path: Path, kind: str) -> None:
+    """Its place, its loader processes, and where the launcher is, with credentials of its own role."""
+    pod = build.build_data_worker_pod(parsed(dataWorkers={"kind": kind, "slotsPerWorker": 3}), 2)
+    config = DataWorkerConfig.from_env(environment(pod, tmp_path))
+    assert (config.index, config.slots, config.job.uid) == (2, 3, "0a1b2c3d-4e5f")
+    assert config.launcher_address == "digits-launcher.digits:7350"
+    launched = build.build_launcher_pod(parsed(dataWorkers={"kind": kind, "replicas": 4}), 1)
+    folder = tmp_path / "launcher"
+    folder.mkdir()
+    launcher = LauncherConfig.from_env(environment(launched, folder))
+    assert (launcher.data_workers, launcher.data_kind) == (4, kind)

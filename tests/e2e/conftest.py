@@ -93,10 +93,9 @@ def digits() -> Callable[..., dict[str, Any]]:
     """The sample job, with the worker image under test and changes to its spec."""
     import yaml
 
-    sample = (ROOT / "manifests" / "samples" / "digits-ring.yaml").read_text()
-
-    def make(*arguments: str, **spec: Any) -> dict[str, Any]:
-        job: dict[str, Any] = yaml.safe_load(sample)
+    def make(*arguments: str, sample: str = "digits-ring", **spec: Any) -> dict[str, Any]:
+        text = (ROOT / "manifests" / "samples" / f"{sample}.yaml").read_text()
+        job: dict[str, Any] = yaml.safe_load(text)
         container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
         container["image"] = os.environ.get("RINGTRAIN_WORKER_IMAGE", container["image"])
         container["imagePullPolicy"] = "IfNotPresent"

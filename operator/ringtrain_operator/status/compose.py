@@ -91,8 +91,9 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
 
 
 def _no_world(status: JobStatus, reason: str) -> tuple[ConditionChange, ...]:
-    """A world that is not there is not too small, and waits for no input."""
-    return tuple(ConditionChange(kind, "False", reason) for kind in _OF_A_WORLD if status.is_true(kind))
+    """A world that is not there is not too small, and waits for no input; the next one is served anew."""
+    passed = (kind for kind in _OF_A_WORLD if status.is_true(kind) or kind == "InputStalled")
+    return tuple(ConditionChange(kind, "False", reason) for kind in passed if status.condition(kind) is not None)
 
 
 def _over(status: JobStatus, reason: str, message: str, *passed: ConditionType) -> tuple[ConditionChange, ...]:

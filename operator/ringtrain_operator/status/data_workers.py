@@ -86,13 +86,22 @@ def _why_none(s: Situation) -> tuple[str, str]:
     for pod in pods:
         if pod.waiting:
             return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}"
+    running = [pod.name for pod in pods if _runs(pod)]
+    if running and _were_ready(s):
+        return "DataWorkersSilent", f"{', '.join(running[:3])} run, and the launcher hears nothing of them any more"
+    if running:
+        return "DataWorkersStarting", "none has registered with the launcher yet"
     ended = [note for note in s.status.ledger.ended_pods if note.pod in names]
     if ended:
         last = max(ended, key=lambda note: note.time)
         return "DataWorkersLost", f"{last.pod} {last.cause}; {_next_one(s, last)}"
-    if any(_runs(pod) for pod in pods):
-        return "DataWorkersStarting", "none has registered with the launcher yet"
-    return "DataWorkersStarting", "none runs yet"
+    return ("DataWorkersLost", "all are gone") if _were_ready(s) else ("DataWorkersStarting", "none runs yet")
+
+
+def _were_ready(s: Situation) -> bool:
+    """Whether the present world has had data workers."""
+    before = s.status.condition("InputStalled")
+    return before is not None and before.reason in ("DataWorkersReady", "DataWorkersSilent", "DataWorkersLost")
 
 
 def _next_one(s: Situation, ended: EndedPod) -> str:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from support.local import Start
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from support.local import Local, Start, until
+
+ROOT = Path(__file__).parents[3]
 
 # Writes a last checkpoint a moment before it ends: whoever looks for it at once may miss it.
 TRAIN = """
@@ -45,3 +54,41 @@ def test_one_that_is_late_is_asked_to_end(start: Start) -> None:
     template = {"spec": {"containers": [{"command": ["sleep", "1000"]}]}}
     local = start("python", "-c", "pass", evaluator={"timeoutSeconds": 1, "template": template})
     assert "Succeeded" in local.finish(0)
+
+
+SERVED = [str(ROOT / "examples/digits/train_served.py"), "--epochs", "8"]
+PLAIN = [str(ROOT / "examples/digits/train.py"), "--epochs", "8"]
+
+
+def data_worker(local: Local, index: int) -> psutil.Process | None:
+    """The first process of a data worker's pod."""
+    for process in local.processes():
+        with suppress(psutil.Error):
+            if "data-worker" in process.cmdline() and process.environ()["RINGTRAIN_DATA_INDEX"] == str(index):
+                return process
+    return None
+
+
+def last_line(text: str) -> list[str]:
+    """The line with the weights' digest, without its rank."""
+    return [line.split("] ")[-1] for line in text.splitlines() if "weights sha256" in line]
+
+
+def test_data_workers_are_replaced_and_outlive_attempts(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is killed, then a rank: the weights are those of a training without data workers. The killed one was
+    made anew, and the other one has been one process all the time."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples/digits"))
+    local = start("python", *SERVED, dataWorkers={"replicas": 2}, runPolicy={"backoffLimit": 3})
+    first = [until(lambda index=index: data_worker(local, index)) for index in (0, 1)]
+    rank = until(lambda: local.rank(1))
+    first[0].kill()
+    until(lambda: (other := data_worker(local, 0)) is not None and other.pid != first[0].pid)
+    rank.kill()
+    local.finish(0)
+    logs = {log.name.split("-")[-1]: log.read_text() for log in local.directory.glob("runs/*/pods/t-data-*.log")}
+    assert [logs[f"{index}.log"].count("loader processes, port") for index in (0, 1)] == [2, 1]
+    command = [str(Path(sys.executable).parent / "ringtrain"), "run", "-np", "2", sys.executable, *PLAIN]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert last_line(local.log(2)) == last_line(alone.stdout) != []

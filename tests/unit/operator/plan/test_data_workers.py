@@ -217,6 +217,36 @@ def test_all_lost_is_said() -> None:
     assert len(told(w, "InputServed")) == 1
 
 
+def test_data_workers_that_fell_silent_are_no_mere_start() -> None:
+    """They run, and the launcher has lost them: said, as an event, too."""
+    w = served()
+    input_is(w, 1.0)
+    w.settle()
+    status, reason, message = condition(w, "InputStalled")
+    assert (status, reason) == ("True", "DataWorkersSilent")
+    assert message.endswith("digits-data-0, digits-data-1 run, and the launcher hears nothing of them any more")
+    assert told(w, "InputStalled") == [message]
+
+
+def test_another_attempts_launcher_has_to_hear_of_them_first() -> None:
+    """Until then they are starting, whatever became of one long ago; nobody is alarmed."""
+    w = served()
+    w.pod_ends(NAMES[0], 1)
+    w.settle()
+    w.pod_runs(NAMES[0])
+    w.launcher_ends(1)
+    w.settle()
+    w.pods_go()
+    w.run(seconds=5)
+    for name in ("digits-launcher", "digits-worker-0", "digits-worker-1"):
+        w.pod_runs(name)
+    input_is(w, None)
+    w.settle()
+    assert (w.status.state, w.status.attempt) == ("Running", 2)
+    assert condition(w, "InputStalled")[:2] == ("True", "DataWorkersStarting")
+    assert told(w, "InputStalled") == []
+
+
 def test_what_keeps_them_away_is_said_in_the_words_of_who_does() -> None:
     """A scheduler, a kubelet, or the API."""
     w = served()
