@@ -143,7 +143,6 @@ ACCEPTED = [
     Case("elastic-mpi", manifest(backend="mpi", elastic={"maxReplicas": 4, "onLoss": "Restart"})),
     Case("data-workers", manifest(dataWorkers={})),
     Case("data-workers-with-everything", manifest(dataWorkers=_DATA_WORKERS)),
-    Case("data-workers-of-tensorflow", manifest(dataWorkers=_TENSORFLOW)),
     Case("data-workers-of-mpi", manifest(backend="mpi", dataWorkers={"replicas": 256})),
     Case("evaluator", manifest(evaluator={})),
     Case(
@@ -439,6 +438,13 @@ REJECTED = [
         manifest(dataWorkers={**_TENSORFLOW, "replicas": 6, "dispatchers": 3}),
         "spec.dataWorkers.dispatchers",
         "expected 1 or the number of ranks, 2",
+        at_admission=False,
+    ),
+    Case(
+        "data-workers-of-tensorflow",
+        manifest(dataWorkers=_TENSORFLOW),
+        "spec.dataWorkers.kind",
+        "compute_worker",
         at_admission=False,
     ),
     Case(

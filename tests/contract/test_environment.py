@@ -156,15 +156,14 @@ def test_an_evaluator_is_in_a_world_of_one(tmp_path: Path) -> None:
     assert str(config.checkpoint_dir) == "/data/digits-0a1b2c3d-4e5f"
 
 
-@pytest.mark.parametrize("kind", ["ringtrain", "tensorflow"])
-def test_a_data_worker_is_what_the_spec_says(tmp_path: Path, kind: str) -> None:
+def test_a_data_worker_is_what_the_spec_says(tmp_path: Path) -> None:
     """Its place, its loader processes, and where the launcher is, with credentials of its own role."""
-    pod = build.build_data_worker_pod(parsed(dataWorkers={"kind": kind, "slotsPerWorker": 3}), 2)
+    pod = build.build_data_worker_pod(parsed(dataWorkers={"slotsPerWorker": 3}), 2)
     config = DataWorkerConfig.from_env(environment(pod, tmp_path))
-    assert (config.index, config.slots, config.job.uid) == (2, 3, "0a1b2c3d-4e5f")
+    assert (config.index, config.slots, config.uid) == (2, 3, "0a1b2c3d-4e5f")
     assert config.launcher_address == "digits-launcher.digits:7350"
-    launched = build.build_launcher_pod(parsed(dataWorkers={"kind": kind, "replicas": 4}), 1)
+    launched = build.build_launcher_pod(parsed(dataWorkers={"replicas": 4}), 1)
     folder = tmp_path / "launcher"
     folder.mkdir()
     launcher = LauncherConfig.from_env(environment(launched, folder))
-    assert (launcher.data_workers, launcher.data_kind) == (4, kind)
+    assert (launcher.data_workers, launcher.data_kind) == (4, "ringtrain")

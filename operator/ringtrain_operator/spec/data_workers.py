@@ -54,7 +54,7 @@ class DataWorkers(SpecModel):
     slots_per_worker: int = Field(default=1, ge=1, le=64, description="Loader processes in each pod.")
     kind: Literal["ringtrain", "tensorflow"] = Field(
         default="ringtrain",
-        description="What they serve. ringtrain: arrays for any framework. tensorflow: TensorFlow's tf.data.",
+        description="What they serve. ringtrain: arrays for any framework. tensorflow: not yet.",
     )
     dispatchers: int | None = Field(
         default=None,

@@ -19,6 +19,7 @@ VOLUME_CHECKPOINT = "ringtrain-checkpoint"
 VOLUME_SHM = "ringtrain-shm"
 VOLUMES = frozenset({VOLUME_SECRET, VOLUME_LOGS, VOLUME_CHECKPOINT, VOLUME_SHM})
 
+_COMPUTE_WORKER = "ringtrain.tensorflow.data.compute_worker"
 # How an evaluator is told that it is one.
 ENV_TF_CONFIG = "TF_CONFIG"
 # Keeps the NVIDIA runtime from giving every GPU of the node to a container that asks for none.
@@ -77,6 +78,11 @@ def _data_worker_clashes(spec: JobSpec) -> Iterator[Problem]:
     if data.dispatchers not in (None, 1, ranks):
         message = f"is {data.dispatchers}, expected 1 or the number of ranks, {ranks}"
         yield Problem("spec.dataWorkers.dispatchers", message)
+    elif data.kind == "tensorflow":
+        message = (
+            "is 'tensorflow', which data workers do not serve yet; run TensorFlow's data service as a job of "
+        )
+        yield Problem("spec.dataWorkers.kind", f"{message}its own: python -m {_COMPUTE_WORKER} CONFIG")
 
 
 def _evaluator_clashes(spec: JobSpec) -> Iterator[Problem]:

@@ -88,7 +88,10 @@ def _why_none(s: Situation) -> tuple[str, str]:
             return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}"
     running = [pod.name for pod in pods if _runs(pod)]
     if running and _were_ready(s):
-        return "DataWorkersSilent", f"{', '.join(running[:3])} run, and the launcher hears nothing of them any more"
+        return (
+            "DataWorkersSilent",
+            f"{', '.join(running[:3])} run, and the launcher hears nothing of them any more",
+        )
     if running:
         return "DataWorkersStarting", "none has registered with the launcher yet"
     ended = [note for note in s.status.ledger.ended_pods if note.pod in names]

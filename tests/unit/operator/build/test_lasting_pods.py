@@ -98,13 +98,6 @@ def test_an_own_template_takes_from_the_worker_what_it_leaves_out() -> None:
     assert "nodeSelector" not in pod["spec"]
 
 
-def test_tensorflows_dispatchers_are_told() -> None:
-    """To data workers of that kind alone."""
-    data = {"kind": "tensorflow", "replicas": 4, "dispatchers": 4}
-    assert env(build_data_worker_pod(parsed(dataWorkers=data), 0))[contract.ENV_DATA_DISPATCHERS] == "4"
-    assert contract.ENV_DATA_DISPATCHERS not in env(build_data_worker_pod(parsed(dataWorkers={}), 0))
-
-
 def test_an_evaluator_is_a_worker_without_devices_and_without_credentials() -> None:
     """It runs the worker's command outside of the world, and mounts the checkpoints."""
     pod = build_evaluator_pod(parsed(evaluator={}, checkpoint=CLAIM), 2)
