@@ -45,6 +45,49 @@ def started(directory: Path, *words: str | Path) -> "subprocess.Popen[str]":
     )
 
 
+OF_A_JOB = """
+import sys
+import tensorflow as tf
+import ringtrain.tensorflow as hvd
+from ringtrain.tensorflow.data.compute_service import JobDataService
+
+hvd.init()
+dispatchers = int(sys.argv[1])
+dataset = tf.data.Dataset.range(300)
+service = JobDataService(dispatchers, timeout=200)
+shared = dispatchers == 1
+dataset = dataset.send_to_data_service(service, hvd.rank(), hvd.size(), reuse_dataset=shared)
+read = [int(number) for number in dataset]
+both = hvd.allgather_object(read)
+assert sorted(sum(both, []) if shared else both[hvd.rank()]) == list(range(300)), both
+print("read it all")
+"""
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_data_workers_of_the_job_itself(dispatchers: int, tmp_path: Path) -> None:
+    """Kind tensorflow: no file, no second job; data workers find each other, and ranks them, by the launcher."""
+    (tmp_path / "train.py").write_text(OF_A_JOB)
+    run = subprocess.run(
+        [*(HOROVODRUN, "-np", "2", "--data-workers", "2", sys.executable, "train.py", str(dispatchers))],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            **ENV,
+            "TMPDIR": str(tmp_path),
+            "RINGTRAIN_DATA_KIND": "tensorflow",
+            "RINGTRAIN_DATA_DISPATCHERS": str(dispatchers),
+        },
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("read it all") == 2
+
+
 def commands(mode: str) -> tuple[list[str | Path], list[str | Path]]:
     """Those of compute job and training, as the page has them, but for the name of the config."""
     if mode == "spark":

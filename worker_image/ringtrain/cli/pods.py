@@ -72,8 +72,14 @@ def data_worker(log_level: str) -> None:
 
     def run() -> int:
         from ringtrain.data.service.config import DataWorkerConfig
+
+        config = DataWorkerConfig.from_env(os.environ)
+        if config.kind == "tensorflow":
+            from ringtrain.tensorflow.data.data_worker import run_tensorflow_data_worker
+
+            return run_tensorflow_data_worker(config)
         from ringtrain.data.service.server import run_data_worker
 
-        return run_data_worker(DataWorkerConfig.from_env(os.environ), os.environ)
+        return run_data_worker(config, os.environ)
 
     _exit_with("data", log_level, run)

@@ -24,10 +24,11 @@ from ringtrain.process_groups.context import rank as world_rank
 from ringtrain.process_groups.context import size as world_size
 from ringtrain.tensorflow.data.client import ComputeClient
 from ringtrain.tensorflow.data.config import TfDataServiceConfig
+from ringtrain.tensorflow.data.job_service import JobDataService
 from ringtrain.tensorflow.data.servers import Server, ServerProcesses, start_server
 from ringtrain.transport.address import host_port, is_loopback, reachable_address, split_address
 
-__all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
+__all__ = ["JobDataService", "TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 
 log = logging.getLogger("ringtrain.data")
 _POLL_S: Final = 0.2
@@ -35,7 +36,9 @@ _datasets = itertools.count()
 
 
 @contextmanager
-def tf_data_service(compute_config: TfDataServiceConfig, rank: int, size: int | None = None) -> Iterator[str]:
+def tf_data_service(
+    compute_config: TfDataServiceConfig | JobDataService, rank: int, size: int | None = None
+) -> Iterator[str]:
     """The address of this rank's dispatcher, `grpc://host:port`, once it has all its workers.
 
     With `dispatcher_side="training"` the dispatcher runs here until the block is left: on rank 0, or on every rank
@@ -48,7 +51,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int, size: int | 
     client = compute_config.compute_client()
     number = rank if compute_config.dispatchers > 1 else 0
     with ExitStack() as stack:
-        if compute_config.dispatcher_side == "training" and number == rank:
+        if compute_config.dispatcher_side == "training" and number == rank and isinstance(client, ComputeClient):
             address = stack.enter_context(_own_dispatcher(compute_config.timeout))
             client.register_dispatcher(number, address)
             log.info("dispatcher %d listens at %s", number, address)
@@ -70,7 +73,7 @@ def _own_dispatcher(timeout_s: int) -> Iterator[str]:
 
 def send_to_data_service(
     dataset: Any,
-    compute_config: TfDataServiceConfig,
+    compute_config: TfDataServiceConfig | JobDataService,
     rank: int,
     size: int | None = None,
     processing_mode: str = "distributed_epoch",
@@ -110,7 +113,9 @@ def send_to_data_service(
 tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
-def _check_round_robin(dataset: Any, config: TfDataServiceConfig, size: int | None, reuse: bool) -> None:
+def _check_round_robin(
+    dataset: Any, config: TfDataServiceConfig | JobDataService, size: int | None, reuse: bool
+) -> None:
     if not reuse:
         raise ConfigurationError(
             "round_robin=True says how ranks share an iteration, and reuse_dataset=False that they share none: "

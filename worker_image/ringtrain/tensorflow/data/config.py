@@ -64,17 +64,8 @@ class TfDataServiceConfig:
         return ComputeClient(self.addresses, self.key, float(self.timeout))
 
     def check_training(self, rank: int, size: int | None) -> None:
-        """Raise ConfigurationError unless training of `size` ranks (None: not known) can use these dispatchers."""
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < (size or rank + 1):
-            raise ConfigurationError(f"rank is {quoted(rank)}; expected one of {size} ranks of training")
-        if self.dispatchers > 1 and (rank >= self.dispatchers or size not in (None, self.dispatchers)):
-            ranks = f"{rank + 1} ranks or more" if size is None else f"{size} ranks"
-            raise ConfigurationError(
-                f"the data service has {self.dispatchers} dispatchers, and training has {ranks}: each rank has a "
-                f"dispatcher of its own, or all share one. Start compute_worker with --dispatchers "
-                f"{rank + 1 if size is None else size} or without --dispatchers, or training with "
-                f"{self.dispatchers} ranks"
-            )
+        """Raise ConfigurationError unless training of `size` ranks can use these dispatchers; None: not known."""
+        check_training(self.dispatchers, rank, size)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, with the key in hexadecimal digits, or the name of the file that it is in."""
@@ -185,6 +176,20 @@ class TfDataServiceConfig:
             raise ConfigurationError(f"{path} is not the config of a compute job: {error}") from error
         _warn_of_others(path if config.key_file is None else Path(config.key_file))
         return config
+
+
+def check_training(dispatchers: int, rank: int, size: int | None) -> None:
+    """Raise ConfigurationError unless training of `size` ranks (None: not known) can use so many dispatchers."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < (size or rank + 1):
+        raise ConfigurationError(f"rank is {quoted(rank)}; expected one of {size} ranks of training")
+    if dispatchers > 1 and (rank >= dispatchers or size not in (None, dispatchers)):
+        ranks = f"{rank + 1} ranks or more" if size is None else f"{size} ranks"
+        raise ConfigurationError(
+            f"the data service has {dispatchers} dispatchers, and training has {ranks}: each rank has a "
+            f"dispatcher of its own, or all share one. Start compute_worker with --dispatchers "
+            f"{rank + 1 if size is None else size} or without --dispatchers, or training with "
+            f"{dispatchers} ranks"
+        )
 
 
 def read_key(path: Path) -> bytes:

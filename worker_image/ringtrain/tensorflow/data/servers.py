@@ -89,13 +89,17 @@ class ServerProcesses:
         self._pid = _forked_template(ours, theirs) if forked else _started_template(theirs)
         theirs.close()
 
-    def dispatcher(self, host: str) -> str:
-        """Start a dispatcher; returns `host:port` when it listens. Raises DataError."""
-        return self._start(self._new("dispatcher", host, work_dir=self._directory.name))
+    def port(self, wanted: int = 0) -> int:
+        """A port for a server, held until that starts: `wanted`, or any where that is 0. Raises PortTaken."""
+        return self._held.take(wanted, 1)[0]
 
-    def worker(self, host: str, dispatcher: str) -> str:
+    def dispatcher(self, host: str, port: int | None = None) -> str:
+        """Start a dispatcher; returns `host:port` when it listens. Raises DataError."""
+        return self._start(self._new("dispatcher", host, port, work_dir=self._directory.name))
+
+    def worker(self, host: str, dispatcher: str, port: int | None = None) -> str:
         """Start a worker of the dispatcher `host:port`, in place of this process's earlier worker."""
-        return self._start(self._new("worker", host, dispatcher=dispatcher))
+        return self._start(self._new("worker", host, port, dispatcher=dispatcher))
 
     def check(self) -> list[str]:
         """What has happened to servers since the last call. Raises DataError: one of them can't live."""
@@ -109,9 +113,8 @@ class ServerProcesses:
         self._held.release()
         self._directory.cleanup()
 
-    def _new(self, kind: str, host: str, **further: str) -> Server:
-        (port,) = self._held.take(0, 1)
-        return Server(kind, host, port, self._timeout_s, **further)
+    def _new(self, kind: str, host: str, port: int | None, **further: str) -> Server:
+        return Server(kind, host, self.port() if port is None else port, self._timeout_s, **further)
 
     def _start(self, server: Server) -> str:
         self._held.release([server.port])
