@@ -5,10 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV, Scenarios
+from support.namespaces import network, why_not
 
 import ringtrain
 
@@ -106,10 +108,20 @@ def commands(mode: str) -> tuple[list[str | Path], list[str | Path]]:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("mode", [*MODES, "spark"])
+@pytest.mark.parametrize("mode", [*MODES, "spark", "two-hosts"])
 def test_both_commands_of_the_page(mode: str, tmp_path: Path) -> None:
     """A script in the shape of Horovod's example trains, and ends the compute job, which leaves no config."""
-    service, training = commands(mode)
+    with ExitStack() as stack:
+        service, training = commands("shared" if mode == "two-hosts" else mode)
+        if mode == "two-hosts":  # each with its own network; what they share is the folder
+            if reason := why_not():
+                pytest.skip(reason)
+            one, other = stack.enter_context(network(2)).hosts
+            service, training = [*one.enter, *service], [*other.enter, *training]
+        trains(tmp_path, service, training)
+
+
+def trains(tmp_path: Path, service: list[str | Path], training: list[str | Path]) -> None:
     compute = started(tmp_path, *service, "compute.json")
     train = started(tmp_path, *training, "compute.json")
     try:
