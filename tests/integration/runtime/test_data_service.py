@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -355,11 +356,16 @@ def test_a_reader_that_fails(service: DataWorkers, function: str, said: str) -> 
 
 
 def test_certificates_prove_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank shows a worker's and accepts a data worker's; a rank with another job's is not served."""
+    """A rank shows a worker's and accepts a data worker's; one of another job, or another token, is refused."""
     authority = JobAuthority("u")
-    data, rank, other = (
-        authority.secret_dir(tmp_path / name, role, uid=uid)
-        for name, role, uid in (("data", "data", ""), ("rank", "worker", ""), ("other", "worker", "v"))
+    data, rank, other, guess = (
+        authority.secret_dir(tmp_path / name, role, uid=uid, token=token)
+        for name, role, uid, token in (
+            ("data", "data", "", "token-1"),
+            ("rank", "worker", "", "token-1"),
+            ("other", "worker", "v", "token-1"),
+            ("guess", "worker", "", "token-2"),
+        )
     )
     worker, port = command_line(RINGTRAIN_SECRET_DIR=str(data), RINGTRAIN_JOB_UID="u", PYTHONPATH=str(TESTS))
     entry = {"index": 0, "instance": "a", "address": f"127.0.0.1:{port}"}
@@ -369,12 +375,15 @@ def test_certificates_prove_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RINGTRAIN_SECRET_DIR", str(rank))
     monkeypatch.setenv("RINGTRAIN_JOB_UID", "u")
     assert len(list(distribute("support.loaders:squares", one_rank(), epoch=0))) == 25
-    monkeypatch.setenv("RINGTRAIN_SECRET_DIR", str(other))
-    monkeypatch.setenv("RINGTRAIN_STALL_TIMEOUT", "2")
-    with pytest.raises(
-        DataError, match=r"the certificate is for worker\.v\.ringtrain, expected worker\.u\.ringtrain"
-    ):
-        next(iter(distribute("support.loaders:squares", one_rank(), epoch=0)))
+    monkeypatch.setenv("RINGTRAIN_STALL_TIMEOUT", "8")
+    streams = []
+    for directory in (other, guess):
+        monkeypatch.setenv("RINGTRAIN_SECRET_DIR", str(directory))
+        streams.append(distribute("support.loaders:squares", one_rank(), epoch=0))
+    with ThreadPoolExecutor(2) as pool:
+        refused = [str(one.exception()) for one in [pool.submit(next, iter(stream)) for stream in streams]]
+    assert "the certificate is for worker.v.ringtrain, expected worker.u.ringtrain" in refused[0]
+    assert "the job's token is missing or wrong" in refused[1]
     end(worker)
 
 

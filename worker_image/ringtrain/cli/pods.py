@@ -62,7 +62,7 @@ def launcher(log_level: str, command: tuple[str, ...]) -> None:
 
 
 @click.command("data-worker", hidden=True)
-@click.option("--log-level", type=click.Choice(["info", "warning"]), default="info", show_default=True)
+@click.option("--log-level", type=click.Choice(OUR_LOG_LEVELS), default="info", show_default=True)
 def data_worker(log_level: str) -> None:
     """Load batches for the job's ranks until it is told to stop.
 

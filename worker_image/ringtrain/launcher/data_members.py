@@ -52,7 +52,8 @@ class DataMembers:
     def status(self) -> dict[str, Any]:
         """The part of `/status`, but for the wait that ranks report."""
         alive = self._alive()
-        known = {index: member for index, (member, _) in sorted(self._heard.items())}
+        with self._lock:
+            known = {index: member for index, (member, _) in sorted(self._heard.items())}
         wanted = self._config.data_workers
         indices = sorted({*range(wanted), *known})
         return {
