@@ -1,10 +1,22 @@
 """Input: which samples each rank sees (`shard`), who loads them (`service`), MNIST's file format (`idx`)."""
 
-from ringtrain.data import service
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ringtrain.data.idx import Labelled, read_idx, read_mnist
 from ringtrain.data.shard import Batch, Shard, shard
 
+if TYPE_CHECKING:
+    from ringtrain.data import service
+
 __all__ = ["Batch", "Labelled", "Shard", "read_idx", "read_mnist", "service", "shard"]
+
+
+def __getattr__(name: str) -> Any:
+    """`service` is loaded when it is used: it needs protobuf, which `import ringtrain` does without."""
+    if name == "service":
+        return import_module("ringtrain.data.service")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
