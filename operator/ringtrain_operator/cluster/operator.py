@@ -12,7 +12,7 @@ from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound, NotLeader
+from ringtrain_operator.cluster.api.errors import ApiError, Conflict, Forbidden, NotFound, NotLeader
 from ringtrain_operator.cluster.api.resources import JOBS, Resource
 from ringtrain_operator.cluster.api.transport import Limits
 from ringtrain_operator.cluster.config import OperatorConfig
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # So long after Kueue or a gang scheduler was installed it is made use of.
 LOOK_FOR_APIS_S = 60.0
+# When the API server did not answer that at the start.
+ASK_AGAIN_S = 2.0
 
 
 class LeaseLost(Exception):
@@ -112,7 +114,7 @@ class Operator:
         await _first_of(until_served(self.api, scope), self._stop.wait())
         await _first_of(self._reconciler.pod_schema.refresh(), self._stop.wait())
         await _first_of(self._find_waiting_jobs(), self._stop.wait())
-        await _first_of(self._find_apis(), self._stop.wait())
+        await _first_of(self._until_apis_are_known(), self._stop.wait())
         parts = [
             self._watch(),
             resync(self.api, scope, enqueue, self.config.resync_s),
@@ -148,13 +150,21 @@ class Operator:
             await asyncio.sleep(min(self.config.resync_s, LOOK_FOR_APIS_S))
             await self._find_apis()
 
-    async def _find_apis(self) -> None:
+    async def _until_apis_are_known(self) -> None:
+        """A job that starts earlier would wait in no queue, and be placed pod by pod."""
+        while not await self._find_apis():
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _find_apis(self) -> bool:
+        """Look for Kueue and gang schedulers; whether asking again would not help."""
         try:
             if self.config.kueue:
                 self._reconciler.kueue.version = await served_version(self.api)
             await self._reconciler.gangs.find()
         except ApiError as exc:
             log.warning("whether Kueue and gang schedulers are there is not known: %s", exc)
+            return isinstance(exc, Forbidden)
+        return True
 
     def _extras(self) -> tuple[Resource, ...]:
         """What is watched of Kueue and of gang schedulers, as far as they are there."""

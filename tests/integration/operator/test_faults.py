@@ -1,6 +1,8 @@
 """What goes wrong between operator and API server: the job ends as if nothing had."""
 
 import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,17 @@ from typing import Any
 import pytest
 from support.cluster import fake_cluster
 from support.fakeapi import FakeApi
+from support.fakeapi.resources import Catalogue, Kind
 from support.fakeapi.server import Call
 from support.jobs import state
-from support.scenario import Scenario, open_scenario
+from support.kubelet import Kubelet, ScriptedRuntime
+from support.operating import running_operator
+from support.rendering import render
+from support.scenario import Clock, Scenario, open_scenario
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
-from ringtrain_operator.cluster.api.resources import EVENTS
+from ringtrain_operator.cluster.api.resources import EVENTS, PODS
 from ringtrain_operator.cluster.versions import Versions
 
 
@@ -30,6 +36,33 @@ async def finish(s: Scenario) -> dict[str, Any]:
     assert sorted(made) == sorted(s.pod_names(2))
     assert len(await s.cluster.api.select(EVENTS, s.namespace)) <= 4
     return done
+
+
+@dataclass(frozen=True)
+class ShyOfGangs(Catalogue):
+    """What is served; the first requests for PodGroups' API fail."""
+
+    failures: Iterator[int] = field(default_factory=lambda: iter(range(10)))
+
+    def of_group(self, group: str, version: str) -> list[Kind]:
+        if group == "scheduling.k8s.io" and next(self.failures, None) is not None:
+            raise RuntimeError("by the test")
+        return super().of_group(group, version)
+
+
+async def test_no_job_starts_before_it_is_known_who_places_gangs(tmp_path: Path) -> None:
+    """An operator that starts while the API server fails asks again: else jobs would be placed pod by pod."""
+    async with fake_cluster(render("gangs.kubernetes=true")) as c:
+        assert c.fake is not None
+        c.fake.store.catalogue = ShyOfGangs()
+        namespace, runtime, clock = await c.new_namespace(), ScriptedRuntime(), Clock()
+        async with Kubelet(c.api, runtime, tmp_path, namespace=namespace) as kubelet:
+            s = Scenario(c, namespace, runtime, kubelet, None, clock)
+            await s.submit()
+            async with running_operator(c.operator_connection, clock, gangs={"Kubernetes": ""}):
+                await s.until_running()
+                pod = await c.api.get(PODS, namespace, "digits-launcher")
+                assert pod["spec"]["schedulingGroup"]["podGroupName"].startswith("digits-")
 
 
 @pytest.mark.parametrize(
