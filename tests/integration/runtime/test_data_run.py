@@ -45,13 +45,14 @@ class Run:
 
     def processes(self, word: str) -> list[psutil.Process]:
         """Those of this run that were started as `ringtrain <word>`."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if "ringtrain" in (line := child.cmdline()) and word in line]
+        return [child for child in self._children() if "ringtrain" in (line := _words(child)) and word in line]
 
     def ranks(self) -> list[psutil.Process]:
         """The processes that train."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if child.cmdline()[1:2] == [TRAINING[1]]]
+        return [child for child in self._children() if _words(child)[1:2] == [TRAINING[1]]]
+
+    def _children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
 
     def finish(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=DEADLINE_S)
@@ -63,6 +64,14 @@ class Run:
         for epoch, samples in json.loads((self.directory / f"end-{slot}.json").read_text())["ledger"]:
             found.setdefault(epoch, []).extend(samples)
         return {epoch: sorted(samples) for epoch, samples in found.items()}
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """Its command line; of one that has ended, none."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 @pytest.fixture
