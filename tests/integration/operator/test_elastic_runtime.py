@@ -62,7 +62,8 @@ async def until_world(c: Cluster, namespace: str, ranks: int, formation: int = 0
 async def test_workers_come_and_go(open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path) -> None:
     """Scaled up, the launcher's pod lost, drained, a node lost, scaled down: one attempt, and a rank that was not
     touched is one process."""
-    stop, nodes, clock = tmp_path / "stop", ("node-a", "node-b", "node-c", "node-d"), Clock()
+    # One for each pod in turn, the launcher's second one too: who loses the launcher with a worker loses the step.
+    stop, nodes, clock = tmp_path / "stop", tuple(f"node-{letter}" for letter in "abcde"), Clock()
     runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
     async with open_cluster() as c:
         ns = await c.new_namespace()
