@@ -83,7 +83,7 @@ _DATA_WORKERS = {
         "spec": {"containers": [{"resources": {"requests": {"cpu": "4"}}}], "nodeSelector": {"disk": "ssd"}}
     },
 }
-_TENSORFLOW = {"replicas": 4, "kind": "tensorflow", "dispatchers": 2, "dispatcherSide": "Training"}
+_TENSORFLOW = {"replicas": 4, "kind": "tensorflow", "dispatchers": 2, "dispatcherSide": "Compute"}
 
 
 def data_container(**fields: Any) -> Manifest:
@@ -136,6 +136,7 @@ ACCEPTED = [
     Case("networking", manifest(networking={"timeoutSeconds": 5, "startTimeoutSeconds": 30})),
     Case("encryption", manifest(networking={"encryption": "tensors"})),
     Case("longest-name", manifest(name="a" * 51)),
+    Case("data-workers-of-tensorflow", manifest(dataWorkers=_TENSORFLOW)),
     Case("scheduling", manifest(scheduling=_SCHEDULING, elastic={"maxReplicas": 4})),
     Case("scheduling-preferred", manifest(scheduling={"topology": {"preferred": "kubernetes.io/hostname"}})),
     Case("elastic", manifest(elastic={"maxReplicas": 2})),
@@ -441,10 +442,17 @@ REJECTED = [
         at_admission=False,
     ),
     Case(
-        "data-workers-of-tensorflow",
-        manifest(dataWorkers=_TENSORFLOW),
-        "spec.dataWorkers.kind",
+        "dispatchers-in-the-ranks-of-the-job-itself",
+        manifest(dataWorkers={**_TENSORFLOW, "dispatcherSide": "Training"}),
+        "spec.dataWorkers.dispatcherSide",
         "compute_worker",
+        at_admission=False,
+    ),
+    Case(
+        "servers-of-tensorflow-where-tensors-are-encrypted",
+        manifest(dataWorkers=_TENSORFLOW, networking={"encryption": "tensors"}),
+        "spec.dataWorkers.kind",
+        "encrypt nothing",
         at_admission=False,
     ),
     Case(

@@ -54,7 +54,7 @@ class DataWorkers(SpecModel):
     slots_per_worker: int = Field(default=1, ge=1, le=64, description="Loader processes in each pod.")
     kind: Literal["ringtrain", "tensorflow"] = Field(
         default="ringtrain",
-        description="What they serve. ringtrain: arrays for any framework. tensorflow: not yet.",
+        description="What they serve. ringtrain: arrays for any framework. tensorflow: tf.data's service.",
     )
     dispatchers: int | None = Field(
         default=None,
@@ -64,8 +64,8 @@ class DataWorkers(SpecModel):
     )
     dispatcher_side: Literal["Compute", "Training"] | None = Field(
         default=None,
-        description="Of kind tensorflow: where dispatchers run, in data workers' pods (Compute, the default) or "
-        "in the ranks' processes.",
+        description="Of kind tensorflow: where dispatchers run. Compute, the default: in data workers' pods. "
+        "Training, in the ranks' processes, is for a compute job of its own, and refused here.",
     )
     autoscale: Autoscale | None = Field(
         default=None, description="How many there are, by how long ranks wait for input. Unset: replicas."

@@ -78,11 +78,16 @@ def _data_worker_clashes(spec: JobSpec) -> Iterator[Problem]:
     if data.dispatchers not in (None, 1, ranks):
         message = f"is {data.dispatchers}, expected 1 or the number of ranks, {ranks}"
         yield Problem("spec.dataWorkers.dispatchers", message)
-    elif data.kind == "tensorflow":
-        message = (
-            "is 'tensorflow', which data workers do not serve yet; run TensorFlow's data service as a job of "
+    if data.dispatcher_side == "Training":
+        message = "is 'Training', and dispatchers of the job's data workers run in their pods; remove it, or run "
+        way_out = f"TensorFlow's data service as a job of its own: python -m {_COMPUTE_WORKER} CONFIG"
+        yield Problem("spec.dataWorkers.dispatcherSide", f"{message}{way_out}")
+    if data.kind == "tensorflow" and spec.networking.encryption != "none":
+        message = "is 'tensorflow', whose servers encrypt nothing, and networking.encryption is"
+        yield Problem(
+            "spec.dataWorkers.kind",
+            f"{message} {spec.networking.encryption!r}; expected kind: ringtrain, or no encryption",
         )
-        yield Problem("spec.dataWorkers.kind", f"{message}its own: python -m {_COMPUTE_WORKER} CONFIG")
 
 
 def _evaluator_clashes(spec: JobSpec) -> Iterator[Problem]:
