@@ -159,14 +159,13 @@ WAYS: dict[str, Callable[[int, int], Iterator[Any]]] = {
 
 
 def timed(way: Callable[[int, int], Iterator[Any]], steps: int, processes: int, step_s: float) -> float:
-    """Seconds a step; the first quarter, in which processes start and pipelines fill, is left out."""
-    warm = max(1, steps // 4)
-    began, done = 0.0, 0
-    for done, _ in enumerate(way(steps, processes), 1):
+    """Seconds a step, without the first quarter, in which processes start, and without the end of processes."""
+    ends = []
+    for _ in way(steps, processes):
         time.sleep(step_s)
-        if done == warm:
-            began = time.perf_counter()
-    return (time.perf_counter() - began) / (done - warm)
+        ends.append(time.perf_counter())
+    warm = max(1, steps // 4)
+    return (ends[-1] - ends[warm - 1]) / (len(ends) - warm)
 
 
 def main() -> None:

@@ -47,6 +47,7 @@ _EVERYWHERE = (
     contract.ENV_TOKEN_FILE,
     contract.ENV_CHECKPOINT_DIR,
     contract.ENV_RESTORE_FROM,
+    contract.ENV_DATA_WORKERS_FILE,
 )
 # How many daemons may run at once: each holds a thread of the agent's server. A job has one a worker.
 MPI_DAEMONS = 4
