@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 _LOWEST, _HIGHEST = 10_000, 15_000
 # Ports that one process may have in use before the first comes again: a world takes few, and a test few worlds.
-_IN_BLOCK = 100
+# Those of connections that have just ended count as in use for a minute, and a busy run has some fifty of them.
+_IN_BLOCK = 200
 
 
 @dataclass

@@ -37,7 +37,7 @@ log = logging.getLogger("ringtrain.spark")
 NAMESPACE: Final = "spark"
 _START_TIMEOUT_S: Final = 600.0
 # Executors of a cluster that has just been asked for come one after the other.
-SLOTS_S: Final = 30.0
+_SLOTS_S: Final = 30.0
 _POLL_S: Final = 0.1
 _END_S: Final = 30.0
 _NO_EFFECT: Final = {
@@ -88,8 +88,8 @@ def run(
     size = context.defaultParallelism if num_proc is None else num_proc
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigurationError(f"run: num_proc is {size!r}; expected a number of ranks of at least 1")
-    check_slots(context, size)
     limit_s = _START_TIMEOUT_S if start_timeout is None else float(start_timeout)
+    check_slots(context, size, min(_SLOTS_S, limit_s))
     name = f"spark-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_runs)}"
     level = "info" if verbose >= 2 else "warning"
     with ExitStack() as stack:
@@ -104,13 +104,15 @@ def run(
         return _results(launcher, stage, size)
 
 
-def check_slots(context: Any, size: int) -> None:
-    """Raise ConfigurationError unless the cluster can run `size` tasks at once; Spark would wait for more."""
+def check_slots(context: Any, size: int, patience_s: float = _SLOTS_S) -> None:
+    """Raise ConfigurationError unless the cluster can run `size` tasks at once; Spark would wait for more.
+
+    `patience_s`: how long executors of a cluster may still come.
+    """
     scala = context._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
-    end = time.monotonic() + (
-        0.0 if context.master.startswith("local") and "cluster" not in context.master else SLOTS_S
-    )
+    is_one_process = context.master.startswith("local") and "cluster" not in context.master
+    end = time.monotonic() + (0.0 if is_one_process else patience_s)
     while (slots := int(scala.maxNumConcurrentTasks(profile))) < size:
         if time.monotonic() >= end:
             raise ConfigurationError(

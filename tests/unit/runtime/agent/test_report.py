@@ -16,9 +16,11 @@ from ringtrain.report import add_input_wait, report
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The read end of this rank's report pipe."""
+    """The read end of this rank's report pipe. Nothing is in it, nor waits of other tests of this process."""
     read, write = os.pipe()
     monkeypatch.setenv("RINGTRAIN_REPORT_FD", str(write))
+    report(0)
+    os.read(read, 1 << 16)
     yield read
     os.close(read)
     os.close(write)
