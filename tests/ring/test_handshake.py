@@ -5,7 +5,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -108,6 +108,28 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
     larger = (*second.addresses, free_addresses(1)[0])
     errors = meet([first, changed(second, size=3, addresses=larger)], transport)
     assert_all_refuse(errors, r"rank 0 .* counts a world of 2, rank 1 .* counts a world of 3 ranks; give")
+
+
+class Overtaken(MemoryTransport):
+    """Its rank has left before its watches arrive anywhere."""
+
+    def ask(
+        self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
+    ) -> "Future[bytes]":
+        return Future() if method == WATCH else super().ask(peer, method, request, timeout_s, patient)
+
+
+def test_a_rank_that_leaves_as_soon_as_it_has_met_all_is_not_missed() -> None:
+    """Who leaves in good order had met its peers: they do not wait for a watch that it has no use for any more."""
+    network = MemoryNetwork()
+    configs = world(2)
+
+    def join(config: WorkerConfig) -> None:
+        made = (Overtaken if config.rank == 0 else MemoryTransport)(network, config.rank)
+        RankContext(config, made).close()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(join, configs)) == [None, None]
 
 
 def test_a_second_process_waits_while_ranks_meet() -> None:

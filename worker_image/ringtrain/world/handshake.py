@@ -53,7 +53,7 @@ class Handshake:
         self._given: dict[int, str] = {}  # the process that each peer turned out to be, and got a session
         self._held: dict[int, bytes] = {}
         self._met: dict[int, str] = {}  # the process that answers at each peer's address
-        self._watched_by: set[int] = set()  # peers that have met this rank, and will hear when it leaves
+        self._watched_by: set[int] = set()  # peers that have met this rank; they hear when it leaves, or have left
         self.all_met = False  # whether every pair of this rank is complete: nobody else has a say from then on
         self.local_sizes: tuple[int, ...] = (ring.local_size,)  # by rank, once all are met
         failure_state.on_reached(self._wake)
@@ -107,6 +107,11 @@ class Handshake:
                 self._watched_by.add(rank)
                 self._changed.notify_all()
 
+    def left(self, rank: int) -> None:
+        """Note that a peer has left in good order, so that it had met this rank: its watch may never come."""
+        if rank in self._given:
+            self.watched_by(rank)
+
     # What this rank asks
 
     def session(self, peer: int) -> bytes:
@@ -116,8 +121,8 @@ class Handshake:
     def meet_all(self, transport: Transport, met: Callable[[int], None]) -> None:
         """Meet every peer; call `met` for each, which begins to watch it.
 
-        On return each has met this rank as well, and watches it: so this rank may leave at once, and begin its
-        next world while others still meet in this one. Reaches a verdict and raises otherwise.
+        On return each has met this rank as well, and watches it or has left: so this rank may leave at once, and
+        begin its next world while others still meet in this one. Reaches a verdict and raises otherwise.
         """
         end = time.monotonic() + self._ring.timeout_s
         hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._ring.peers}

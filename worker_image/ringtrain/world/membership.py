@@ -28,7 +28,7 @@ class Membership:
         self.failure_state = FailureState()
         self.offers = OfferTable(ring.rank, self.failure_state)
         self._handshake = Handshake(ring, self.failure_state, self._is_over)
-        self.monitor = Monitor(ring, transport, self.failure_state, self._identity, self.offers.peer_left)
+        self.monitor = Monitor(ring, transport, self.failure_state, self._identity, self._peer_left)
         self._lateness = Lateness(ring, self.offers, self.monitor.statuses)
         self.left = False
         self._closed = threading.Lock()
@@ -197,6 +197,10 @@ class Membership:
         """Whether this world has ended for `peer`: it has left, or all failed, or this rank leaves itself."""
         ended = self.left or self.failure_state.failure is not None or self.monitor.has_left(peer)
         return ended or not self.monitor.answers(peer)
+
+    def _peer_left(self, peer: int) -> None:
+        self._handshake.left(peer)
+        self.offers.peer_left(peer)
 
     def _identity(self, peer: int) -> dict[str, object]:
         return {"rank": self.ring.rank, "session": self._handshake.session(peer).hex()}
