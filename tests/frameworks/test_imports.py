@@ -22,6 +22,12 @@ def test_ringtrain_alone_imports_no_framework():
     assert not {"torch", "tensorflow", "keras", "google.protobuf", "click"} & set(loaded)
 
 
+def test_grpc_is_told_not_to_handle_forks_before_it_is_loaded():
+    """Its handlers abort a rank now and then. Whatever of ringtrain loads it, the package itself comes first."""
+    program = "import os, sys, ringtrain; print('grpc' in sys.modules, os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    assert in_a_new_process(program) == ["False", "0"]
+
+
 def test_ringtrain_is_imported_quickly():
     """Held against numpy, so that it does not depend on the machine."""
     clock = "import time; now = time.process_time; began = now()"

@@ -1,5 +1,6 @@
 """Data-parallel training: ring allreduce over gRPC and an optimizer that lives in host memory."""
 
+import os
 from typing import Any
 
 from ringtrain import requirements as requirements  # first: it says what the others would fail of
@@ -130,6 +131,10 @@ __all__ = [
     "synchronize",
     "timeline",
 ]
+
+# Data loaders fork. gRPC's handlers for that wait for its threads, which are ours, and hang the child or abort the
+# rank. gRPC looks here when it is loaded, which no import above does.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def __getattr__(name: str) -> Any:

@@ -279,9 +279,6 @@ def warn_of_strangers(ring: RingConfig) -> None:
 def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
     if ring.size == 1:
         return NoPeers()
-    # Data loaders fork. gRPC's handlers for that wait for its threads, which are ours, and hang the child or abort
-    # it. It looks here when it is loaded.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
     from ringtrain.transport.rpc import RpcTransport
 
