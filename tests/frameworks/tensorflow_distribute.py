@@ -1,5 +1,6 @@
 """Checks of ringtrain.tensorflow.distribute, run on every rank of a world."""
 
+import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -81,12 +82,12 @@ def check_an_estimator_trains_like_one_process_and_resumes():
                 saved = tf.train.load_variable(again.latest_checkpoint(), "w")
                 np.testing.assert_allclose(saved, reference(6), rtol=1e-4, atol=1e-5)
             x, y = pooled(9)
-            found = again.evaluate(lambda: tf.data.Dataset.from_tensors((x, y)))  # noqa: B023
+            found = again.evaluate(functools.partial(tf.data.Dataset.from_tensors, (x, y)))
             assert found["global_step"] == 6
             assert found["error"] == pytest.approx(np.abs(x @ reference(6) - y).mean(), rel=1e-3)
             assert found["loss"] == pytest.approx(np.square(x @ reference(6) - y).mean(), rel=1e-3)
             if RANK == 0:
-                rows = list(again.predict(lambda: tf.data.Dataset.from_tensors(x)))  # noqa: B023
+                rows = list(again.predict(functools.partial(tf.data.Dataset.from_tensors, x)))
                 np.testing.assert_allclose([row["y"] for row in rows], x @ reference(6), rtol=1e-3, atol=1e-4)
         hvd.barrier()
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtrain.data import shard
+from ringtrain.data import Shard, shard
 from ringtrain.data.service import distribute
 from support.data_worker import DataWorkers
 
@@ -81,12 +81,12 @@ class Chaos:
             self._mend()
         assert found == expected, f"seed {seed}: {strikes}"
 
-    def _train(self, order: object, strikes: list[Strike], steps: int) -> list[tuple[int, list[int]]]:
+    def _train(self, order: Shard, strikes: list[Strike], steps: int) -> list[tuple[int, list[int]]]:
         """The ledger of committed steps. A rank that is killed goes on behind the last of them."""
         ledger: list[tuple[int, list[int]]] = []
         while len(ledger) < steps:
             consumed = ledger[-1][0] if ledger else 0
-            stream = iter(distribute("support.loaders:watched", order, epoch=0, consumed=consumed, prefetch=4))  # type: ignore[arg-type]
+            stream = iter(distribute("support.loaders:watched", order, epoch=0, consumed=consumed, prefetch=4))
             for batch in stream:
                 step = len(ledger)
                 assert batch["index"].tolist() == batch.indices.tolist()
@@ -99,7 +99,7 @@ class Chaos:
                 ledger.append((batch.consumed, batch.indices.tolist()))
                 if self._due("committed", step, strikes):
                     break
-            stream.close()  # type: ignore[attr-defined]
+            stream.close()
         return ledger
 
     def _due(self, state: str, step: int, strikes: list[Strike]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -219,17 +219,7 @@ class JobStatus(StatusModel):
         return self.is_true("Succeeded") or self.is_true("Failed")
 
 
-ORDER: tuple[ConditionType, ...] = (
-    "Accepted",
-    "Running",
-    "Degraded",
-    "InputStalled",
-    "Suspended",
-    "Queued",
-    "Restarting",
-    "Succeeded",
-    "Failed",
-)
+ORDER: tuple[ConditionType, ...] = get_args(ConditionType)
 
 
 @dataclass(frozen=True)

@@ -90,12 +90,12 @@ def test_an_epoch_goes_on_behind_what_was_consumed(service: DataWorkers) -> None
     """A world of another size takes exactly what is left."""
     stream = iter(distribute("support.loaders:squares", shard(90, 5, rank=0, size=2, seed=1), epoch=0))
     first = [next(stream) for _ in range(4)]
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     rest = []
     for rank in range(3):
         own = shard(90, 5, rank=rank, size=3, seed=1, last="weighted")
-        stream = distribute("support.loaders:squares", own, epoch=0, consumed=first[-1].consumed)  # type: ignore
-        rest += [index for batch in stream for index in batch.indices[batch.mask]]
+        left = distribute("support.loaders:squares", own, epoch=0, consumed=first[-1].consumed)
+        rest += [index for batch in left for index in batch.indices[batch.mask]]
     begun = shard(90, 5, rank=1, size=2, seed=1).epoch(0)
     used = [i for b in first for i in b.indices] + [
         i for _, b in zip(first, begun, strict=False) for i in b.indices

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,8 @@ from ringtrain import contract
 from ringtrain.cli.run_processes import start
 
 _LOOK_S: Final = 0.5
+# A data worker that ends sooner waits before it is started again, each time twice as long, at most this long.
+_LASTS_S: Final = 30.0
 
 
 def start_data_workers(
@@ -46,11 +50,12 @@ class _DataWorkers:
 
     def _run(self) -> None:
         with ExitStack() as stack:
-            running = [self._start(index, stack) for index in range(self._count)]
+            workers = [_Kept(partial(self._start, index)) for index in range(self._count)]
+            for worker in workers:
+                stack.callback(worker.close)
             while not self._closed.wait(_LOOK_S):
-                ended = [index for index, process in enumerate(running) if process.poll() is not None]
-                for index in ended:
-                    running[index] = self._start(index, stack)
+                for worker in workers:
+                    worker.look()
 
     def _start(self, index: int, stack: ExitStack) -> "subprocess.Popen[bytes]":
         own = {
@@ -60,6 +65,33 @@ class _DataWorkers:
         }
         words = ["data-worker", "--log-level", self._level]
         return start(stack, contract.ROLE_DATA, {**self._environment, **own}, words)
+
+
+class _Kept:
+    """A process that is started again when it ends: at once, and after a pause if it did not last."""
+
+    def __init__(self, begin: Callable[[ExitStack], "subprocess.Popen[bytes]"]) -> None:
+        self._begin = begin
+        self._pause_s = 0.0
+        self._start()
+
+    def look(self) -> None:
+        """Start the process again if it has ended and it is time."""
+        now = time.monotonic()
+        if self._process.poll() is None or now < self._started + self._pause_s:
+            return
+        quick = now - self._started < _LASTS_S
+        self._pause_s = min(max(_LOOK_S, 2 * self._pause_s), _LASTS_S) if quick else 0.0
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        """End the process."""
+        self._own.close()
+
+    def _start(self) -> None:
+        self._own, self._started = ExitStack(), time.monotonic()
+        self._process = self._begin(self._own)
 
 
 def _path(environment: Mapping[str, str], command: Sequence[str]) -> str:

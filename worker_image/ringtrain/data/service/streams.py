@@ -49,13 +49,13 @@ class BatchStream:
         self._prefetch = prefetch
         self._settings = StreamSettings.from_env(os.environ)
 
-    def __iter__(self) -> Iterator[LoadedBatch]:
+    def __iter__(self) -> Generator[LoadedBatch, None, None]:
         if isinstance(self._shard, Shard):
             assert self._epoch is not None
             return self._load(self._shard.epoch(self._epoch, consumed=self._consumed))
         return self._load_positioned(self._shard)
 
-    def _load_positioned(self, shard: PositionedShard) -> Iterator[LoadedBatch]:
+    def _load_positioned(self, shard: PositionedShard) -> Generator[LoadedBatch, None, None]:
         """What is read ahead of a change of the world is dropped: it is given out again from the position on."""
         begun = shard.worlds
         with closing(self._load(shard.batches())) as batches:
@@ -101,7 +101,7 @@ class SplitStream:
         """Where each of this rank's splits goes on, by URI; None: nothing is left of it. Of all ranks together
         (`ringtrain.allgather_object`) it is what `distribute_splits` resumes from, at any world size."""
 
-    def __iter__(self) -> Iterator[SplitBatch]:
+    def __iter__(self) -> Generator[SplitBatch, None, None]:
         left = deque((uri, offset) for uri, offset in self.positions.items() if offset is not None)
         turns: deque[tuple[str, int]] = deque()
         keys = count()
