@@ -24,8 +24,10 @@ def squares(indices: Indices) -> dict[str, Any]:
 
 
 def slow(indices: Indices) -> dict[str, Any]:
-    """As `squares`, a little later."""
+    """As `squares`, a little later. Notes in DIRECTORY, where there is one, that this data worker has loaded."""
     time.sleep(0.01)
+    if directory := os.environ.get("DIRECTORY"):
+        Path(directory, f"loaded-by-{os.environ.get('RINGTRAIN_DATA_INDEX')}").touch()
     return squares(indices)
 
 

@@ -140,26 +140,27 @@ def test_a_launcher_that_is_killed_learns_again_who_is_there(
 
     launcher = pods.launcher()
     workers = [pods.data_worker(index) for index in range(2)]
-    agent = pods.agent(0, *TRAINING, "240", "4", "0.1")
+    agent = pods.agent(0, *TRAINING, "240", "6", "0.1")
     reached(5)
     assert registered() == 2
     launcher.kill()
     workers[0].kill()
     reached(15)
+    (loaded := tmp_path / "loaded-by-0").unlink()
     pods.data_worker(0)
     launcher = pods.launcher()
-    reached(20)
     until("both data workers", lambda: registered() == 2)
+    until("the ranks have heard of the new one", loaded.exists)
     launcher.send(signal.SIGSTOP)
     workers[1].kill()
-    reached(40)
+    reached(len(list(tmp_path.glob("step-*"))) + 15)
     launcher.send(signal.SIGCONT)
     assert 0.0 <= pods.status()["data"]["waitFraction"] <= 1.0
     assert (launcher.wait(), agent.wait()) == (0, 0)
     ledger = json.loads((tmp_path / "end-0.json").read_text())["ledger"]
     assert [
-        sample for epoch in range(4) for sample in sorted(s for e, part in ledger if e == epoch for s in part)
-    ] == [*range(240)] * 4
+        sample for epoch in range(6) for sample in sorted(s for e, part in ledger if e == epoch for s in part)
+    ] == [*range(240)] * 6
 
 
 def test_several_hosts_have_no_data_workers(tmp_path: Path, made: list[Run]) -> None:
