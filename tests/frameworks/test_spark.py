@@ -13,7 +13,9 @@ pytest.importorskip("pyspark", reason="pyspark is not installed: pip install -r 
 if not shutil.which("java"):
     pytest.skip("Spark needs Java: apt install default-jre-headless", allow_module_level=True)
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from ring.leftovers import leftovers
 
 import ringtrain.spark
 from ringtrain.errors import ConfigurationError, RankFailed
@@ -29,6 +31,18 @@ def test_without_a_session() -> None:
     """The error says how to make one."""
     with pytest.raises(ConfigurationError, match="there is no Spark session; make one first"):
         ringtrain.spark.run(trains(), num_proc=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jvm() -> Iterator[None]:
+    """The one of this process, which outlives its sessions, ends with these tests and leaves no socket to it."""
+    yield
+    if (gateway := SparkContext._gateway) is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # it ends when nobody can speak to it any more
+        gateway.proc.wait(60)
+        SparkContext._gateway = SparkContext._jvm = None
+    assert not leftovers()
 
 
 @pytest.fixture(scope="module")
