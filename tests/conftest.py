@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import pytest
+from ring.leftovers import note_others
 from support.sampling import MARK, Sample
 
 # Of a test that is a coroutine. Generous: the machine may be busy; a passing test takes seconds.
@@ -69,6 +70,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     asyncio.run(bounded())
     return True
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leftovers_of_others() -> None:
+    """Who counts what is left over counts from here."""
+    note_others()
 
 
 @pytest.fixture

@@ -6,9 +6,17 @@ import time
 
 import psutil
 
+_of_others: set[str] = set()
+
+
+def note_others() -> None:
+    """Do not hold against the tests of a file the sockets that those of others have left in this process."""
+    _of_others.clear()
+    _of_others.update(_sockets())
+
 
 def leftovers(deadline_s: float = 30.0) -> list[str]:
-    """Threads of the runtime and sockets of this process that do not go away.
+    """Threads of the runtime and sockets of this process, of this file's tests, that do not go away.
 
     gRPC closes its sockets from a thread of its own, a moment after a channel is closed: hence a deadline.
     """
@@ -21,6 +29,10 @@ def leftovers(deadline_s: float = 30.0) -> list[str]:
 
 def _alive() -> list[str]:
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("ringtrain")]
-    process = psutil.Process(os.getpid())
-    sockets = [f"{c.laddr} {c.raddr} {c.status}" for c in process.net_connections("inet") if c.status != "NONE"]
-    return threads + sockets
+    return threads + [f"{ends} {status}" for ends, status in _sockets().items() if ends not in _of_others]
+
+
+def _sockets() -> dict[str, str]:
+    """Status by both ends."""
+    connections = psutil.Process(os.getpid()).net_connections("inet")
+    return {f"{c.laddr} {c.raddr}": c.status for c in connections if c.status != "NONE"}
