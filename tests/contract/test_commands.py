@@ -3,7 +3,7 @@
 import pytest
 
 from ringtrain.cli.main import main
-from ringtrain_operator.cli.launcher_output import Wanted
+from ringtrain_operator.client.launcher_output import Wanted
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def resume(names: tuple[str, ...], cluster: ClusterOptions) -> None:
 
 def _set_suspend(cluster: ClusterOptions, names: tuple[str, ...], suspended: bool) -> None:
     async def work(session: Session) -> None:
-        from .following import ENDED, state_of
+        from ..client.following import ENDED, state_of
 
         ended = []
         for name in names:

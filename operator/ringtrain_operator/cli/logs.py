@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import click
 
+from ..client.pod_logs import WantedPod, read_pod
 from ..local.kept import log_lines, pod_lines
 from .failures import errors_reported
-from .pod_logs import WantedPod, read_pod
 from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
 
 
@@ -64,8 +64,8 @@ def logs(
         return
 
     async def work(session: Session) -> None:
-        from .cluster_logs import read_attempts
-        from .launcher_output import Wanted
+        from ..client.cluster_logs import read_attempts
+        from ..client.launcher_output import Wanted
 
         wanted = Wanted(name, rank, attempt, follow, tail)
         async with aclosing(read_attempts(session, wanted)) as chunks:

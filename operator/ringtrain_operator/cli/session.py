@@ -8,19 +8,17 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from ringtrain_operator.cluster.api.resources import JOBS
 
+from ..client.session import Json as Json
+from ..client.session import Session as Session
 from .failures import errors_reported
 
-if TYPE_CHECKING:
-    from ringtrain_operator.cluster.api.client import ApiClient
-
-Json = dict[str, Any]
 # Where `dtj local` keeps its runs unless told otherwise.
 RUNS = Path("runs")
 T = TypeVar("T")
@@ -34,14 +32,6 @@ class ClusterOptions:
     namespace: str = ""
     context: str = ""
     kubeconfig: str = ""
-
-
-@dataclass(frozen=True)
-class Session:
-    """A client, and the namespace that the user means."""
-
-    api: ApiClient
-    namespace: str
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -85,7 +75,9 @@ def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]
     async def run() -> T:
         connection = Connection.from_env(os.environ, options.kubeconfig or None, options.context or None)
         async with ApiClient(connection, user_agent="dtj") as api:
-            return await work(Session(api, options.namespace or connection.namespace))
+            return await work(
+                Session(api, options.namespace or connection.namespace, functools.partial(click.echo, err=True))
+            )
 
     with errors_reported():
         return asyncio.run(run())

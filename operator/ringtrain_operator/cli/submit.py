@@ -68,7 +68,7 @@ async def _create(session: Session, jobs: list[Json]) -> list[tuple[str, str]]:
 
 async def _wait(session: Session, made: list[tuple[str, str]]) -> bool:
     """Whether one of the jobs failed, known once all have ended."""
-    from .following import until_ended
+    from ..client.following import until_ended
 
     ends = [await until_ended(session.api, namespace, name) for namespace, name in made]
     for (namespace, name), end in zip(made, ends, strict=True):

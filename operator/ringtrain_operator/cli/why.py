@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, suppress
-from datetime import UTC, datetime
-
 import click
 from rich.console import Console
 
-from ringtrain_operator import contract
-from ringtrain_operator.cluster.api.errors import ApiError
-from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
-from ringtrain_operator.local.kept import newest_run
-from ringtrain_operator.local.telling import wrapped
-from ringtrain_operator.observe.pods import view_pod
-from ringtrain_operator.status.counts import counted
-from ringtrain_operator.status.incarnations import avoided_because, avoided_nodes
-from ringtrain_operator.status.lasting import EndedPod
-from ringtrain_operator.status.model import Incarnations, format_time
-
+from ..client.causes import causes_of, explain
+from ..local.kept import newest_run
+from ..local.telling import wrapped
 from .failures import errors_reported
-from .queue_place import place_in_queue
-from .session import RUNS, ClusterOptions, Json, Session, job_argument, local_or_cluster_options, with_session
-
-EVENTS_SHOWN = 3
-AGENTS_ASKED = 3
-LOSSES_SHOWN = 3
+from .session import RUNS, ClusterOptions, job_argument, local_or_cluster_options, with_session
 
 
 @click.command()
@@ -34,169 +17,11 @@ LOSSES_SHOWN = 3
 @local_or_cluster_options
 def why(name: str, cluster: ClusterOptions | None) -> None:
     """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
-
-    async def read(session: Session) -> tuple[Json, list[Json], list[Json], list[str], str]:
-        job = await session.api.get(JOBS, session.namespace, name)
-        pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
-        uids = {o["metadata"]["uid"] for o in (job, *pods)}
-        events = await session.api.select(EVENTS, session.namespace)
-        about_it = [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
-        return job, pods, about_it, await _unreached(session, job, pods), await place_in_queue(session, job)
-
     if cluster is None:
         with errors_reported():
-            found: tuple[Json, list[Json], list[Json], list[str], str] = (
-                newest_run(RUNS, name).job,
-                [],
-                [],
-                [],
-                "",
-            )
+            found = list(explain(newest_run(RUNS, name).job, [], []))
     else:
-        found = with_session(cluster, read)
+        found = with_session(cluster, lambda session: causes_of(session, name))
     console = Console()
-    for line in explain(*found):
+    for line in found:
         click.echo(wrapped(line, console, " " * (len(line) - len(line.lstrip()) + 2)))
-
-
-async def _unreached(session: Session, job: Json, pods: list[Json]) -> list[str]:
-    """What the agents of a gang that is not complete say of the launcher: they write it to their pods' logs."""
-    running = _condition(job.get("status") or {}, "Running")
-    if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):
-        return []
-    views = [view for view in map(view_pod, pods) if view.role == "worker" and view.phase == "Running"]
-    # the workers whom the condition names first
-    views.sort(key=lambda view: (view.name not in str(running.get("message")), view.index))
-    agents = {pod["metadata"]["name"]: pod["spec"]["containers"][0]["name"] for pod in pods}
-    found = []
-    for view in views[:AGENTS_ASKED]:
-        last, api = b"", session.api
-        with suppress(ApiError):  # whoever may not read logs is told the rest
-            log = api.pod_log(session.namespace, view.name, container=agents[view.name], tail_lines=1)
-            async with aclosing(log) as lines:
-                async for line in lines:
-                    last = line
-        last_line = last.decode(errors="replace").strip()
-        if "has not been reached" in last_line:
-            found.append(f"pod {view.name}: {last_line}")
-    return found
-
-
-def _condition(status: Json, kind: str) -> Json:
-    found: Json = next((c for c in status.get("conditions") or [] if c["type"] == kind), {})
-    return found
-
-
-def explain(
-    job: Json, pods: list[Json], events: list[Json], unreached: Sequence[str] = (), place: str = ""
-) -> Iterator[str]:
-    """The causes, the job's own first, each line further down nearer to the root. `place`: in its queue."""
-    status = job.get("status") or {}
-    name, state = job["metadata"]["name"], status.get("state")
-    if not state:
-        yield f"{name} has no status yet: no operator has looked at it"
-        yield from _unlooked(job)
-        return
-    yield f"{name} is {state}"
-    conditions = list(_conditions(status))
-    yield from (f"  {line}" for line in conditions)
-    if place:
-        yield f"    {place}"
-    yield from (f"    {line}" for line in (*_pods(pods), *unreached))
-    if started := (status.get("progress") or {}).get("startedFrom"):
-        yield f"  training last went on from {started}"
-    yield from (f"  {line}" for line in (*_losses(status), *_beside(status)))
-    yield from _failure(status, "".join(conditions))
-    yield from (f"  {line}" for line in _warnings(events))
-
-
-def _unlooked(job: Json) -> Iterator[str]:
-    owner = job["spec"].get("managedBy")
-    if owner and owner != "ringtrain.dev/operator":
-        yield f"  spec.managedBy is {owner!r}: the operator leaves it to that controller"
-    else:
-        yield "  is the operator running, and does it serve this namespace? See"
-        yield "  kubectl get pods --all-namespaces --selector app.kubernetes.io/name=ringtrain-operator"
-
-
-def _conditions(status: Json) -> Iterator[str]:
-    bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
-    bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = "True"
-    for condition in status.get("conditions") or []:
-        repeated = condition["type"] == "Running" and condition.get("reason") in ("Suspended", "WaitingForQueue")
-        matters = not repeated and condition.get("reason") != "Finished"
-        limps = condition["type"] == "Running" and condition.get("reason") == "SideContainerFailed"
-        if limps or (bad.get(condition["type"]) == condition["status"] and matters):
-            message = condition.get("message") or ""
-            yield f"{condition['type']}={condition['status']} since {condition['lastTransitionTime']}: " + (
-                f"{condition['reason']}: {message}" if message else condition["reason"]
-            )
-
-
-def _pods(pods: list[Json]) -> Iterator[str]:
-    for pod in map(view_pod, pods):
-        if pod.waiting:
-            yield f"pod {pod.name}: {pod.waiting}: {pod.waiting_message}"
-        elif pod.disruption:
-            yield f"pod {pod.name} was taken away: {pod.disruption}"
-        elif pod.deletion_time:
-            yield f"pod {pod.name} on {pod.node or 'no node'} is ending"
-        elif pod.phase == "Failed":
-            yield f"pod {pod.name} on {pod.node}: exit code {pod.exit_code} {pod.exit_reason}".rstrip()
-        elif pod.side_failure:
-            yield f"pod {pod.name} on {pod.node}: {pod.side_failure}, and its main container runs on"
-        elif pod.phase == "Pending":
-            yield f"pod {pod.name} is Pending" + (f" on {pod.node}" if pod.node else ", not scheduled yet")
-
-
-def _failure(status: Json, told: str) -> Iterator[str]:
-    failure = status.get("failure")
-    if not failure:
-        return
-    where = " on ".join(str(failure[k]) for k in ("pod", "node") if failure.get(k))
-    message = failure.get("message") or ""
-    text = failure["reason"] + (f": {message}" if message not in told else "") + (f" in {where}" if where else "")
-    yield f"  last failure (attempt {failure['attempt']}): {text}"
-    yield from (f"    | {line}" for line in failure.get("logTail") or ())
-    yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"
-
-
-def _losses(status: Json) -> Iterator[str]:
-    """What an elastic job has lost without a restart, and which nodes it avoids for that."""
-    world = status.get("elastic") or {}
-    if world.get("lostWorkers"):
-        seconds = world.get("lastRecoverySeconds")
-        took = f", the last within {seconds:g} s" if seconds is not None else ""
-        yield (
-            f"{counted(world['lostWorkers'], 'worker')} lost so far, {counted(world.get('lostSteps', 0), 'step')} "
-            f"done again; went on {counted(world.get('recoveries', 0), 'time')}{took}"
-        )
-    losses = Incarnations.model_validate((status.get("ledger") or {}).get("incarnations") or {}).losses
-    for loss in losses[-LOSSES_SHOWN:]:
-        node = f" on node {loss.node}" if loss.node else ""
-        yield f"{format_time(loss.time)} {loss.pod} (incarnation {loss.incarnation}){node} {loss.cause}"
-    for node in avoided_nodes(losses, datetime.now(UTC)):
-        yield f"{avoided_because(losses, node)}; new pods avoid it"
-
-
-def _beside(status: Json) -> Iterator[str]:
-    """What ranks wait for their data workers, what became of the last of these, and how the evaluator fares."""
-    data, evaluator = status.get("dataWorkers") or {}, status.get("evaluator") or {}
-    waited = data.get("waitFraction")
-    if waited:
-        served = f"{data.get('ready', 0)} of {counted(data.get('desired', 0), 'data worker')} ready"
-        yield f"ranks wait for input {round(100 * waited)} % of their time; {served}"
-    notes = [EndedPod.model_validate(note) for note in (status.get("ledger") or {}).get("endedPods") or ()]
-    for note in sorted(notes, key=lambda note: note.time)[-LOSSES_SHOWN:]:
-        node = f" on node {note.node}" if note.node else ""
-        yield f"{format_time(note.time)} {note.pod}{node} {note.cause}"
-    if evaluator.get("failures"):
-        yield f"the evaluator failed {counted(evaluator['failures'], 'time')}, which fails nothing else"
-
-
-def _warnings(events: list[Json]) -> Iterator[str]:
-    warnings = [e for e in events if e.get("type") == "Warning"]
-    warnings.sort(key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
-    for event in warnings[-EVENTS_SHOWN:]:
-        about = event["involvedObject"]
-        yield f"event on {about.get('kind')} {about.get('name')}: {event.get('reason')}: {event.get('message')}"

@@ -14,7 +14,7 @@ from support.cluster import Cluster, OpenCluster, fake_cluster
 from support.jobs import job
 from support.scenario import open_scenario
 
-from ringtrain_operator.cli.following import next_attempt
+from ringtrain_operator.client.following import next_attempt
 from ringtrain_operator.cluster.api.resources import JOBS
 
 DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]

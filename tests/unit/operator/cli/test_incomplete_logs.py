@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ringtrain_operator.cli.ended_logs import read_ended
-from ringtrain_operator.cli.launcher_output import Printed, Wanted
-from ringtrain_operator.cli.session import Session
+from ringtrain_operator.client.ended_logs import read_ended
+from ringtrain_operator.client.launcher_output import Printed, Wanted
+from ringtrain_operator.client.session import Session
 from ringtrain_operator.cluster.api.errors import Forbidden, ServerError
 from ringtrain_operator.errors import OperatorError
 
@@ -91,7 +91,7 @@ def read(
     async def collect() -> None:
         nonlocal found
         wanted = Wanted("digits", rank, attempt, False, tail)
-        async for chunk in read_ended(Session(Api(kept), "team"), wanted, job(**spec), pod, Printed()):  # type: ignore[arg-type]
+        async for chunk in read_ended(Session(Api(kept), "team", print), wanted, job(**spec), pod, Printed()):  # type: ignore[arg-type]
             found += chunk
 
     try:
@@ -160,4 +160,4 @@ def test_a_tail_that_is_whole() -> None:
 def test_a_launcher_that_left_no_count(capsys: pytest.CaptureFixture[str]) -> None:
     """Whether lines are missing cannot be known, and that is said."""
     assert read(4, 0, pod=launcher()) == (b"a\nc\n", "")
-    assert "left no word of how many lines it wrote" in capsys.readouterr().err
+    assert "left no word of how many lines it wrote" in capsys.readouterr().out

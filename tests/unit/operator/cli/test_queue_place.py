@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from ringtrain_operator.cli.queue_place import PAGE, place_in_queue
-from ringtrain_operator.cli.session import Session
-from ringtrain_operator.cli.why import explain
+from ringtrain_operator.client.causes import explain
+from ringtrain_operator.client.queue_place import PAGE, place_in_queue
+from ringtrain_operator.client.session import Session
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 

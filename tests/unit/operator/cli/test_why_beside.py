@@ -11,7 +11,7 @@ from support.jobs import job
 from support.planworld import World
 
 from ringtrain_operator.cli.main import main
-from ringtrain_operator.cli.why import explain
+from ringtrain_operator.client.causes import explain
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.local.kept import keep_job

@@ -6,7 +6,7 @@ import json
 
 from support.planworld import elastic
 
-from ringtrain_operator.cli.why import explain
+from ringtrain_operator.client.causes import explain
 from ringtrain_operator.cluster.metrics import Metrics
 from ringtrain_operator.cluster.poll import Endpoint
 from ringtrain_operator.cluster.reconcile import wanted_workers

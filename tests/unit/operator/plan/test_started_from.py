@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.jobs import job
 from support.planworld import World
 
-from ringtrain_operator.cli.why import explain
+from ringtrain_operator.client.causes import explain
 
 TOLD = "step 140 of /checkpoints/a-uid/attempt-0001/ckpt-0000000140.npz"
 

@@ -9,7 +9,7 @@ import pytest
 from support.jobs import job
 from support.planworld import World, condition, running, world
 
-from ringtrain_operator.cli.why import explain
+from ringtrain_operator.client.causes import explain
 from ringtrain_operator.cluster.poll import PollTimes
 from ringtrain_operator.observe.model import ObjectRef, Refusal
 from ringtrain_operator.plan.objects import companion_refs

@@ -8,8 +8,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 
-import click
-
 from ringtrain_operator.build.log_reader import LABEL_READER, build_log_reader_pod
 from ringtrain_operator.cluster.api.errors import ApiError, NotFound
 from ringtrain_operator.cluster.api.resources import PODS
@@ -56,7 +54,7 @@ async def _delete(session: Session, namespace: str, name: str) -> None:
     except NotFound:
         pass
     except ApiError as exc:  # what was read is read
-        click.echo(f"pod {name} could not be deleted ({exc}); it ends by itself within {LIVES_S} s", err=True)
+        session.tell(f"pod {name} could not be deleted ({exc}); it ends by itself within {LIVES_S} s")
 
 
 async def _delete_ended(session: Session, job: Job) -> None:
@@ -81,7 +79,7 @@ async def _until_running(session: Session, namespace: str, name: str) -> None:
             text = f"pod {name}, which was to read the log store, did not start in {waited_s:.0f} s: {why}"
             raise ReaderNotStarted(text)
         if waited_s > _SAYS_AFTER_S and why != reported:
-            click.echo(f"waiting for pod {name}, which reads the log store: {why}", err=True)
+            session.tell(f"waiting for pod {name}, which reads the log store: {why}")
             reported = why
         await asyncio.sleep(_LOOKS_EVERY_S)
 

@@ -7,8 +7,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
-import click
-
 from ..cluster.api.errors import Forbidden, NotFound, ServerError, Unreachable
 from ..cluster.api.execute import execute
 from ..cluster.api.resources import JOBS, PODS
@@ -42,13 +40,13 @@ async def read_attempts(session: Session, wanted: Wanted) -> AsyncGenerator[byte
             if not wanted.follow or wanted.attempt is not None:
                 raise
             incomplete = exc
-            click.echo(str(exc), err=True)
+            session.tell(str(exc))
         if not wanted.follow or wanted.attempt is not None:
             return
         following = await next_attempt(session.api, session.namespace, wanted.name, attempt)
         if following is None:
             break
-        click.echo(f"attempt {following} of {wanted.name} begins", err=True)
+        session.tell(f"attempt {following} of {wanted.name} begins")
     if incomplete is not None:
         raise incomplete
 
@@ -115,7 +113,7 @@ async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) ->
     except Forbidden as exc:
         if not own:
             raise
-        click.echo(f"{exc}; from the launcher's output instead:", err=True)
+        session.tell(f"{exc}; from the launcher's output instead:")
     except Unreachable:
         if not own or (wanted.tail is not None and printed.lines):
             raise

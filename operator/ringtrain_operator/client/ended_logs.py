@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import IO
 
-import click
-
 from ringtrain_operator import contract
 from ringtrain_operator.build.log_reader import CONTAINER
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, Invalid
@@ -79,7 +77,7 @@ async def read_ended(
         raise LogsIncomplete(f"{missing}; {where_kept(job, attempt)}{why_not}")
     if missing.is_guess:
         text = f"the launcher of {wanted.name} left no word of how many lines it wrote: some may be missing"
-        click.echo(text + why_not, err=True)
+        session.tell(text + why_not)
 
 
 def _is_short(missing: Missing | None) -> bool:
