@@ -10,6 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from ringtrain_operator.cluster.queue import Key
 
+# Not `namespace` and `job`: these Prometheus gives to every series itself.
+_JOB = ("job_namespace", "job_name")
+_OVER = ("Succeeded", "Failed")
+
 
 class Metrics:
     """One operator's numbers; `text()` is what /metrics answers."""
@@ -17,6 +21,8 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.reconciles = Counter("ringtrain_reconciles", "Reconciles by result", ["result"], registry=registry)
+        for result in ("ok", "conflict", "error", "fenced", "defect"):
+            self.reconciles.labels(result)  # 0 from the beginning, so that a rate is known from the first one on
         self.reconcile_seconds = Histogram(
             "ringtrain_reconcile_duration_seconds", "Duration of a reconcile", registry=registry
         )
@@ -35,6 +41,8 @@ class Metrics:
             ["counted"],
             registry=registry,
         )
+        for counted in ("true", "false"):
+            self.restarts.labels(counted)
         self.failures = Counter(
             "ringtrain_job_failures", "Failed attempts by reason", ["reason"], registry=registry
         )
@@ -58,27 +66,35 @@ class Metrics:
             "ringtrain_job_input_stalls", "Times that a gang was left without any data worker", registry=registry
         )
         self.input_wait = Gauge(
-            "ringtrain_job_input_wait_fraction",
+            "ringtrain_job_input_wait_ratio",
             "Part of its time that a rank of the job waits for input",
-            ["namespace", "job"],
+            _JOB,
             registry=registry,
+        )
+        self.attempt = Gauge(
+            "ringtrain_job_attempt", "Attempt that a job is at which is not over", _JOB, registry=registry
         )
         build = Gauge("ringtrain_operator_build_info", "1", ["version", "python"], registry=registry)
         build.labels(version("ringtrain-operator"), python_version()).set(1)
         ProcessCollector(registry=registry)
         self._states: dict[Key, str] = {}
         self._counted: set[str] = set()
-        self._waits: set[Key] = set()
+        self._by_job: dict[Gauge, set[Key]] = {self.input_wait: set(), self.attempt: set()}
 
-    def job_is(self, key: Key, state: str) -> None:
-        """A job's state was seen."""
+    def job_is(self, key: Key, status: Mapping[str, Any]) -> None:
+        """A job's status was seen."""
+        state = str(status.get("state") or "Pending")
+        waited = (status.get("dataWorkers") or {}).get("waitFraction")
+        self._set(self.input_wait, key, waited if state == "Running" else None)
+        self._set(self.attempt, key, None if state in _OVER else status.get("attempt"))
         if self._states.get(key) != state:
             self._states[key] = state
             self._count_states()
 
     def job_gone(self, key: Key) -> None:
         """A job is no more."""
-        self._forget_wait(key)
+        for gauge in self._by_job:
+            self._set(gauge, key, None)
         if self._states.pop(key, None) is not None:
             self._count_states()
 
@@ -105,19 +121,14 @@ class Metrics:
         if failure and failure != before.get("failure"):
             self.failures.labels(str(failure.get("reason"))).inc()
 
-    def input_waits(self, key: Key, status: Mapping[str, Any]) -> None:
-        """What ranks of a job wait for input was told, or is not known any more."""
-        waited = (status.get("dataWorkers") or {}).get("waitFraction")
-        if waited is None or status.get("state") != "Running":
-            self._forget_wait(key)
-            return
-        self._waits.add(key)
-        self.input_wait.labels(key.namespace, key.name).set(waited)
-
-    def _forget_wait(self, key: Key) -> None:
-        if key in self._waits:
-            self._waits.discard(key)
-            self.input_wait.remove(key.namespace, key.name)
+    def _set(self, gauge: Gauge, key: Key, value: float | None) -> None:
+        """Have `gauge` say `value` of a job; None: nothing any more."""
+        if value is not None:
+            self._by_job[gauge].add(key)
+            gauge.labels(key.namespace, key.name).set(value)
+        elif key in self._by_job[gauge]:
+            self._by_job[gauge].discard(key)
+            gauge.remove(key.namespace, key.name)
 
     def _count_states(self) -> None:
         tally = Tally(self._states.values())

@@ -62,6 +62,7 @@ class Operator:
         self._lease_times = lease_times
         self._stop = asyncio.Event()
         self.queue = KeyedQueue()
+        self.metrics.queue_depth.set_function(lambda: len(self.queue))
         self.api = ApiClient(connection, limits=Limits(connections=config.connections))
         self._reach = ApiReach(connection, reach_times)
         self._poller = LauncherPoller(self.queue.add, poll_times)
@@ -233,7 +234,6 @@ class Operator:
             log.exception("defect while reconciling; again in %.1f s", wait_s, extra={"job": str(key)})
         self.metrics.reconciles.labels(result).inc()
         self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
-        self.metrics.queue_depth.set(len(self.queue))
 
     def _job_changed(self, key: Key, version: str) -> None:
         if self._versions.is_news(key, version, during_look=self.queue.is_busy(key)):

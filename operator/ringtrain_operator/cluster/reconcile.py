@@ -110,7 +110,7 @@ class Reconciler:
     async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
         """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""
         if plan.status is None:
-            self._metrics.job_is(key, str((job.get("status") or {}).get("state") or "Pending"))
+            self._metrics.job_is(key, job.get("status") or {})
             return job
         version = job["metadata"]["resourceVersion"]
         patch = [
@@ -124,12 +124,11 @@ class Reconciler:
     def _count(self, key: Key, job: Json, status: Mapping[str, Any]) -> None:
         before = job.get("status") or {}
         state = str(status.get("state") or "Pending")
-        self._metrics.job_is(key, state)
+        self._metrics.job_is(key, status)
         if state == "Running" and before.get("state") != "Running" and status.get("attempt") == 1:
             born = datetime.fromisoformat(job["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
             self._metrics.time_to_running.observe(max(0.0, time.time() - born.timestamp()))
         self._metrics.status_changed(before, status)
-        self._metrics.input_waits(key, status)
 
     def _plan(self, job: Json, observed: Observed, now: datetime) -> Plan:
         return plan_object(job, observed, now, replace(self._settings, pod_schema=self.pod_schema.current))

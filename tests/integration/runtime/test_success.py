@@ -1,6 +1,7 @@
 """A gang that succeeds: what ranks find, what files hold, what the launcher says."""
 
 import json
+import re
 from collections.abc import Callable
 
 from support.gang import GangProcesses, until
@@ -40,9 +41,9 @@ def test_a_gang_from_barrier_to_success(gang: Callable[..., GangProcesses]) -> N
     assert status["progress"]["unit"] == "images"
     assert status["progress"]["metrics"] == {"accuracy": 0.5}
     metrics = job.get("/metrics")
-    assert "ringtrain_workers_registered 2.0" in metrics
-    assert 'ringtrain_ranks{state="Running"} 4.0' in metrics
-    assert "ringtrain_log_lines_total 12.0" in metrics
+    assert re.search(r"^ringtrain_workers_registered{.*} 2.0$", metrics, re.M)
+    assert re.search(r'^ringtrain_ranks{.*state="Running"} 4.0$', metrics, re.M)
+    assert re.search(r"^ringtrain_log_lines_total{.*} 12.0$", metrics, re.M)
     assert job.get("/healthz") == "ok\n"
     gate.touch()
     assert [launcher.wait(), *(agent.wait() for agent in agents)] == [0, 0, 0]

@@ -6,18 +6,16 @@ import json
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, BinaryIO, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 
-from ringtrain.control.model import RankPhase
 from ringtrain.control.ports import PortTaken
 from ringtrain.errors import ConfigurationError
+from ringtrain.launcher.metrics import StatusCollector
 from ringtrain.transport.address import listening_socket
 from ringtrain.transport.strangers import Stranger, Strangers
 
@@ -31,64 +29,6 @@ _CONNECTION_S: Final = 10.0
 # Takes the number of workers that are wanted and, by index, incarnations of pods that are gone.
 AskWorkers = Callable[[int, dict[int, int]], None]
 Answer = tuple[int, str, bytes]
-
-
-class StatusCollector(Collector):
-    """The figures of `/status` as Prometheus metrics, computed when they are asked for."""
-
-    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
-        self._status = status
-
-    def collect(self) -> Iterable[Metric]:
-        """All metrics of this launcher."""
-        status = self._status()
-        progress = status["progress"] or {}
-        yield _gauge("ringtrain_world_size", "Ranks of the gang.", status["worldSize"])
-        yield _gauge("ringtrain_attempt", "Attempt that this launcher runs.", status["attempt"])
-        registered = sum(worker["registered"] for worker in status["workers"])
-        yield _gauge("ringtrain_workers_registered", "Agents that have registered.", registered)
-        ranks = GaugeMetricFamily("ringtrain_ranks", "Ranks by state.", labels=["state"])
-        for phase in RankPhase:
-            count = sum(rank["state"] == phase.value for rank in status["ranks"])
-            ranks.add_metric([phase.value], count)
-        yield ranks
-        logs = status["logs"]
-        yield CounterMetricFamily("ringtrain_log_lines", "Log lines in the files.", value=logs["lines"])
-        yield CounterMetricFamily(
-            "ringtrain_log_lines_dropped", "Log lines agents dropped.", value=logs["dropped"]
-        )
-        yield _gauge("ringtrain_step", "Lowest step of any rank.", progress.get("step"))
-        yield _gauge("ringtrain_total_steps", "Steps of the whole training.", progress.get("totalSteps"))
-        yield _gauge("ringtrain_samples_per_second", "Speed of the gang.", progress.get("samplesPerSecond"))
-        yield _gauge("ringtrain_loss", "Mean loss of the ranks.", progress.get("loss"))
-        yield _gauge("ringtrain_last_progress_timestamp_seconds", "Last report.", status["lastProgressTime"])
-        if status.get("data") is not None:
-            yield from _data(status["data"])
-        if "elastic" in status:
-            yield from _elastic(status["elastic"])
-
-
-def _data(data: dict[str, Any]) -> Iterable[Metric]:
-    yield _gauge("ringtrain_data_workers_registered", "Data workers that are alive.", data["registered"])
-    yield _gauge(
-        "ringtrain_input_wait_ratio", "Part of their time that ranks wait for input.", data["waitFraction"]
-    )
-
-
-def _elastic(elastic: dict[str, Any]) -> Iterable[Metric]:
-    yield _gauge("ringtrain_formation", "Formation of the world that runs.", elastic["formation"])
-    yield CounterMetricFamily("ringtrain_recoveries", "Worlds made after a loss.", value=elastic["recoveries"])
-    yield CounterMetricFamily("ringtrain_lost_steps", "Steps given up by losses.", value=elastic["lostSteps"])
-    yield _gauge(
-        "ringtrain_last_recovery_seconds",
-        "From the last loss that was seen until all ranks had met again.",
-        elastic["lastRecoverySeconds"],
-    )
-    yield _gauge("ringtrain_degraded", "1 while fewer ranks train than are wanted.", float(elastic["degraded"]))
-
-
-def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=math.nan if value is None else value)
 
 
 class StatusServer:

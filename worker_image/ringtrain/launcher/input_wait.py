@@ -1,7 +1,7 @@
 """Which part of their time ranks wait for input, from the `inputWait` of their report lines."""
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 # A line of progress names the wait from this part on.
@@ -34,6 +34,14 @@ class InputWait:
     @property
     def fraction(self) -> float | None:
         """From 0 to 1, over the newest reports of all ranks; None where no rank has measured it."""
-        spans = [span for recent in self._recent.values() for span in recent]
-        total = sum(seconds for _, seconds in spans)
-        return sum(waited for waited, _ in spans) / total if total > 0 else None
+        return _fraction(span for recent in self._recent.values() for span in recent)
+
+    def of(self, rank: int) -> float | None:
+        """The same of one rank."""
+        return _fraction(self._recent.get(rank, ()))
+
+
+def _fraction(spans: Iterable[tuple[float, float]]) -> float | None:
+    spans = list(spans)
+    total = sum(seconds for _, seconds in spans)
+    return sum(waited for waited, _ in spans) / total if total > 0 else None

@@ -84,6 +84,10 @@ class Snapshot:
         with self.reports as reports:
             progress = reports.progress()
             steps = [reports.step_of(rank) for rank in range(self.config.world_size)]
+            measured = [
+                {"inputWait": reports.input.of(rank), "lag": reports.lag.of(rank)}
+                for rank in range(self.config.world_size)
+            ]
             waited = reports.input.fraction
             slowest = reports.slowest(state.rank for state in view.ranks if state.phase is RankPhase.RUNNING)
         failure = self.verdict.failure if self.verdict else None
@@ -107,8 +111,8 @@ class Snapshot:
                 for worker in view.workers
             ],
             "ranks": [
-                {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step}
-                for state, step in zip(view.ranks, steps, strict=True)
+                {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step, **more}
+                for state, step, more in zip(view.ranks, steps, measured, strict=True)
             ],
             "progress": self._progress_json(progress),
             "lastProgressTime": self.last_progress,
@@ -140,6 +144,7 @@ class Snapshot:
             "totalSteps": progress.total_steps,
             "epoch": progress.epoch,
             "samplesPerSecond": progress.samples_per_s,
+            "samples": progress.samples,
             "unit": progress.unit,
             "loss": progress.loss,
             "metrics": progress.metrics,

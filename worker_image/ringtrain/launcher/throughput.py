@@ -16,18 +16,21 @@ The first step has no step before it and is not timed.
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ringtrain.launcher.input_wait import INPUT_BOUND, InputWait
+from ringtrain.launcher.lag import Lag
 
 # Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
 WINDOW = 10_000
 _PATIENCE_S = 10.0
 # Steps that some rank has reached and another has not.
 _OPEN_STEPS = 1000
+# Of so many open steps it is known when each rank reported: a rank that hangs must not fill the memory.
+_TIMED_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,14 @@ class Progress:
     loss: float | None
     metrics: dict[str, float]
     input_wait: float | None = None
+    samples: float = 0.0
 
 
 @dataclass
 class _Step:
     samples: float = 0.0
     ended: float = -math.inf
+    times: dict[int, float] = field(default_factory=dict)
 
 
 class Throughput:
@@ -69,6 +74,8 @@ class Throughput:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self.input = InputWait()
+        self.lag = Lag()
+        self._samples = 0.0
         self._open: dict[int, _Step] = {}
         self._steps: dict[int, int] = {}
         self._latest: dict[int, Mapping[str, Any]] = {}
@@ -86,6 +93,7 @@ class Throughput:
         self._steps = {rank: step for rank, step in self._steps.items() if rank in ranks}
         self._latest = {rank: report for rank, report in self._latest.items() if rank in ranks}
         self.input.keep(ranks)
+        self.lag.keep(ranks)
 
     def add(self, rank: int, report: Mapping[str, Any]) -> list[int]:
         """Take in one report; returns the steps that are complete on all reporting ranks by it."""
@@ -95,10 +103,13 @@ class Throughput:
         self._latest[rank] = report
         self._first_report = time if self._first_report is None else self._first_report
         self.last_report_time = max(time, self.last_report_time or time)
+        self._samples += float(report.get("samples") or 0)
         if step > self._closed:
             entry = self._open.setdefault(step, _Step())
             entry.samples += float(report.get("samples") or 0)
             entry.ended = max(entry.ended, time)
+            if len(self._open) <= _TIMED_STEPS:
+                entry.times[rank] = time
         return self._close_steps()
 
     def _close_steps(self) -> list[int]:
@@ -115,6 +126,7 @@ class Throughput:
         return ready
 
     def _complete(self, entry: _Step) -> None:
+        self.lag.add(entry.times)
         if self._last_end is None:
             self._first_end = self._last_end = entry.ended
             return
@@ -156,6 +168,7 @@ class Throughput:
             loss=math.fsum(loss / len(losses) for loss in losses) if losses else None,
             metrics=dict(report.get("metrics") or {}),
             input_wait=self.input.fraction,
+            samples=self._samples,
         )
 
     def step_of(self, rank: int) -> int | None:

@@ -59,8 +59,10 @@ def test_it_is_counted_once() -> None:
     """By what is new in a status; the gauge is gone with the job, and when nothing is known."""
     w, metrics = served(), Metrics()
     before = w.job["status"]
-    metrics.input_waits(KEY, before)
-    assert 'ringtrain_job_input_wait_fraction{job="digits",namespace="default"} 0.23' in metrics.text().decode()
+    metrics.job_is(KEY, before)
+    assert (
+        'ringtrain_job_input_wait_ratio{job_name="digits",job_namespace="default"} 0.23' in metrics.text().decode()
+    )
     for name in ("digits-data-0", "digits-data-1", "digits-evaluator"):
         w.pod_ends(name, 1)
     w.settle()
@@ -71,7 +73,7 @@ def test_it_is_counted_once() -> None:
     for name, value in (("data_workers_lost", 2), ("evaluator_failures", 1), ("input_stalls", 1)):
         assert f"ringtrain_job_{name}_total {value}.0\n" in text
     metrics.job_gone(KEY)
-    assert 'wait_fraction{job="digits"' not in metrics.text().decode()
+    assert 'job_name="digits"' not in metrics.text().decode()
 
 
 def test_local_logs_of_pods_beside_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

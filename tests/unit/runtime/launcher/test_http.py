@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 import urllib.error
@@ -17,11 +18,17 @@ from ringtrain.launcher.console import Console
 from ringtrain.launcher.http import StatusServer
 
 STATUS: dict[str, Any] = {
+    "namespace": "team",
+    "job": "digits",
+    "phase": "Running",
     "worldSize": 2,
     "attempt": 3,
     "workers": [{"registered": True}, {"registered": False}],
-    "ranks": [{"state": "Running"}, {"state": "Waiting"}],
-    "progress": {"step": 7, "totalSteps": None, "samplesPerSecond": 12.5, "loss": float("nan")},
+    "ranks": [
+        {"rank": 0, "state": "Running", "step": 7, "lag": 0.5, "inputWait": 0.25},
+        {"rank": 1, "state": "Waiting", "step": None, "lag": 0.0},
+    ],
+    "progress": {"step": 7, "samples": 70.0, "totalSteps": None, "samplesPerSecond": 12.5, "loss": float("nan")},
     "lastProgressTime": 5.0,
     "logs": {"lines": 10, "dropped": 2},
 }
@@ -50,20 +57,42 @@ def test_status_is_strict_json(server: tuple[StatusServer, list[bool]]) -> None:
     """NaN, which JSON does not have, is null."""
     code, body = _get(server[0], "/status?pretty")
     assert code == 200
-    assert json.loads(body)["progress"] == {"step": 7, "totalSteps": None, "samplesPerSecond": 12.5, "loss": None}
+    assert json.loads(body)["progress"] == {**STATUS["progress"], "loss": None}
     assert "NaN" not in body
 
 
 def test_metrics(server: tuple[StatusServer, list[bool]]) -> None:
-    """The same figures for Prometheus."""
+    """The same figures for Prometheus, each with the job's namespace and name."""
     body = _get(server[0], "/metrics")[1].splitlines()
-    expected = (
-        "ringtrain_world_size 2.0", "ringtrain_attempt 3.0", "ringtrain_workers_registered 1.0",
-        'ringtrain_ranks{state="Running"} 1.0', 'ringtrain_ranks{state="Failed"} 0.0',
-        "ringtrain_log_lines_total 10.0", "ringtrain_log_lines_dropped_total 2.0", "ringtrain_step 7.0",
-        "ringtrain_samples_per_second 12.5", "ringtrain_total_steps NaN",
-    )  # fmt: skip
+    of_job = 'job_name="digits",job_namespace="team"'
+    plain = {
+        "world_size": 2.0, "attempt": 3.0, "workers_registered": 1.0, "log_lines_total": 10.0, "step": 7.0,
+        "log_lines_dropped_total": 2.0, "samples_per_second": 12.5, "total_steps": "NaN", "samples_total": 70.0,
+        "lag_seconds": 0.5,
+    }  # fmt: skip
+    labelled = [
+        f'ringtrain_ranks{{{of_job},state="Running"}} 1.0', f'ringtrain_ranks{{{of_job},state="Failed"}} 0.0',
+        f'ringtrain_phase{{{of_job},phase="Running"}} 1.0', f'ringtrain_phase{{{of_job},phase="Failed"}} 0.0',
+        f'ringtrain_rank_step{{{of_job},rank="0"}} 7.0', f'ringtrain_rank_lag_seconds{{{of_job},rank="1"}} 0.0',
+        f'ringtrain_rank_input_wait_ratio{{{of_job},rank="0"}} 0.25',
+    ]  # fmt: skip
+    expected = [*(f"ringtrain_{name}{{{of_job}}} {value}" for name, value in plain.items()), *labelled]
     assert [line for line in expected if line not in body] == []
+
+
+def test_metrics_of_many_ranks() -> None:
+    """Beyond 64 ranks no series of a single rank, and 64 of what training code reports; the largest lag stays."""
+    own = {"progress": {"metrics": {f"m{n}": n for n in range(100)}}}
+    ranks = [{"rank": n, "state": "Running", "step": 1, "lag": n / 10, "inputWait": 0.1} for n in range(65)]
+    server = StatusServer(0, lambda: {**STATUS, **own, "ranks": ranks}, lambda: True, everywhere=False)
+    try:
+        body = _get(server, "/metrics")[1]
+    finally:
+        server.close()
+    assert "rank=" not in body
+    assert re.search(r"^ringtrain_lag_seconds{.*} 6.4$", body, re.MULTILINE)
+    assert re.search(r'^ringtrain_reported_value{.*metric="m63"} 63.0$', body, re.MULTILINE)
+    assert "m64" not in body
 
 
 def test_health(server: tuple[StatusServer, list[bool]]) -> None:
