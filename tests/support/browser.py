@@ -1,6 +1,7 @@
 """A real Chromium without a window, told what to do by its DevTools protocol."""
 
 import asyncio
+import base64
 import json
 import os
 import shutil
@@ -42,15 +43,33 @@ class Tab:
 
     async def open(self, path: Path, width: int = 1000, *, dark: bool = False) -> None:
         """Load a file, on a screen so wide."""
+        await self.visit(path.resolve().as_uri(), width, dark=dark)
+
+    async def visit(self, url: str, width: int = 1000, *, dark: bool = False, ends_at: str = "") -> None:
+        """Load `url`, on a screen so wide. `ends_at`: where it leads."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         await self.ask("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.ask("Emulation.setEmulatedMedia", features=[scheme])
-        await self.ask("Page.navigate", url=path.resolve().as_uri())
-        here = f"location.href === {path.resolve().as_uri()!r} && document.readyState === 'complete'"
-        async with asyncio.timeout(DEADLINE_S):
-            while await self.value(here) is not True:
-                pass
+        await self.ask("Page.navigate", url=url)
+        await self.until(f"location.href === {ends_at or url!r} && document.readyState === 'complete'")
+
+    async def until(self, expression: str) -> None:
+        """Wait until a JavaScript expression is true."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while await self.value(f"Boolean({expression})") is not True:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            text = await self.value("document.body.innerText")
+            raise AssertionError(f"not within {DEADLINE_S:g} s: {expression}; the page shows {text}") from None
+
+    async def picture(self, path: Path, height: int = 900) -> None:
+        """Write what the tab shows, from its top, as a PNG."""
+        width = await self.value("innerWidth")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        found = await self.ask("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(found["data"]))
 
     async def press(self, key: str) -> None:
         """Press a key and let it go."""

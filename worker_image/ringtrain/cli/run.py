@@ -23,6 +23,7 @@ from ringtrain.cli.ending import say, say_end
 from ringtrain.cli.failures import exit_code_of
 from ringtrain.cli.horovod_values import HorovodValues, horovod_options
 from ringtrain.cli.hosts import Host, find_hosts
+from ringtrain.cli.live_page import page_settings, say_link, without_token
 from ringtrain.cli.main import log_to_stderr
 from ringtrain.cli.run_processes import AGENT_S, forward_signals, inherited, level_of, start, wait_for
 from ringtrain.cli.several_hosts import run_on_hosts
@@ -56,6 +57,7 @@ NAMESPACE = "local"
     default=0,
     help="Data workers beside the ranks, for ringtrain.data.service.",
 )
+@click.option("--ui", is_flag=True, help="Serve the run as a page while it runs, and print its link.")
 @click.option("--verbose", "-v", is_flag=True, help="Say what launcher and agent do, too.")
 @click.option("--quiet", "-q", is_flag=True, help="Print what ranks write and why the job failed, nothing else.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -67,6 +69,7 @@ def run(
     log_dir: Path,
     name: str | None,
     data_workers: int,
+    ui: bool,
     verbose: bool,
     quiet: bool,
     command: tuple[str, ...],
@@ -103,7 +106,7 @@ def run(
         say(note)
     started = time.monotonic()
     settings = horovod.variables | ({} if world is None else world.variables)
-    settings[contract.ENV_DATA_WORKERS] = str(data_workers)
+    settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **page_settings(ui)}
     place = _environment(slots, log_dir.resolve(), job, settings)
     level = "info" if verbose else "warning"
     if all(host.is_here for host in placed):
@@ -162,6 +165,8 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level:
             {**environment, contract.ENV_PORTS_HELD: "1"},
             ["launcher", "--log-level", level],
         )
+        say_link(environment)
+        environment = without_token(environment)
         start_data_workers(stack, environment, command, level)
         agent = start(stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command])
         # SIGTERM tells an elastic job's launcher that its own pod goes, and that the ranks are to live on.

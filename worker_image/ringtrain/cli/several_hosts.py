@@ -17,6 +17,7 @@ from ringtrain.cli.certificates import SECRET_FILES, write_secrets
 from ringtrain.cli.ending import say
 from ringtrain.cli.hosts import Host
 from ringtrain.cli.interfaces import first_address
+from ringtrain.cli.live_page import say_link, without_token
 from ringtrain.cli.remote_agent import Greeting, Order
 from ringtrain.cli.run_processes import AGENT_S, forward_signals, inherited, level_of, start, wait_for
 from ringtrain.cli.ssh import HostDeadlines, RemoteAgent, SshOptions, connect, portable
@@ -92,11 +93,12 @@ def run_on_hosts(
         others = [host for host in hosts if not host.is_here]
         deadlines = HostDeadlines(config.start_timeout_s, config.timeout_s, config.grace_s + AGENT_S)
         reached = connect(stack, others, options, deadlines)
-        run = _Run(hosts, environment, secrets, control_port, options.interfaces, level, command)
+        run = _Run(hosts, without_token(environment), secrets, control_port, options.interfaces, level, command)
         launcher_words = ["launcher", "--log-level", level]
         launcher = start(
             stack, contract.ROLE_LAUNCHER, {**environment, contract.ENV_PORTS_HELD: "1"}, launcher_words
         )
+        say_link(environment)
         agents = _start_agents(stack, run, reached)
         start_end = time.monotonic() + config.start_timeout_s
         for agent, _ in reached:

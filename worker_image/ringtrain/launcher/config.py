@@ -48,6 +48,11 @@ class LauncherConfig(PodSettings):
         return tuple(token for token in (self.status_token, self.secrets.token) if token)
 
     @property
+    def page_secrets(self) -> tuple[str, ...]:
+        """Of which the tokens of the page are made. Without any the page is not served."""
+        return tuple(token for token in (self.status_token, self.secrets.token) if token)
+
+    @property
     def lost_after_s(self) -> float:
         """Silence after which an agent counts as lost: sooner than ranks give up on a peer (timeout_s)."""
         return self.timeout_s / 4

@@ -1,4 +1,4 @@
-"""The launcher's HTTP port: `/status`, `/metrics`, `/healthz`."""
+"""The launcher's HTTP port: `/status`, `/metrics`, `/healthz`, and the page."""
 
 import contextlib
 import hmac
@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from ringtrain.control.ports import PortTaken
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.metrics import StatusCollector
+from ringtrain.launcher.page_server import PageServer
 from ringtrain.transport.address import listening_socket
 from ringtrain.transport.strangers import Stranger, Strangers
 
@@ -23,6 +24,7 @@ from ringtrain.transport.strangers import Stranger, Strangers
 _MOST_REQUEST_BYTES: Final = 16 << 10
 _MOST_CONNECTIONS: Final = 64
 _CONNECTION_S: Final = 10.0
+_LAST_STATE_S: Final = 2.0
 
 
 # Status, content type and body.
@@ -37,7 +39,7 @@ class StatusServer:
     `everywhere`: on all addresses of this host instead of loopback only. With `tokens`, `/status` is for who shows
     one of them as a bearer token; `/metrics` and `/healthz`, which hold nothing but figures, are for everyone.
     `ask_workers`: of an elastic job, takes what `PUT /workers` says.
-    `is_held`: another process holds `port` and shares it.
+    `is_held`: another process holds `port` and shares it. `page`: answers for its own paths.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class StatusServer:
         tokens: tuple[str, ...] = (),
         ask_workers: AskWorkers | None = None,
         is_held: bool = False,
+        page: PageServer | None = None,
     ) -> None:
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
@@ -78,7 +81,8 @@ class StatusServer:
             listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
         except OSError as exc:
             raise PortTaken(f"the status port {port} cannot be listened on: {exc}") from exc
-        self._server = _Server(listening, _handler(answer, put))
+        self._server = _Server(listening, _handler(answer, put, page))
+        self._page = page
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
@@ -86,7 +90,9 @@ class StatusServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving; open pages have seen the last state, if their readers took it."""
+        if self._page is not None:
+            self._page.close(_LAST_STATE_S)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -151,6 +157,10 @@ class _Server(ThreadingHTTPServer):
         self.strangers.leave(self._entered.pop(request))
         super().shutdown_request(request)
 
+    def admit(self, request: Any) -> None:
+        """This client has shown a token, and may stay."""
+        self.strangers.leave(self._entered[request])
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is not worth a line."""
 
@@ -182,7 +192,9 @@ class _Beginning:
 
 
 def _handler(
-    answer: Callable[[str, str], Answer], put: Callable[[str, str, bytes], Answer]
+    answer: Callable[[str, str], Answer],
+    put: Callable[[str, str, bytes], Answer],
+    page: PageServer | None,
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         # A client that connects and says nothing must not hold its thread for ever.
@@ -193,6 +205,10 @@ def _handler(
             self.rfile: Any = _Beginning(self.rfile)
 
         def do_GET(self) -> None:
+            server = self.server
+            if page is not None and page.serves(self.path.partition("?")[0]) and isinstance(server, _Server):
+                page.get(self, lambda: server.admit(self.request))
+                return
             self._send(*answer(self.path.partition("?")[0], self.headers.get("Authorization") or ""))
 
         def do_PUT(self) -> None:

@@ -26,15 +26,19 @@ from ringtrain.launcher.discovery import HostDiscovery
 from ringtrain.launcher.elastic import ElasticWorld
 from ringtrain.launcher.gang import Gang, make_world
 from ringtrain.launcher.http import StatusServer
+from ringtrain.launcher.live_page import LivePage
 from ringtrain.launcher.mpi.job import MpiJob
 from ringtrain.launcher.mpi.verdict import decide_mpi
 from ringtrain.launcher.outcome import repeat_outcome, write_outcome
+from ringtrain.launcher.page_server import PageServer
 from ringtrain.launcher.progress import follow_reports, say_total
 from ringtrain.launcher.service import CoordinatorService, DataWorkersService
 from ringtrain.launcher.status import Reports, Snapshot
 from ringtrain.launcher.verdict import GangView, Patience, decide
+from ringtrain.logs.events import Events
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.store import LogStore
+from ringtrain.page.access import Access
 from ringtrain.processes import signal_handler
 
 log = logging.getLogger(__name__)
@@ -104,6 +108,7 @@ class _Launcher:
         self._mpi = mpi
         self._snapshot = snapshot
         self._ticked = time.monotonic()
+        self._events = Events(snapshot.store.files)
         self.elastic: ElasticWorld | None = None
 
     def healthy(self) -> bool:
@@ -120,6 +125,7 @@ class _Launcher:
             return None
         verdict = self._with_log_tail(verdict)
         self._snapshot.verdict = verdict
+        self._note()
         _say_verdict(verdict)
         return verdict
 
@@ -213,7 +219,14 @@ class _Launcher:
 
     def _tick(self) -> None:
         self._ticked = time.monotonic()
+        self._note()
         self._gang.wait(_TICK_S)
+
+    def _note(self) -> None:
+        snapshot = self._snapshot
+        failure = snapshot.verdict.failure if snapshot.verdict else None
+        elastic = snapshot.elastic() if snapshot.elastic else None
+        self._events.see(snapshot.phase, elastic, failure.message if failure else "")
 
 
 class StopFlag:
@@ -285,6 +298,7 @@ def _open_ports(
         tokens=config.status_tokens,
         ask_workers=launcher.elastic.ask if launcher.elastic else None,
         is_held=config.ports_held,
+        page=_page(config, snapshot),
     )
     stack.callback(http.close)
     data = DataMembers(config, time.monotonic)
@@ -306,6 +320,13 @@ def _open_ports(
     )
     stack.callback(server.close, 1.0)
     log.info("waiting for workers (%d) on port %d, status on port %d", config.workers, server.port, http.port)
+
+
+def _page(config: LauncherConfig, snapshot: Snapshot) -> PageServer | None:
+    if not config.page_secrets:
+        return None
+    access = Access(config.page_secrets, config.job.uid)
+    return PageServer(access, LivePage(snapshot), snapshot.store.files)
 
 
 def _say_verdict(verdict: Verdict) -> None:

@@ -21,6 +21,7 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
             return
         snapshot.last_progress = time.time()
         with snapshot.reports as reports:
+            snapshot.metrics.add(rank, report)
             closed, last = reports.add(rank, report), reports.last_report_time or 0.0
             is_last_step = bool(closed) and closed[-1] == report.get("totalSteps")
             if not closed or (last - printed_at < _STEP_LINE_EVERY_S and not is_last_step):
@@ -34,6 +35,7 @@ def follow_reports(snapshot: Snapshot, console: Console) -> None:
             if _notes_start(snapshot, report):
                 continue
             reports.add(rank, report)
+            snapshot.metrics.add(rank, report)
             snapshot.last_progress = time.time()
     snapshot.store.on_merged = console.show
     snapshot.store.on_report = on_report

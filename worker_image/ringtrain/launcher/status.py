@@ -14,6 +14,7 @@ from ringtrain.launcher.gang import Gang
 from ringtrain.launcher.throughput import Progress, Throughput
 from ringtrain.launcher.verdict import GangView
 from ringtrain.logs.store import LogStore
+from ringtrain.page.metrics import Metrics
 
 
 class Reports:
@@ -38,6 +39,7 @@ class Snapshot:
     `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
     report came. Both by this host's clock: those of the ranks' hosts may be wrong.
     `elastic`: gives the part of `/status` that only an elastic job has; `data`: that of one with data workers.
+    `metrics`: what the page draws, under the lock of `reports`.
     `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
     """
 
@@ -49,6 +51,7 @@ class Snapshot:
     running_since: float | None = None
     last_progress: float | None = None
     started_from: tuple[int, str] | None = None
+    metrics: Metrics = field(default_factory=Metrics)
     verdict: Verdict | None = None
     elastic: Callable[[], dict[str, Any]] | None = None
     data: Callable[[], dict[str, Any]] | None = None

@@ -17,6 +17,10 @@ class AttemptFiles:
         self.journal: Final = directory / ".journal"
         # The termination message, once the attempt is over.
         self.outcome: Final = directory / ".outcome.json"
+        # What happened to the attempt and when: see `logs/events.py`.
+        self.events: Final = directory / "events.jsonl"
+        # The attempt as one page.
+        self.report: Final = directory / "report.html"
         # Who is in the world of an elastic job: see `launcher/elastic.py`.
         self.formation: Final = directory / ".formation.json"
 

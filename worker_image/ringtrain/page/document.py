@@ -9,6 +9,11 @@ _PLACE = "/*DATA*/"
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
+def live_page() -> str:
+    """The same document without data: the launcher that serves it sends them."""
+    return page({"live": True}).replace("connect-src 'none'", "connect-src 'self'", 1)
+
+
 def page(run: dict[str, Any]) -> str:
     """One HTML document that needs nothing beside it, for what `summarize` has found."""
     data = json.dumps(run, ensure_ascii=False, separators=(",", ":"))

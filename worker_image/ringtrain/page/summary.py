@@ -3,48 +3,15 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringtrain.logs.events import read_events
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.reading import read_from, read_outcome, tail_position
-from ringtrain.page.curves import Curve
+from ringtrain.page.metrics import Metrics
 
 LOG_LINES = 5000
-# Parts of a run for which a speed is drawn: no more, and none of fewer steps, which would show how steps fall.
-_MOST_PARTS, _STEPS_OF_A_PART = 60, 4
-
-
-@dataclass
-class _Metrics:
-    """What `metrics.jsonl` of one attempt says."""
-
-    loss: Curve = field(default_factory=Curve)
-    samples: Curve = field(default_factory=lambda: Curve(width=0.01))
-    own: dict[str, Curve] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)
-    begin: int | None = None
-    first: float | None = None
-    last: float | None = None
-    unit: str = "samples"
-    total_steps: int | None = None
-
-    def add(self, report: dict[str, Any]) -> None:
-        step, time, rank = int(report["step"]), float(report["time"]), int(report["rank"])
-        if report.get("startedFrom") is not None:
-            return
-        self.first = time if self.first is None else min(self.first, time)
-        self.last = time if self.last is None else max(self.last, time)
-        if rank in self.steps:  # how long a rank's first step took is not known
-            self.samples.add(max(0.0, time - self.first), report.get("samples"))
-        self.steps[rank] = max(step, self.steps.get(rank, step))
-        self.begin = step if self.begin is None else min(self.begin, step)
-        self.unit = report.get("unit") or self.unit
-        self.total_steps = report.get("totalSteps") or self.total_steps
-        self.loss.add(step, report.get("loss"))
-        for name, value in (report.get("metrics") or {}).items():
-            self.own.setdefault(name, Curve()).add(step, value)
 
 
 def summarize(files: AttemptFiles) -> dict[str, Any]:
@@ -56,31 +23,23 @@ def summarize(files: AttemptFiles) -> dict[str, Any]:
         "namespace": files.directory.parent.parent.name,
         "directory": str(files.directory),
         "attempt": int(files.directory.name),
-        "attempts": [_attempt(other) for other in _attempts(files)],
+        "attempts": [*other_attempts(files), _attempt(files)],
         "outcome": outcome,
         "began": metrics.first,
         "ended": metrics.last,
         "unit": metrics.unit,
+        "beginStep": metrics.begin,
         "step": min(metrics.steps.values(), default=None),
         "totalSteps": metrics.total_steps,
-        "curves": _curves(metrics),
+        "curves": metrics.curves(),
+        "leftOut": metrics.left_out,
         "ranks": _ranks(files, metrics, outcome),
+        "events": read_events(files),
         "log": _log(files),
     }
 
 
-def _curves(metrics: _Metrics) -> list[dict[str, Any]]:
-    steps = max(metrics.steps.values(), default=0) - (metrics.begin or 0)
-    parts = min(_MOST_PARTS, steps // _STEPS_OF_A_PART)
-    drawn = [
-        ("loss", "step", metrics.loss.means()),
-        (f"{metrics.unit}/s", "s", metrics.samples.rates(parts) if parts > 1 else []),
-        *((name, "step", curve.means()) for name, curve in sorted(metrics.own.items())),
-    ]
-    return [{"name": name, "of": of, "points": points} for name, of, points in drawn if len(points) > 1]
-
-
-def _ranks(files: AttemptFiles, metrics: _Metrics, outcome: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _ranks(files: AttemptFiles, metrics: Metrics, outcome: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Every rank that is known, with its last step, how its log is long, and how it ended where that is known."""
     ended = outcome or {}
     failed = (ended.get("failure") or {}).get("rank")
@@ -93,15 +52,20 @@ def _ranks(files: AttemptFiles, metrics: _Metrics, outcome: dict[str, Any] | Non
             "rank": rank,
             "state": "Failed" if rank == failed else whole,
             "step": metrics.steps.get(rank),
+            "input": metrics.input_part(rank),
             "lines": lines[rank] if rank < len(lines) else None,
         }
         for rank in sorted(every)
     ]
 
 
-def _attempts(files: AttemptFiles) -> Iterator[AttemptFiles]:
+def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
+    """In short, the attempts of the same job before that of `files`, as far as they are kept beside it."""
     folders = (path for path in files.directory.parent.glob("*") if path.name.isdecimal())
-    return map(AttemptFiles, sorted(folders, key=lambda path: int(path.name)))
+    found = sorted(
+        (path for path in folders if int(path.name) < int(files.directory.name)), key=lambda p: int(p.name)
+    )
+    return [_attempt(AttemptFiles(path)) for path in found]
 
 
 def _attempt(files: AttemptFiles) -> dict[str, Any]:
@@ -124,11 +88,11 @@ def _ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return first, last
 
 
-def _read_metrics(files: AttemptFiles) -> _Metrics:
-    metrics = _Metrics()
+def _read_metrics(files: AttemptFiles) -> Metrics:
+    metrics = Metrics()
     for report in _reports(files.metrics, 0):
         with suppress(KeyError, TypeError, ValueError):  # a line that was cut off when the disk was full
-            metrics.add(report)
+            metrics.add(int(report["rank"]), report)
     return metrics
 
 

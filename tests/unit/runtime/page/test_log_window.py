@@ -1,0 +1,77 @@
+"""Parts of a merged log."""
+
+from pathlib import Path
+
+import pytest
+
+from ringtrain.page import log_window
+from ringtrain.page.log_window import Wanted, window_after, window_before
+
+
+def _log(folder: Path, lines: list[str], rest: str = "") -> Path:
+    path = folder / "job.log"
+    path.write_text("".join(f"{line}\n" for line in lines) + rest)
+    return path
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(Wanted(), id="all"),
+        pytest.param(Wanted(rank=1), id="rank"),
+        pytest.param(Wanted(text="STEP 7"), id="text"),
+        pytest.param(Wanted(rank=11, text="7"), id="both"),
+    ],
+)
+def test_windows_hold_each_wanted_line_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Wanted
+) -> None:
+    """One after the other, from the end to the begin, whatever is read at a time; in order."""
+    monkeypatch.setattr(log_window, "_CHUNK", 1000)
+    monkeypatch.setattr(log_window, "MOST_READ", 3000)
+    monkeypatch.setattr(log_window, "WINDOW_LINES", 50)
+    lines = [f"[{number % 13}] step {number} " + "é" * (number % 40) for number in range(2000)]
+    path = _log(tmp_path, lines, "[0] not yet wh")
+    found: list[str] = []
+    end: int | None = None
+    while end != 0:
+        window = window_before(path, wanted, end)
+        assert len(window.lines) <= 50
+        assert end is None or window.begin < end
+        found, end = [*window.lines, *found], window.begin
+    assert found == [line for line in lines if wanted.matches(line)]
+
+
+def test_what_is_added_follows_the_first_window(tmp_path: Path) -> None:
+    """Each whole line once; a line that is being written waits for its end."""
+    path = _log(tmp_path, ["[0] a", "[1] b"], "[0] c")
+    first = window_before(path, Wanted(rank=0))
+    assert first.lines == ("[0] a",)
+    with path.open("a") as log:
+        log.write("d\n[1] e\n[0] f\n[0] g")
+    second = window_after(path, Wanted(rank=0), first.end)
+    assert (second.lines, second.skipped) == (("[0] cd", "[0] f"), 0)
+    assert window_after(path, Wanted(rank=0), second.end).lines == ()
+
+
+def test_who_is_far_behind_gets_the_newest_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes between are counted, and no line is cut."""
+    monkeypatch.setattr(log_window, "_CHUNK", 100)
+    path = _log(tmp_path, [f"[0] line {number}" for number in range(100)])
+    window = window_after(path, Wanted(), 0)
+    assert window.lines[-1] == "[0] line 99"
+    assert all(line.startswith("[0] line ") for line in window.lines)
+    assert window.skipped == window.begin == path.stat().st_size - sum(len(line) + 1 for line in window.lines)
+
+
+def test_a_long_line_is_cut_and_says_so(tmp_path: Path) -> None:
+    """A page holds no line of 64 KiB."""
+    (line,) = window_before(_log(tmp_path, ["[0] " + "x" * 60_000]), Wanted()).lines
+    assert len(line) < 2100
+    assert line.endswith("… (58004 more characters)")
+
+
+def test_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
+    """It has no lines."""
+    assert window_before(tmp_path / "job.log", Wanted()).lines == ()
+    assert window_after(tmp_path / "job.log", Wanted(), 0).lines == ()

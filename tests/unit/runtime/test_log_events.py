@@ -1,0 +1,44 @@
+"""The events of an attempt."""
+
+from pathlib import Path
+
+from ringtrain.logs.events import Events, read_events
+from ringtrain.logs.layout import AttemptFiles
+
+
+def test_each_change_is_noted_once(tmp_path: Path) -> None:
+    """A loss, the formation after it and its time, the end and its cause; looking twice notes nothing."""
+    files = AttemptFiles(tmp_path)
+    events = Events(files)
+    world = {"formation": 1, "ranks": 3, "recoveries": 0, "degraded": False, "lastRecoverySeconds": None}
+    lost = {**world, "degraded": True}
+    after = {**world, "formation": 2, "ranks": 2, "recoveries": 1, "lastRecoverySeconds": 1.25}
+    for now in ("Waiting", "Running"):
+        for _ in range(2):
+            events.see(now, world)
+    for seen in (lost, lost, after, after):
+        events.see("Running", seen)
+    events.see("Failed", after, "rank 1 exited with 1")
+    assert [(event["kind"], event["text"]) for event in read_events(files)] == [
+        ("Launcher", "the launcher started"),
+        ("Formation", "formation 1: 3 ranks"),
+        ("Running", "all ranks were started"),
+        ("Loss", "a rank was lost, or fewer train than are wanted"),
+        ("Recovery", "formation 2: 2 ranks, 1.2 s after the loss"),
+        ("Failed", "rank 1 exited with 1"),
+    ]
+
+
+def test_a_launcher_that_is_started_again_goes_on(tmp_path: Path) -> None:
+    """What the one before has noted stays; a line that it could not finish is left out; a disk that
+    takes nothing stops nothing."""
+    files = AttemptFiles(tmp_path)
+    Events(files)
+    with files.events.open("a") as file:
+        file.write('{"time": 1, "ki\n')
+    Events(files)
+    assert [event["text"] for event in read_events(files)] == [
+        "the launcher started",
+        "the launcher was restarted",
+    ]
+    Events(AttemptFiles(tmp_path / "missing")).see("Running", None)

@@ -1,0 +1,75 @@
+"""What happened to an attempt and when, for the page's line of time: a file beside the attempt's logs."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ringtrain.logs.layout import AttemptFiles
+
+log = logging.getLogger(__name__)
+
+# A world that changes all day leaves no endless file.
+_MOST: Final = 1000
+
+
+class Events:
+    """Notes changes of an attempt in `events.jsonl`: {"time", "kind", "text"}, a line each. Never raises.
+
+    `see` is called with how things are, as often as one likes, from one thread.
+    """
+
+    def __init__(self, files: AttemptFiles) -> None:
+        self._path = files.events
+        self._phase = ""
+        self._elastic: Mapping[str, Any] = {}
+        self._count = len(read_events(files))
+        self._note("Launcher", "the launcher was restarted" if self._count else "the launcher started")
+
+    def see(self, phase: str, elastic: Mapping[str, Any] | None, why: str = "") -> None:
+        """Note what is new: the phase (as /status words it; `why`: of a failure), a loss, another formation."""
+        now = elastic or {}
+        if now.get("degraded") and not self._elastic.get("degraded"):
+            self._note("Loss", "a rank was lost, or fewer train than are wanted")
+        if now.get("formation", 0) > self._elastic.get("formation", 0):
+            recovered = now["recoveries"] > self._elastic.get("recoveries", 0)
+            self._note("Recovery" if recovered else "Formation", _formation(now, recovered))
+        if phase != self._phase and phase != "Waiting":
+            self._note(phase, why or {"Running": "all ranks were started"}.get(phase, ""))
+        self._phase, self._elastic = phase, now
+
+    def _note(self, kind: str, text: str) -> None:
+        self._count += 1
+        if self._count > _MOST and kind not in ("Succeeded", "Failed"):
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"time": time.time(), "kind": kind, "text": text}) + "\n")
+        except OSError as exc:  # the attempt goes on, whether or not the disk is full
+            log.debug("%s is not in %s: %s", kind, self._path, exc)
+
+
+def _formation(now: Mapping[str, Any], recovered: bool) -> str:
+    ranks = "1 rank" if now["ranks"] == 1 else f"{now['ranks']} ranks"
+    took = now.get("lastRecoverySeconds")
+    return f"formation {now['formation']}: {ranks}" + (
+        f", {took:.1f} s after the loss" if recovered and took else ""
+    )
+
+
+def read_events(files: AttemptFiles) -> list[dict[str, Any]]:
+    """What is noted of an attempt, without a last line that was cut short."""
+    found = []
+    try:
+        lines = files.events.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("time"), int | float):
+            found.append(event)
+    return found

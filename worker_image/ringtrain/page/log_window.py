@@ -1,0 +1,109 @@
+"""Parts of a merged log that grows: its newest lines, those before them, and those that were added."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+_CHUNK: Final = 1 << 20
+# One look into a log reads no more: a rare text in a log of GiB is found by several looks.
+MOST_READ: Final = 16 << 20
+WINDOW_LINES: Final = 1000
+# Of a line, which may be 64 KiB long: the log itself has it whole.
+LINE_CHARS: Final = 2000
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines: those of `rank` (None: of all), that hold `text` in upper or lower case."""
+
+    rank: int | None = None
+    text: str = ""
+
+    @property
+    def matches(self) -> Callable[[str], bool]:
+        """Whether a line of the merged log is one of them."""
+        mark, text = "" if self.rank is None else f"[{self.rank}] ", self.text.lower()
+        return lambda line: line.startswith(mark) and text in line.lower()
+
+
+@dataclass(frozen=True)
+class Window:
+    """Lines of a log from byte `begin` to byte `end`. `begin` 0: there are none before them.
+
+    `skipped`: so many bytes between the window before and this one were not looked at.
+    """
+
+    lines: tuple[str, ...]
+    begin: int
+    end: int
+    skipped: int = 0
+
+    def json(self) -> dict[str, Any]:
+        """As the page takes it."""
+        return {"lines": self.lines, "before": self.begin, "skipped": self.skipped}
+
+
+def window_before(path: Path, wanted: Wanted, end: int | None = None) -> Window:
+    """The last wanted lines before byte `end` (None: the end of the last whole line), at most WINDOW_LINES.
+
+    Reads at most MOST_READ bytes: the window may be empty, and begin long after the log's begin.
+    """
+    if not path.exists():
+        return Window((), 0, 0)
+    found: deque[str] = deque()
+    matches = wanted.matches
+    with path.open("rb") as log:
+        position = log.seek(0, 2)
+        end = _last_break(log, position) if end is None else min(end, position)
+        begin, rest = end, b""
+        while begin > 0 and end - begin < MOST_READ:
+            size = min(_CHUNK, begin)
+            log.seek(begin - size)
+            data = log.read(size) + rest
+            begin -= size
+            cut = 0 if begin == 0 else data.find(b"\n") + 1
+            rest, whole = data[:cut], data[cut:]
+            lines = whole.split(b"\n")[:-1]
+            for number in range(len(lines) - 1, -1, -1):
+                if matches(line := _shown(lines[number])):
+                    found.appendleft(line)
+                    if len(found) == WINDOW_LINES:
+                        return Window(tuple(found), begin + cut + sum(map(len, lines[:number])) + number, end)
+    return Window(tuple(found), begin + len(rest), end)
+
+
+def window_after(path: Path, wanted: Wanted, begin: int) -> Window:
+    """What is wanted of whole lines from byte `begin` on. Who is far behind gets the newest alone."""
+    if not path.exists():
+        return Window((), begin, begin)
+    with path.open("rb") as log:
+        size = log.seek(0, 2)
+        start = begin
+        if size - begin > _CHUNK:
+            log.seek(size - _CHUNK)
+            log.readline()
+            start = log.tell()
+        log.seek(start)
+        data = log.read(_CHUNK)
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = [line for raw in whole.split(b"\n")[:-1] if wanted.matches(line := _shown(raw))]
+    return Window(tuple(lines[-WINDOW_LINES:]), start, start + len(whole), start - begin)
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode(errors="replace")
+    return text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} … ({len(text) - LINE_CHARS} more characters)"
+
+
+def _last_break(log: Any, position: int) -> int:
+    """Where the last whole line before `position` ends."""
+    while position > 0:
+        size = min(_CHUNK, position)
+        log.seek(position - size)
+        found: int = log.read(size).rfind(b"\n")
+        if found >= 0:
+            return position - size + found + 1
+        position -= size
+    return 0
