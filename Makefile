@@ -20,9 +20,9 @@ $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed
 	$(BIN)/pip install -qq -r requirements-frameworks.txt
 	@touch $@
 
-# What the tests of MPI, Spark, several hosts and pages in a browser need of the system. Without root or apt they are skipped,
+# What the tests of MPI, Spark, several hosts, pages in a browser and metrics need of the system. Without root or apt they are skipped,
 # and say what is missing.
-SYSTEM_PACKAGES := openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 openssh-client openssh-server openssl chromium default-jre-headless
+SYSTEM_PACKAGES := openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 openssh-client openssh-server openssl chromium default-jre-headless prometheus
 $(VENV)/.system: $(VENV)/.installed
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { \

@@ -1,9 +1,12 @@
-"""`python charts/generate.py ROOT`: what is rendered from the chart, and the chart's copy of the CRD."""
+"""`python charts/generate.py ROOT`: what is rendered from the chart, its copy of the CRD, its dashboards."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+from dashboards import DASHBOARDS, as_json
 
 NAMESPACE = "ringtrain-system"
 HEADER = "# Rendered from charts/ringtrain-operator by `make generate`; do not edit.\n"
@@ -50,8 +53,10 @@ def plain(rendered: str) -> str:
 
 
 def main(root: Path) -> None:
-    """Write the chart's CRD and manifests/operator.yaml."""
+    """Write the chart's CRD and dashboards, and manifests/operator.yaml."""
     chart, manifests = root / "charts" / "ringtrain-operator", root / "manifests"
+    for name, dashboard in DASHBOARDS.items():
+        (chart / "files" / f"dashboard-{name}.json").write_text(as_json(dashboard))
     (chart / "templates" / "crd.yaml").write_text(chart_crd((manifests / "crd.yaml").read_text()))
     rendered = render(chart, "--set=crds.install=false")
     (manifests / "operator.yaml").write_text(HEADER + NAMESPACE_MANIFEST + plain(rendered.lstrip("-\n")))
