@@ -14,12 +14,11 @@ The first step has no step before it and is not timed.
 """
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from ringtrain.launcher.input_wait import INPUT_BOUND, InputWait
 from ringtrain.launcher.lag import Lag
@@ -140,9 +139,13 @@ class Throughput:
         """Speed of the steps so far; None before two steps are complete or without samples."""
         if self._timed_samples <= 0:
             return None
-        speeds = np.array(self._speeds)
-        error = float(np.std(speeds)) / math.sqrt(len(speeds))
-        jitter = 1.4826 * float(np.median(np.abs(speeds - np.median(speeds))))
+        speeds = self._speeds
+        mean = math.fsum(speed / len(speeds) for speed in speeds)
+        # Not **, which raises where a product is infinite.
+        variance = math.fsum((speed - mean) * (speed - mean) / len(speeds) for speed in speeds)
+        error = math.sqrt(variance) / math.sqrt(len(speeds))
+        middle = statistics.median(speeds)
+        jitter = 1.4826 * statistics.median(abs(speed - middle) for speed in speeds)
         return Speed(self.total() or 0.0, error, jitter)
 
     def total(self) -> float | None:

@@ -1,0 +1,163 @@
+"""`python build.py TARGET`: the self-contained directory with agent and launcher, for pods of any image.
+
+Run it with the Python that it is to have, in which ringtrain is installed. It needs a C compiler (CC) that can link
+statically, and ldd.
+
+    TARGET/bin/ringtrain, python3   static programs that start the Python below, see start.c
+    TARGET/lib/ld.so, *.so          the C library's loader, and every library that is needed
+    TARGET/lib/python3, pythonX.Y/  the interpreter and its standard library, with what agent and launcher need
+"""
+
+import compileall
+import os
+import py_compile
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata, util
+from pathlib import Path
+
+HERE = Path(__file__).parent
+VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
+# Of ringtrain's requirements what only training code needs.
+OF_TRAINING = {"numpy", "ml-dtypes", "hpack"}
+# Folders of the package that only training code imports.
+NOT_COPIED = ("torch", "tensorflow", "keras", "popart", "spark", "device", "kernels", "__init__.py", "__main__.py")
+UNUSED = (
+    *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"),
+    *("ensurepip", "lib2to3", "pydoc_data", "venv", "distutils", "unittest", "sqlite3", "curses", "dbm", "config-*"),
+    *("_test*", "_tkinter*", "_ctypes_test*", "xx*", "_curses*", "readline*", "nis.*", "_sqlite3*", "_dbm*", "_gdbm*"),
+    *("*.a", "*.pyx", "*.pxd", "*.pyi", "*.c", "*.h", "EXTERNALLY-MANAGED"),
+)
+PACKAGE = '''"""Agent and launcher of ringtrain, without the training runtime, which is the image's own."""
+
+from ringtrain.standalone import restore_environment
+
+restore_environment()
+'''
+PROGRAM = '''"""What bin/ringtrain starts."""
+
+from ringtrain.standalone import main
+
+main()
+'''
+_ELF = b"\x7fELF"
+_RESOLVED = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+
+
+def build(target: Path) -> None:
+    """Make the directory; `target` must not exist or be empty."""
+    (target / "bin").mkdir(parents=True)
+    library = target / "lib" / VERSION
+    shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=shutil.ignore_patterns(*UNUSED))
+    packages = library / "site-packages"
+    packages.mkdir()
+    for name in sorted(_needed("ringtrain")):
+        _copy_distribution(metadata.distribution(name), packages)
+    _copy_ringtrain(packages)
+    _copy_programs(target)
+    _copy_libraries(target / "lib")
+    _strip(target / "lib")
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+    # Unchecked: whoever copies the directory need not keep the files' times.
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(library, stripdir=target, quiet=2, invalidation_mode=unchecked)
+
+
+def _needed(root: str) -> set[str]:
+    """Distributions that `root` requires, without extras, and what those require."""
+    found: set[str] = set()
+    open_ = [root]
+    while open_:
+        for line in metadata.distribution(open_.pop()).requires or ():
+            requirement, _, marker = line.partition(";")
+            name = re.split(r"[^A-Za-z0-9._-]", requirement.strip())[0].lower().replace("_", "-")
+            if "extra" in marker or name in OF_TRAINING | found:
+                continue
+            try:
+                metadata.distribution(name)
+            except metadata.PackageNotFoundError:  # of another platform
+                continue
+            found.add(name)
+            open_.append(name)
+    return found
+
+
+def _copy_distribution(distribution: metadata.Distribution, packages: Path) -> None:
+    skipped = re.compile(r"(^|/)(\.\.|__pycache__|tests?)(/|$)|\.(pyx|pxd|pyi|c|h)$")
+    for file in distribution.files or ():
+        if skipped.search(str(file)) or not (source := Path(str(file.locate()))).is_file():
+            continue
+        (packages / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, packages / file)
+
+
+def _copy_ringtrain(packages: Path) -> None:
+    spec = util.find_spec("ringtrain")
+    assert spec is not None, "ringtrain is not installed in this Python"
+    (source,) = spec.submodule_search_locations or ()
+    first = Path(source)
+
+    def left_out(directory: str, names: list[str]) -> set[str]:
+        here = set(NOT_COPIED) if Path(directory) == first else set()
+        return {name for name in names if name in here or name in ("__pycache__", "native")}
+
+    shutil.copytree(source, packages / "ringtrain", ignore=left_out)
+    (packages / "ringtrain" / "__init__.py").write_text(PACKAGE)
+    (packages / "ringtrain" / "__main__.py").write_text(PROGRAM)
+    own = metadata.distribution("ringtrain")
+    about = packages / f"ringtrain-{own.version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ringtrain\nVersion: {own.version}\n")
+
+
+def _copy_programs(target: Path) -> None:
+    shutil.copy2(os.path.realpath(sys.executable), target / "lib" / "python3")
+    compiler = os.environ.get("CC", "cc")
+    program = target / "bin" / "ringtrain"
+    words = [compiler, "-std=gnu11", "-Os", "-static", "-s", "-Wall", "-Werror", str(HERE / "start.c")]
+    subprocess.run([*words, "-o", str(program)], check=True)
+    shutil.copy2(program, target / "bin" / "python3")
+
+
+def _copy_libraries(library: Path) -> None:
+    """Copy what the programs and modules in `library` are linked with, until nothing is missing."""
+    files = [path for path in library.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
+    for name, path in _resolved(files):
+        wanted = "ld.so" if name.startswith("ld-") else name
+        if not path.is_relative_to(library) and not (library / wanted).exists():
+            shutil.copy2(os.path.realpath(path), library / wanted)
+    # The loader is itself wanted by that name by some libraries.
+    if not (library / "ld.so").exists():
+        raise SystemExit(f"ldd named no loader for {files[0]}: is it linked statically?")
+
+
+def _strip(library: Path) -> None:
+    """Without what only debuggers read the directory is half as large."""
+    files = [path for path in library.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
+    for path in files:
+        path.chmod(0o755)
+    subprocess.run(["strip", "--strip-unneeded", *map(str, files)], check=True)
+
+
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == _ELF
+
+
+def _resolved(files: list[Path]) -> Iterator[tuple[str, Path]]:
+    """Each library by the name under which it is wanted, all that they need in turn among them."""
+    listed = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True, check=False).stdout
+    missing = sorted(set(re.findall(r"^\s*(\S+) => not found$", listed, re.MULTILINE)))
+    if missing:
+        raise SystemExit(f"libraries that the interpreter needs are not here: {', '.join(missing)}")
+    for wanted, path in _RESOLVED.findall(listed):
+        yield wanted or Path(path).name, Path(path)
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]).absolute())

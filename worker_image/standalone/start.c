@@ -1,0 +1,66 @@
+/* bin/ringtrain and bin/python3 of the self-contained directory: the directory's own Python, by its own loader.
+ *
+ * Linked statically, so that it runs in an image without any library, and found by its own path, so that the directory
+ * can lie anywhere. The loader takes libraries from the directory alone. Variables by which an image would change that
+ * process (its preloaded libraries), or that Python changes itself, are put aside: ringtrain/standalone.py gives them
+ * back to what the agent starts.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST_PATH 4096
+#define ASIDE "RINGTRAIN_ASIDE_"
+
+static const char *const put_aside[] = {"LD_PRELOAD", "LD_AUDIT", "LC_CTYPE"};
+
+static int fail(const char *what) {
+    fprintf(stderr, "ringtrain: %s: %s\n", what, strerror(errno));
+    return 127;
+}
+
+/* Cut the last component of `path` off; 0 when there is none. */
+static int cut(char *path) {
+    char *slash = strrchr(path, '/');
+    if (slash) *slash = 0;
+    return slash != NULL;
+}
+
+static char *joined(const char *directory, const char *name) {
+    char *path;
+    if (asprintf(&path, "%s/%s", directory, name) < 0) exit(fail("memory"));
+    return path;
+}
+
+static int set_variables_aside(void) {
+    for (size_t i = 0; i < sizeof put_aside / sizeof *put_aside; i++) {
+        char name[64];
+        const char *value = getenv(put_aside[i]);
+        snprintf(name, sizeof name, ASIDE "%s", put_aside[i]);
+        if (setenv(name, value ? value : "", 1) || unsetenv(put_aside[i])) return -1;
+    }
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    char own[MOST_PATH];
+    const ssize_t length = readlink("/proc/self/exe", own, sizeof own - 1);
+    if (length < 0) return fail("/proc/self/exe");
+    own[length] = 0;
+    const char *name = strrchr(own, '/');
+    const int is_command = name && strcmp(name, "/ringtrain") == 0;
+    if (!cut(own) || !cut(own)) return fail("the program is in no directory");
+    char *loader = joined(own, "lib/ld.so"), *python = joined(own, "bin/python3");
+    char *start[] = {loader, "--argv0", python, "--library-path", joined(own, "lib"), joined(own, "lib/python3"),
+                     "-I", "-B", "-u", "-m", "ringtrain"};
+    const int words = (int)(sizeof start / sizeof *start) - (is_command ? 0 : 2);
+    char **all = calloc((size_t)(words + count + 1), sizeof *all);
+    if (!all || set_variables_aside()) return fail("memory");
+    memcpy(all, start, (size_t)words * sizeof *all);
+    for (int i = 1; i < count; i++) all[words + i - 1] = arguments[i];
+    execv(loader, all);
+    return fail(loader);
+}
