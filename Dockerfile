@@ -1,5 +1,6 @@
 # Images from one file, `make images` builds them all:
 #   docker build --target worker   -t ghcr.io/ringtrain/worker:0.1.0 .
+#   docker build --target agent    -t ghcr.io/ringtrain/agent:0.1.0 .
 #   docker build --target operator -t ghcr.io/ringtrain/operator:0.1.0 .
 # worker-torch and worker-tensorflow are the worker and a framework. All run as user 65532 (or any other) with a
 # read-only root file system; none has a compiler, pip, an ssh server or a file that gives rights away. docs/images.md.
@@ -46,6 +47,27 @@ RUN /opt/pip/bin/pip install --no-deps --target /tmp/data scikit-learn \
 RUN mpicc -O2 -o /opt/ringtrain/examples/mpi/pi /opt/ringtrain/examples/mpi/pi.c -lm \
     && python3 -m compileall -q /opt/ringtrain/examples
 
+FROM build AS agent-build
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY worker_image /src/worker_image
+RUN /opt/pip/bin/pip install /src/worker_image \
+    && /opt/venv/bin/python /src/worker_image/standalone/build.py /agent \
+    && /agent/bin/ringtrain --version
+
+# What the operator brings into pods of any image: agent and launcher with their own Python, libraries and loader, and
+# nothing else. The kubelet mounts this image, or a first container copies it.
+FROM scratch AS agent
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="ringtrain-agent" \
+      org.opencontainers.image.description="Ringtrain's agent and launcher, for pods of any image" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=agent-build /agent /
+USER 65532:65532
+ENTRYPOINT ["/bin/ringtrain"]
+
 FROM python AS operator
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="ringtrain-operator" \
@@ -75,7 +97,8 @@ RUN apt-get update \
     && install -d -o 65532 -g 65532 /var/log/ringtrain /checkpoints
 COPY --from=worker-build /opt/venv /opt/venv
 COPY --from=worker-build /opt/ringtrain /opt/ringtrain
-ENV PATH=/opt/venv/bin:$PATH HOME=/tmp
+# By this the operator's agent finds that it need not run in this image's place.
+ENV PATH=/opt/venv/bin:$PATH HOME=/tmp RINGTRAIN_IMAGE_VERSION=${VERSION}
 WORKDIR /opt/ringtrain
 USER 65532:65532
 CMD ["ringtrain", "--help"]

@@ -22,7 +22,7 @@ $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed
 
 # What the tests of MPI, Spark, several hosts, pages in a browser and metrics need of the system. Without root or apt they are skipped,
 # and say what is missing.
-SYSTEM_PACKAGES := openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 openssh-client openssh-server openssl chromium default-jre-headless prometheus
+SYSTEM_PACKAGES := openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 openssh-client openssh-server openssl chromium default-jre-headless prometheus busybox-static
 $(VENV)/.system: $(VENV)/.installed
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { \
@@ -72,7 +72,7 @@ e2e-local: $(VENV)/.installed  ## the same tests on a real API server here, with
 # The engine that answers; `make images ENGINE=podman` picks one. BUILD_FLAGS go to its build command, for example
 # --build-arg (docs/images.md) or --volume for an own certificate.
 ENGINE = $(shell for e in docker podman; do $$e images -q >/dev/null 2>&1 && echo $$e && break; done)
-IMAGES := operator worker worker-torch worker-tensorflow
+IMAGES := operator agent worker worker-torch worker-tensorflow
 VERSION = $(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' charts/ringtrain-operator/Chart.yaml)
 
 images:  ## build the images; IMAGES, ENGINE and BUILD_FLAGS are yours to set

@@ -58,7 +58,7 @@ def main(root: Path) -> None:
     for name, dashboard in DASHBOARDS.items():
         (chart / "files" / f"dashboard-{name}.json").write_text(as_json(dashboard))
     (chart / "templates" / "crd.yaml").write_text(chart_crd((manifests / "crd.yaml").read_text()))
-    rendered = render(chart, "--set=crds.install=false")
+    rendered = render(chart, "--set=crds.install=false", "--set=agent.volume=InitContainer")
     (manifests / "operator.yaml").write_text(HEADER + NAMESPACE_MANIFEST + plain(rendered.lstrip("-\n")))
 
 

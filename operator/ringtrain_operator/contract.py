@@ -37,6 +37,7 @@ PORT_DATA_TF_WORKER_BASE: Final = 7700
 SECRET_DIR: Final = "/etc/ringtrain/secret"
 LOG_DIR: Final = "/var/log/ringtrain"
 CHECKPOINT_DIR: Final = "/checkpoints"
+AGENT_DIR: Final = "/opt/ringtrain-agent"
 SECRET_KEYS: Final = (
     "ca.crt",
     "launcher.crt",
@@ -57,6 +58,7 @@ TERMINATION_MESSAGE_VERSION: Final = 1
 TERMINATION_MESSAGE_MAX_BYTES: Final = 4096
 STATUS_VERSION: Final = 1
 
+AGENTS: Final = ("Inject", "Image")
 ON_LOSS: Final = ("Replace", "Shrink", "Restart")
 DATA_KINDS: Final = ("ringtrain", "tensorflow")
 
@@ -91,6 +93,8 @@ ENV_TIMEOUT: Final = "RINGTRAIN_TIMEOUT"
 ENV_ENCRYPT: Final = "RINGTRAIN_ENCRYPT"
 ENV_START_TIMEOUT: Final = "RINGTRAIN_START_TIMEOUT"
 ENV_TERMINATION_MESSAGE_PATH: Final = "RINGTRAIN_TERMINATION_MESSAGE_PATH"
+ENV_AGENT: Final = "RINGTRAIN_AGENT"
+ENV_IMAGE_VERSION: Final = "RINGTRAIN_IMAGE_VERSION"
 ENV_MPI_IMPLEMENTATION: Final = "RINGTRAIN_MPI_IMPLEMENTATION"
 ENV_MPI_OPTIONS: Final = "RINGTRAIN_MPI_OPTIONS"
 ENV_MPI_REQUIRE_INIT: Final = "RINGTRAIN_MPI_REQUIRE_INIT"

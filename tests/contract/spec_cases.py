@@ -606,7 +606,7 @@ TEMPLATES = [
 UNKNOWN_FIELDS = [
     Case("typo", manifest(slotPerWorker=2), "spec.slotPerWorker", "did you mean slotsPerWorker?"),
     Case("typo-inside", manifest(runPolicy={"backofLimit": 1}), "spec.runPolicy.backofLimit", "backoffLimit"),
-    Case("nothing-near", manifest(gizmo=1), "spec.gizmo", "allowed: backend"),
+    Case("nothing-near", manifest(gizmo=1), "spec.gizmo", "allowed: agent, backend"),
 ]
 
 

@@ -1,12 +1,13 @@
 #!/bin/bash
 # `make e2e`: the black-box tests on the cluster of KUBECONFIG, or on a kind cluster made here and removed again.
-# E2E_NODE_IMAGE picks kind's node image. With an own cluster, push the images first and set E2E_OPERATOR_IMAGE and
-# E2E_WORKER_IMAGE (repository:tag).
+# E2E_NODE_IMAGE picks kind's node image. With an own cluster, push the images first and set E2E_OPERATOR_IMAGE,
+# E2E_AGENT_IMAGE and E2E_WORKER_IMAGE (repository:tag).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=${VENV:-.venv}/bin
 operator=${E2E_OPERATOR_IMAGE:-ghcr.io/ringtrain/operator:e2e}
 worker=${E2E_WORKER_IMAGE:-ghcr.io/ringtrain/worker:e2e}
+agent=${E2E_AGENT_IMAGE:-ghcr.io/ringtrain/agent:e2e}
 cluster=ringtrain-e2e
 
 need() { command -v "$1" >/dev/null || { echo "make e2e needs $1: $2" >&2; exit 2; }; }
@@ -22,7 +23,8 @@ if [ -z "${KUBECONFIG:-}" ]; then
     ${E2E_NODE_IMAGE:+--image "$E2E_NODE_IMAGE"}
   docker build --target operator --tag "$operator" .
   docker build --target worker --tag "$worker" .
-  kind load docker-image --name "$cluster" "$operator" "$worker"
+  docker build --target agent --tag "$agent" .
+  kind load docker-image --name "$cluster" "$operator" "$worker" "$agent"
 fi
 
 collect() {
@@ -30,5 +32,6 @@ collect() {
   kubectl --namespace ringtrain-system logs --selector app.kubernetes.io/name=ringtrain-operator --tail=300 || true
 }
 "$bin/helm" upgrade --install ringtrain charts/ringtrain-operator --namespace ringtrain-system --create-namespace \
-  --set "image.repository=${operator%:*}" --set "image.tag=${operator##*:}" --wait --timeout 5m || { collect; exit 1; }
+  --set "image.repository=${operator%:*}" --set "image.tag=${operator##*:}" \
+  --set "agent.image.repository=${agent%:*}" --set "agent.image.tag=${agent##*:}" --wait --timeout 5m || { collect; exit 1; }
 RINGTRAIN_E2E=1 RINGTRAIN_WORKER_IMAGE=$worker "$bin/pytest" tests/e2e -v "$@" || { collect; exit 1; }

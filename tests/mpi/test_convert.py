@@ -90,7 +90,7 @@ def test_what_is_not_the_same_is_said() -> None:
     assert "spec.sshAuthMountPath is left out: there are no ssh keys to mount" in notes
     assert "the worker's command ['/usr/sbin/sshd'] is left out" in notes
     assert "spec.mpiReplicaSpecs.Worker.restartPolicy is left out" in notes
-    assert "pip install ringtrain" in notes
+    assert "the image stays as it is" in notes
 
 
 def test_a_number_of_ranks_that_does_not_fit_is_said() -> None:

@@ -9,12 +9,10 @@ import shutil
 import sys
 from pathlib import Path
 
+from ringtrain import contract
+
 # As worker_image/standalone/start.c has it: what it has put aside, by the name that it had; empty: it was not set.
 _ASIDE = "RINGTRAIN_ASIDE_"
-# In the environment of an image that has ringtrain: its version.
-IMAGE_VERSION = "RINGTRAIN_IMAGE_VERSION"
-# From the operator, `Inject`: whatever the image says, the directory's own agent runs.
-AGENT = "RINGTRAIN_AGENT"
 _COPY = "copy"
 
 
@@ -30,14 +28,14 @@ def restore_environment() -> None:
 
 def copy(directory: Path, target: Path) -> None:
     """Copy the self-contained `directory` into `target`, an empty volume, readable by any user."""
-    for entry in ("bin", "lib"):
+    for entry in ("bin", "python"):
         shutil.copytree(directory / entry, target / entry, symlinks=True, dirs_exist_ok=True)
 
 
 def own_of_image(version: str) -> str | None:
     """The image's own `ringtrain`, if the image says that it has one that goes with `version`."""
-    said = os.environ.get(IMAGE_VERSION, "")
-    if not said or os.environ.get(AGENT) == "Inject":
+    said = os.environ.get(contract.ENV_IMAGE_VERSION, "")
+    if not said or os.environ.get(contract.ENV_AGENT) == "Inject":
         return None
     if said.split(".")[:2] != version.split(".")[:2]:
         _say(f"the image has ringtrain {said}, and the operator brings {version}, which runs")
@@ -56,7 +54,7 @@ def main() -> None:
     """Run the image's own `ringtrain` with these arguments where it has one, else this one."""
     restore_environment()
     if sys.argv[1:2] == [_COPY] and len(sys.argv) == 3:
-        copy(Path(sys.executable).parents[1], Path(sys.argv[2]))
+        copy(Path(sys.executable).parents[2], Path(sys.argv[2]))
         return
     from importlib.metadata import version
 

@@ -1,11 +1,13 @@
 """`python build.py TARGET`: the self-contained directory with agent and launcher, for pods of any image.
 
-Run it with the Python that it is to have, in which ringtrain is installed. It needs a C compiler (CC) that can link
-statically, and ldd.
+Run it with the Python that it is to have, in which ringtrain is installed. It needs a C compiler (CC) that can
+link statically, strip, and ldd.
 
-    TARGET/bin/ringtrain, python3   static programs that start the Python below, see start.c
-    TARGET/lib/ld.so, *.so          the C library's loader, and every library that is needed
-    TARGET/lib/python3, pythonX.Y/  the interpreter and its standard library, with what agent and launcher need
+    TARGET/bin/ringtrain, TARGET/python/bin/python3   static programs that start the Python below, see start.c
+    TARGET/python/lib/ld.so, *.so    the C library's loader, and every library that is needed
+    TARGET/python/lib/python3, pythonX.Y/   the interpreter, its standard library, and what agent and launcher need
+
+The image's root is this directory, and Python does not look for itself in a root: so it has a folder of its own.
 """
 
 import compileall
@@ -28,8 +30,30 @@ OF_TRAINING = {"numpy", "ml-dtypes", "hpack"}
 NOT_COPIED = ("torch", "tensorflow", "keras", "popart", "spark", "device", "kernels", "__init__.py", "__main__.py")
 UNUSED = (
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"),
-    *("ensurepip", "lib2to3", "pydoc_data", "venv", "distutils", "unittest", "sqlite3", "curses", "dbm", "config-*"),
-    *("_test*", "_tkinter*", "_ctypes_test*", "xx*", "_curses*", "readline*", "nis.*", "_sqlite3*", "_dbm*", "_gdbm*"),
+    *(
+        "ensurepip",
+        "lib2to3",
+        "pydoc_data",
+        "venv",
+        "distutils",
+        "unittest",
+        "sqlite3",
+        "curses",
+        "dbm",
+        "config-*",
+    ),
+    *(
+        "_test*",
+        "_tkinter*",
+        "_ctypes_test*",
+        "xx*",
+        "_curses*",
+        "readline*",
+        "nis.*",
+        "_sqlite3*",
+        "_dbm*",
+        "_gdbm*",
+    ),
     *("*.a", "*.pyx", "*.pxd", "*.pyi", "*.c", "*.h", "EXTERNALLY-MANAGED"),
 )
 PACKAGE = '''"""Agent and launcher of ringtrain, without the training runtime, which is the image's own."""
@@ -50,17 +74,16 @@ _RESOLVED = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILIN
 
 def build(target: Path) -> None:
     """Make the directory; `target` must not exist or be empty."""
-    (target / "bin").mkdir(parents=True)
-    library = target / "lib" / VERSION
+    python = target / "python"
+    library = python / "lib" / VERSION
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=shutil.ignore_patterns(*UNUSED))
-    packages = library / "site-packages"
-    packages.mkdir()
+    # Beside the standard library: which other folders a Python looks at differs between distributions.
     for name in sorted(_needed("ringtrain")):
-        _copy_distribution(metadata.distribution(name), packages)
-    _copy_ringtrain(packages)
-    _copy_programs(target)
-    _copy_libraries(target / "lib")
-    _strip(target / "lib")
+        _copy_distribution(metadata.distribution(name), library)
+    _copy_ringtrain(library)
+    _copy_programs(target, python)
+    _copy_libraries(python / "lib")
+    _strip(python / "lib")
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
     # Unchecked: whoever copies the directory need not keep the files' times.
@@ -115,13 +138,15 @@ def _copy_ringtrain(packages: Path) -> None:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ringtrain\nVersion: {own.version}\n")
 
 
-def _copy_programs(target: Path) -> None:
-    shutil.copy2(os.path.realpath(sys.executable), target / "lib" / "python3")
+def _copy_programs(target: Path, python: Path) -> None:
+    shutil.copy2(os.path.realpath(sys.executable), python / "lib" / "python3")
+    (target / "bin").mkdir()
+    (python / "bin").mkdir()
     compiler = os.environ.get("CC", "cc")
     program = target / "bin" / "ringtrain"
     words = [compiler, "-std=gnu11", "-Os", "-static", "-s", "-Wall", "-Werror", str(HERE / "start.c")]
     subprocess.run([*words, "-o", str(program)], check=True)
-    shutil.copy2(program, target / "bin" / "python3")
+    shutil.copy2(program, python / "bin" / "python3")
 
 
 def _copy_libraries(library: Path) -> None:

@@ -1,4 +1,4 @@
-/* bin/ringtrain and bin/python3 of the self-contained directory: the directory's own Python, by its own loader.
+/* bin/ringtrain and python/bin/python3 of the self-contained directory: the directory's own Python, by its own loader.
  *
  * Linked statically, so that it runs in an image without any library, and found by its own path, so that the directory
  * can lie anywhere. The loader takes libraries from the directory alone. Variables by which an image would change that
@@ -53,9 +53,10 @@ int main(int count, char **arguments) {
     const char *name = strrchr(own, '/');
     const int is_command = name && strcmp(name, "/ringtrain") == 0;
     if (!cut(own) || !cut(own)) return fail("the program is in no directory");
-    char *loader = joined(own, "lib/ld.so"), *python = joined(own, "bin/python3");
-    char *start[] = {loader, "--argv0", python, "--library-path", joined(own, "lib"), joined(own, "lib/python3"),
-                     "-I", "-B", "-u", "-m", "ringtrain"};
+    const char *base = is_command ? joined(own, "python") : own;
+    char *loader = joined(base, "lib/ld.so");
+    char *start[] = {loader, "--argv0", joined(base, "bin/python3"), "--library-path", joined(base, "lib"),
+                     joined(base, "lib/python3"), "-I", "-B", "-u", "-m", "ringtrain"};
     const int words = (int)(sizeof start / sizeof *start) - (is_command ? 0 : 2);
     char **all = calloc((size_t)(words + count + 1), sizeof *all);
     if (!all || set_variables_aside()) return fail("memory");

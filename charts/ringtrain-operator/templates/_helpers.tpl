@@ -30,6 +30,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- define "operator.agentImage" -}}
+{{- with .Values.agent.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "operator.agentVolume" -}}
+{{- if ne .Values.agent.volume "Auto" -}}
+{{ .Values.agent.volume }}
+{{- else if semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version -}}
+ImageVolume
+{{- else -}}
+InitContainer
+{{- end -}}
+{{- end -}}
+
 {{/* What the operator may do where it serves jobs. Secrets: create only, it never reads one. */}}
 {{- define "operator.rules" -}}
 - apiGroups: [ringtrain.dev]

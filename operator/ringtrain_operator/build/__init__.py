@@ -14,7 +14,7 @@ from .names import (
 )
 from .network import build_network_policy, build_service, build_service_account
 from .pods import RESTARTED_CODES, Incarnation, build_launcher_pod, build_worker_pod
-from .settings import LAUNCHER_RESOURCES, Settings
+from .settings import LAUNCHER_RESOURCES, AgentSource, Settings
 from .workload import POD_SETS, build_workload, grouped, is_prebuilt, pod_counts, queued_alone, workload_name
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "POD_SETS",
     "RESTARTED_CODES",
     "SCHEDULERS",
+    "AgentSource",
     "Incarnation",
     "Issuer",
     "Settings",

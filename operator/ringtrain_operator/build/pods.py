@@ -9,6 +9,7 @@ from typing import Any
 from .. import contract
 from ..spec.job import Job
 from . import environment, names, volumes
+from .agent import add_agent
 from .assembly import Pod, add_devices, completed_template, finish_pod, new_pod
 from .settings import Settings
 
@@ -43,7 +44,13 @@ class Incarnation:
 
 
 def build_worker_pod(
-    job: Job, attempt: int, index: int, secret: str = "", incarnation: Incarnation | None = None
+    job: Job,
+    attempt: int,
+    index: int,
+    secret: str = "",
+    incarnation: Incarnation | None = None,
+    *,
+    settings: Settings | None = None,
 ) -> Pod:
     """The pod of worker `index` in `attempt`, ready to be created. `secret`: name of the Secret that it mounts."""
     labels = names.pod_labels(job, contract.ROLE_WORKER, attempt)
@@ -57,7 +64,8 @@ def build_worker_pod(
     spec = pod["spec"]
     main = spec["containers"][0]
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
-    main["command"] = ["ringtrain", "agent", *(["--", *command] if command else [])]
+    program = add_agent(job, spec, settings or Settings())
+    main["command"] = [program, "agent", *(["--", *command] if command else [])]
     grace_s = spec.get("terminationGracePeriodSeconds", environment.DEFAULT_GRACE_S)
     number = incarnation.number if incarnation is not None else 0
     variables = environment.worker_environment(job, attempt, index, grace_s, number)
@@ -67,6 +75,7 @@ def build_worker_pod(
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_WORKER)
     volumes.add_checkpoint(spec, job)
     volumes.add_shared_memory(spec)
+    volumes.add_scratch(spec)
     finish_pod(job, pod)
     return pod
 
@@ -86,7 +95,8 @@ def build_launcher_pod(
     spec = pod["spec"]
     main = spec["containers"][0]
     command = [*main.get("command", []), *main.pop("args", [])] or _mpi_command(job)
-    main["command"] = ["ringtrain", "launcher", *(["--", *command] if command else [])]
+    main["command"] = [add_agent(job, spec, settings), "launcher", *(["--", *command] if command else [])]
+    volumes.add_scratch(spec)
     if not command:  # nothing but our launcher runs there, and that writes to volumes only
         main.setdefault("securityContext", {}).setdefault("readOnlyRootFilesystem", True)
     formation = incarnation.formation if incarnation is not None else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..spec.pod_schema import PodSchema
 from .credentials import TOKEN_BYTES, Issuer, issue_credentials
@@ -20,6 +20,21 @@ LAUNCHER_RESOURCES: Json = {
 }
 
 
+# What puts the agent into a pod: the kubelet, or a container that copies it first.
+AgentVolume = Literal["ImageVolume", "InitContainer"]
+
+
+@dataclass(frozen=True)
+class AgentSource:
+    """The agent that the operator brings into pods: the image that has it, and how. `default`: for jobs that say
+    nothing in spec.agent.
+    """
+
+    image: str
+    volume: AgentVolume = "InitContainer"
+    default: Literal["Inject", "Image"] = "Inject"
+
+
 def random_token() -> str:
     """A token that nobody guesses."""
     return secrets.token_urlsafe(TOKEN_BYTES)
@@ -30,6 +45,7 @@ class Settings:
     """`metrics_from`, `template_ports_from`: NetworkPolicyPeers that may reach launchers' status port, and the
     ports that templates' containers declare. `operator_namespace` empty: the operator runs in no pod. `issue` and
     `token` are where randomness comes from. `pod_schema` None: that of this package.
+    `agent` None: pods run the `ringtrain` of their image, or of this machine, whatever the job says.
     """
 
     operator_namespace: str = "ringtrain-system"
@@ -37,5 +53,6 @@ class Settings:
     metrics_from: Sequence[Json] = ()
     template_ports_from: Sequence[Json] = ()
     pod_schema: PodSchema | None = None
+    agent: AgentSource | None = None
     issue: Issuer = issue_credentials
     token: Callable[[], str] = random_token

@@ -6,9 +6,10 @@ from typing import Any
 
 from .. import contract
 from ..spec.job import Job
-from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS, VOLUME_SECRET, VOLUME_SHM
+from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS, VOLUME_SCRATCH, VOLUME_SECRET, VOLUME_SHM
 
 SHM_DIR = "/dev/shm"
+SCRATCH_DIR = "/tmp"
 
 Volume = dict[str, Any]
 
@@ -56,7 +57,18 @@ def add_checkpoint(spec: dict[str, Any], job: Job) -> None:
 
 def add_shared_memory(spec: dict[str, Any]) -> None:
     """Give the main container a /dev/shm bounded by its memory instead of 64 MiB, unless it has one."""
-    mounts = spec["containers"][0].get("volumeMounts") or ()
-    if any(str(mount.get("mountPath")).rstrip("/") == SHM_DIR for mount in mounts):
+    if _is_mounted(spec, SHM_DIR):
         return
     add_volume(spec, {"name": VOLUME_SHM, "emptyDir": {"medium": "Memory"}}, SHM_DIR)
+
+
+def add_scratch(spec: dict[str, Any]) -> None:
+    """Give a main container whose template asks for a read-only root a /tmp to write to, unless it has one."""
+    context = spec["containers"][0].get("securityContext") or {}
+    if context.get("readOnlyRootFilesystem") and not _is_mounted(spec, SCRATCH_DIR):
+        add_volume(spec, {"name": VOLUME_SCRATCH, "emptyDir": {}}, SCRATCH_DIR)
+
+
+def _is_mounted(spec: dict[str, Any], path: str) -> bool:
+    mounts = spec["containers"][0].get("volumeMounts") or ()
+    return any(str(mount.get("mountPath")).rstrip("/") == path for mount in mounts)

@@ -81,7 +81,7 @@ def _pod_sets(job: Job, settings: Settings) -> list[Json]:
     workers: Json = {
         "name": "workers",
         "count": job.num_workers,
-        "template": _template(build_worker_pod(job, 1, 0)),
+        "template": _template(build_worker_pod(job, 1, 0, settings=settings)),
     }
     elastic, topology = job.spec.elastic, job.spec.scheduling.topology
     if topology is not None:

@@ -7,13 +7,18 @@ import logging
 import os
 import sys
 from dataclasses import replace
-from typing import Any
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from .failures import errors_reported
 
+if TYPE_CHECKING:
+    from ringtrain_operator.build.settings import AgentVolume
+
 ENV_PREFIX = "RINGTRAIN_OPERATOR"
+DEFAULT_AGENT_IMAGE = f"ghcr.io/ringtrain/agent:{metadata.version('ringtrain-operator')}"
 
 
 class JsonValue(click.ParamType[Any]):
@@ -102,6 +107,24 @@ def _resources(given: dict[str, Any]) -> dict[str, Any]:
     help="Gang scheduler whose PodGroups may be written: Kubernetes, Coscheduling or Volcano; NAME=SCHEDULER "
     "also names the scheduler that places the pods. Again for more.",
 )
+@click.option(
+    "--agent-image", default=DEFAULT_AGENT_IMAGE, show_default=True, help="Image that has the agent for any image."
+)
+@click.option(
+    "--agent-volume",
+    type=click.Choice(["ImageVolume", "InitContainer"]),
+    default="InitContainer",
+    show_default=True,
+    help="How the agent comes into pods: the kubelet mounts its image, or a first container copies it.",
+)
+@click.option(
+    "--agent",
+    "agent_default",
+    type=click.Choice(["Inject", "Image"]),
+    default="Inject",
+    show_default=True,
+    help="spec.agent of jobs that do not have it.",
+)
 @click.option("--kubeconfig", default=None, help="Kubeconfig to use instead of the pod's ServiceAccount.")
 @click.version_option(package_name="ringtrain-operator", prog_name="ringtrain-operator")
 def operator(
@@ -110,13 +133,16 @@ def operator(
     metrics_from: list[Any],
     template_ports_from: list[Any],
     gangs: tuple[tuple[str, str], ...],
+    agent_image: str,
+    agent_volume: AgentVolume,
+    agent_default: Literal["Inject", "Image"],
     **options: Any,
 ) -> None:
     """Run the operator. Every option can be given as RINGTRAIN_OPERATOR_<OPTION>.
 
     Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
     """
-    from ringtrain_operator.build import LAUNCHER_RESOURCES, Settings
+    from ringtrain_operator.build import LAUNCHER_RESOURCES, AgentSource, Settings
     from ringtrain_operator.cluster.api.connection import Connection
     from ringtrain_operator.cluster.config import OperatorConfig, default_identity
     from ringtrain_operator.cluster.logs import configure_logging
@@ -129,6 +155,7 @@ def operator(
             launcher_resources=resources,
             metrics_from=metrics_from,
             template_ports_from=template_ports_from,
+            agent=AgentSource(agent_image, agent_volume, agent_default),
         ),
         gangs=dict(gangs),
         **options,

@@ -71,10 +71,11 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     problems = shape_problems(obj, "", _SHAPE)
     if problems:
         raise SpecInvalid(problems)
-    notes = ["the image needs ringtrain (pip install ringtrain), and needs neither sshd nor keys any more"]
+    notes = ["the image stays as it is: the operator brings the agent, and neither sshd nor keys are needed"]
     worker, launcher = _replica(spec, "Worker"), _replica(spec, "Launcher")
     made = {
         "backend": "mpi",
+        "agent": "Inject",
         "slotsPerWorker": _whole(spec.get("slotsPerWorker") or 1, "spec.slotsPerWorker"),
         "mpi": _mpi(spec),
         "worker": _worker(worker, spec, notes),

@@ -117,7 +117,7 @@ def _missing_pods(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...
     missing = set(s.missing_names)
     indices = (i for i in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, i) in missing)
     secret = s.secret.name
-    workers = (build.build_worker_pod(s.job, s.attempt, index, secret) for index in indices)
+    workers = (build.build_worker_pod(s.job, s.attempt, index, secret, settings=settings) for index in indices)
     if build.launcher_name(s.job) not in missing:
         return tuple(workers)
     return (build.build_launcher_pod(s.job, s.attempt, secret, settings), *workers)
@@ -150,7 +150,12 @@ def _missing_elastic_pods(s: Situation, settings: Settings) -> tuple[dict[str, A
     avoided = avoided_nodes(notes.losses, s.now)
     workers = (
         build.build_worker_pod(
-            s.job, s.attempt, index, secret, build.Incarnation(number_of(s.status, index), avoided)
+            s.job,
+            s.attempt,
+            index,
+            secret,
+            build.Incarnation(number_of(s.status, index), avoided),
+            settings=settings,
         )
         for index in due_workers(s)
     )

@@ -231,6 +231,13 @@ class JobSpec(SpecModel):
         description="Between which sizes the world may change within an attempt. "
         "Unset: any loss restarts the gang.",
     )
+    agent: Literal["Inject", "Image"] | None = Field(
+        default=None,
+        description="Where agent and launcher come from. Inject: from the operator, so that pods of any image run "
+        "them, without Python even; training code that imports ringtrain has the image's own. Image: from the "
+        "image's own ringtrain, which must be in PATH. Unset: as the operator's installation says; by default "
+        "Inject, except in an image that says that it has ringtrain (RINGTRAIN_IMAGE_VERSION).",
+    )
     mpi: Mpi | None = Field(default=None, description="How ranks are started under the mpi backend.")
     data_workers: DataWorkers | None = Field(
         default=None, description="Pods that prepare input for the ranks. Unset: ranks prepare their own."
@@ -333,7 +340,16 @@ class JobSpec(SpecModel):
         _frozen("launcher.template", name="a pod template"),
         *(
             _frozen(section, optional=True)
-            for section in ("checkpoint", "elastic", "evaluator", "logs", "mpi", "networking", "scheduling")
+            for section in (
+                "agent",
+                "checkpoint",
+                "elastic",
+                "evaluator",
+                "logs",
+                "mpi",
+                "networking",
+                "scheduling",
+            )
         ),
         _same_data_workers(),
         Rule(

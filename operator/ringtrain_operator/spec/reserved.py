@@ -17,7 +17,9 @@ VOLUME_SECRET = "ringtrain-secret"
 VOLUME_LOGS = "ringtrain-logs"
 VOLUME_CHECKPOINT = "ringtrain-checkpoint"
 VOLUME_SHM = "ringtrain-shm"
-VOLUMES = frozenset({VOLUME_SECRET, VOLUME_LOGS, VOLUME_CHECKPOINT, VOLUME_SHM})
+VOLUME_AGENT = "ringtrain-agent"
+VOLUME_SCRATCH = "ringtrain-scratch"
+VOLUMES = frozenset({VOLUME_SECRET, VOLUME_LOGS, VOLUME_CHECKPOINT, VOLUME_SHM, VOLUME_AGENT, VOLUME_SCRATCH})
 
 _COMPUTE_WORKER = "ringtrain.tensorflow.data.compute_worker"
 # How an evaluator is told that it is one.
@@ -116,7 +118,7 @@ def _devices_of_none(template: Mapping[str, Any], path: str, why: str) -> Iterat
 
 def _mounts(spec: JobSpec, logs: bool) -> dict[str, str]:
     """Paths in the main container that we mount, with what for."""
-    mounts = {contract.SECRET_DIR: "the job's credentials"}
+    mounts = {contract.SECRET_DIR: "the job's credentials", contract.AGENT_DIR: "the agent (spec.agent)"}
     if logs:
         mounts[contract.LOG_DIR] = "spec.logs"
     if spec.checkpoint is not None:

@@ -6,6 +6,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.images import USER, Engine
 from support.kubelet.environment import Sandbox
@@ -29,6 +30,8 @@ class ImageRuntime:
             env.update(dict.fromkeys(ProcessRuntime.FREE_PORTS, "0"))
         _give_to_user(sandbox.folder)
         pod = sandbox.pod
+        for init in pod["spec"].get("initContainers") or ():
+            await self._run_first(sandbox, init)
         name = f"{pod['metadata']['name']}-{secrets.token_hex(4)}"
         command = self._engine.command(
             pod["spec"]["containers"][0]["image"],
@@ -46,6 +49,16 @@ class ImageRuntime:
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         return ImageContainer(process, sandbox, self._engine, name)
+
+    async def _run_first(self, sandbox: Sandbox, init: dict[str, Any]) -> None:
+        """Run an init container to its end. Raises OSError if it fails."""
+        mounts = init.get("volumeMounts") or ()
+        volumes = [f"--volume={sandbox.folder / 'volumes' / m['name']}:{m['mountPath']}" for m in mounts]
+        command = self._engine.command(init["image"], *volumes, "--entrypoint=", argv=init["command"])
+        with sandbox.log.open("ab") as out:
+            process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
+        if code := await process.wait():
+            raise OSError(f"init container {init['name']} ended with {code}: {sandbox.log.read_text()}")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ringtrain_operator.spec.reserved import VOLUME_AGENT as AGENT_VOLUME
 from support.guard import GUARD
 from support.kubelet.environment import Sandbox
 
@@ -78,6 +79,7 @@ class ProcessRuntime:
         env = {**self._env, **sandbox.env}
         if env.get("RINGTRAIN_ROLE") == "worker":
             env.update(dict.fromkeys(self.FREE_PORTS, "0"))
+        self._bring_agent(sandbox, env)
         command = self._command(sandbox)
         program = shutil.which(command[0], path=env.get("PATH")) if command else None
         if program is None:
@@ -100,6 +102,14 @@ class ProcessRuntime:
         env = {**self._env, **sandbox.env}
         pipe = asyncio.subprocess.PIPE
         return await asyncio.create_subprocess_exec(*command, env=env, cwd=self._folder, stdout=pipe, stderr=pipe)
+
+    def _bring_agent(self, sandbox: Sandbox, env: Mapping[str, str]) -> None:
+        """Have the volume with the operator's agent lead to this environment's `ringtrain`."""
+        volume = sandbox.folder / "volumes" / AGENT_VOLUME
+        program = shutil.which("ringtrain", path=env.get("PATH"))
+        if volume.exists() and program and not (volume / "bin").exists():
+            (volume / "bin").mkdir()
+            (volume / "bin" / "ringtrain").symlink_to(program)
 
     def _command(self, sandbox: Sandbox) -> list[str]:
         container = sandbox.pod["spec"]["containers"][0]

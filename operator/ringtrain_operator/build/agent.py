@@ -1,0 +1,50 @@
+"""Where agent and launcher come from: the pod's image, or a directory that the operator brings as a volume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import contract
+from ..spec.job import Job
+from ..spec.reserved import VOLUME_AGENT
+from .settings import AgentSource, Settings
+from .volumes import add_volume
+
+INIT_CONTAINER = "ringtrain-agent"
+# Where a container of the agent's image sees the volume that it fills.
+_TARGET = "/target"
+# Copying takes a moment; a quota on limits admits only pods whose containers all have them.
+_RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
+
+
+def agent_source(job: Job, settings: Settings) -> AgentSource | None:
+    """What brings the agent into the job's pods; None: it is in their image."""
+    source = settings.agent
+    if source is None or (job.spec.agent or source.default) != "Inject":
+        return None
+    return source
+
+
+def add_agent(job: Job, spec: dict[str, Any], settings: Settings) -> str:
+    """Bring the agent into a pod's spec, in place, unless its image has it; returns the program to start."""
+    source = agent_source(job, settings)
+    if source is None:
+        return "ringtrain"
+    if source.volume == "ImageVolume":
+        volume: dict[str, Any] = {"image": {"reference": source.image, "pullPolicy": "IfNotPresent"}}
+    else:
+        volume = {"emptyDir": {}}
+        copying = {
+            "name": INIT_CONTAINER,
+            "image": source.image,
+            "command": ["/bin/ringtrain", "copy", _TARGET],
+            "resources": _RESOURCES,
+            "volumeMounts": [{"name": VOLUME_AGENT, "mountPath": _TARGET}],
+            "securityContext": {"readOnlyRootFilesystem": True},
+        }
+        spec["initContainers"] = [copying, *(spec.get("initContainers") or ())]
+    add_volume(spec, {"name": VOLUME_AGENT, **volume}, contract.AGENT_DIR, read_only=True)
+    if job.spec.agent == "Inject":
+        own = {"name": contract.ENV_AGENT, "value": "Inject"}
+        spec["containers"][0]["env"] = [own, *(spec["containers"][0].get("env") or ())]
+    return f"{contract.AGENT_DIR}/bin/ringtrain"

@@ -1,0 +1,162 @@
+"""Pods in root file systems of their own, as containers of their images: namespaces, read-only root, any user."""
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from support.guard import GUARD
+from support.kubelet.environment import Sandbox
+from support.kubelet.runtimes import Exit, ProcessRuntime
+
+Json = dict[str, Any]
+# A user that no image and no machine knows.
+USER = 54321
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_DEVICES = ("null", "zero", "random", "urandom")
+_COPIES_WITHIN_S = 60.0
+
+
+def why_no_roots() -> str:
+    """Why a process can't be given another root here; empty if it can."""
+    if os.geteuid() != 0:
+        return "needs root, to give processes another root"
+    command = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except OSError as exc:
+        return f"needs unshare: {exc}"
+    return f"needs mount namespaces: {done.stderr.strip()}" if done.returncode else ""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as it lies unpacked in `root`, and the variables that it sets."""
+
+    root: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class RootRuntime:
+    """Runs a pod's init containers and its first container, each in the root of its image.
+
+    Nobody can write to a root; volumes belong to the user, and are where the pod mounts them. The network is this
+    machine's.
+    """
+
+    needs_sandbox = True
+
+    def __init__(self, images: Mapping[str, Image], user: int = USER) -> None:
+        self._images = images
+        self._user = user
+
+    async def start(self, sandbox: Sandbox) -> "RootContainer":
+        spec = sandbox.pod["spec"]
+        for path in (sandbox.folder, *sandbox.folder.rglob("*")):
+            os.chown(path, self._user, self._user)
+        with sandbox.log.open("ab") as out:
+            for init in spec.get("initContainers") or ():
+                words = self._words(sandbox, init, init["command"], {})
+                process = await asyncio.create_subprocess_exec(*words, env={}, stdout=out, stderr=out)
+                code = await asyncio.wait_for(process.wait(), _COPIES_WITHIN_S)
+                if code:
+                    raise OSError(f"init container {init['name']} ended with {code}: {sandbox.log.read_text()}")
+            env = dict(sandbox.env)
+            if env.get("RINGTRAIN_ROLE") == "worker":
+                env.update(dict.fromkeys(ProcessRuntime.FREE_PORTS, "0"))
+            words = self._words(sandbox, spec["containers"][0], sandbox.command, env)
+            process = await asyncio.create_subprocess_exec(
+                *words, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        GUARD.begun(process.pid)
+        return RootContainer(process, sandbox)
+
+    async def start_beside(self, sandbox: Sandbox, command: Sequence[str]) -> None:
+        return None
+
+    def _words(
+        self, sandbox: Sandbox, container: Json, command: Sequence[str], env: Mapping[str, str]
+    ) -> list[str]:
+        """What runs `command` as PID 1 of namespaces in which its image is the root."""
+        image = self._images[container["image"]]
+        root, lines = image.root, ["set -e", "mount --make-rprivate /"]
+
+        def bind(source: Path, target: str, *, read_only: bool) -> None:
+            place = shlex.quote(f"{root}/{target.lstrip('/')}")
+            lines.append(f"mkdir -p {place} && mount --rbind {shlex.quote(str(source))} {place}")
+            if read_only:
+                lines.append(f"mount -o remount,bind,ro {place}")
+
+        for name in ("proc", "dev"):
+            (root / name).mkdir(exist_ok=True)
+        volumes = {volume["name"]: self._volume(sandbox, volume) for volume in sandbox.pod["spec"]["volumes"]}
+        lines.append(f"mount --rbind {root} {root}")
+        # What lies in another mount comes after it: the pod's folder may be in its /tmp.
+        for mount in sorted(container.get("volumeMounts") or (), key=lambda one: str(one["mountPath"])):
+            read_only = bool(mount.get("readOnly"))
+            bind(volumes[mount["name"]], mount["mountPath"], read_only=read_only)
+        if container is sandbox.pod["spec"]["containers"][0]:  # its words have the folder's paths
+            for mount in container.get("volumeMounts") or ():
+                path = str(sandbox.folder / "volumes" / mount["name"])
+                bind(volumes[mount["name"]], path, read_only=bool(mount.get("readOnly")))
+        own = sandbox.folder / "own"
+        own.mkdir(exist_ok=True)
+        os.chown(own, self._user, self._user)
+        bind(own, str(own), read_only=False)
+        lines += [f"mount -o remount,bind,ro {root}", f"mount -t proc proc {root}/proc", *_devices(root)]
+        variables = {"PATH": PATH, **image.env, **env}
+        if "RINGTRAIN_TERMINATION_MESSAGE_PATH" in variables:
+            variables["RINGTRAIN_TERMINATION_MESSAGE_PATH"] = str(sandbox.folder / "own" / "termination-log")
+        clean = shlex.join(["env", "-i", *(f"{name}={value}" for name, value in variables.items())])
+        user = f"--userspec={self._user}:{self._user}"
+        lines.append(f"exec {clean} {shutil.which('chroot')} {user} --groups= {root} {shlex.join(command)}")
+        return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", "\n".join(lines)]
+
+    def _volume(self, sandbox: Sandbox, volume: Json) -> Path:
+        if "image" in volume:
+            return self._images[volume["image"]["reference"]].root
+        path: Path = sandbox.folder / "volumes" / volume["name"]
+        return path
+
+
+def _devices(root: Path) -> list[str]:
+    dev = f"{root}/dev"
+    made = [f"touch {dev}/{name} && mount --bind /dev/{name} {dev}/{name}" for name in _DEVICES]
+    shared = [f"mkdir -p -m 1777 {dev}/shm", f"chmod 1777 {dev}/shm"]
+    # /dev/shm of the pod is mounted before; it is this tmpfs here.
+    return [f"mount -t tmpfs -o mode=755 none {dev}", *made, *shared, f"ln -s /proc/self/fd {dev}/fd"]
+
+
+@dataclass(frozen=True)
+class RootContainer:
+    """`unshare`, whose child is the container's first process; all of it ends with that."""
+
+    process: asyncio.subprocess.Process
+    sandbox: Sandbox
+
+    async def wait(self) -> Exit:
+        code = await self.process.wait()
+        GUARD.ended(self.process.pid)
+        message, file = "", self.sandbox.folder / "own" / "termination-log"
+        if file.exists():
+            message = file.read_text(errors="replace")[:4096]
+        return Exit(code if code >= 0 else 128 - code, message)
+
+    def ask_to_stop(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        with suppress(OSError):
+            for child in children.read_text().split():
+                os.kill(int(child), number)
