@@ -27,7 +27,7 @@ FROM build AS operator-build
 COPY operator /src/operator
 # Only kubeconfigs need the package `kubernetes` (132 MB with what it needs): a pod has its ServiceAccount. rich needs
 # pygments (10 MB) for source code, which nothing shows here.
-RUN /opt/pip/bin/pip install /src/operator \
+RUN /opt/pip/bin/pip install '/src/operator[controller]' \
     && /opt/pip/bin/pip uninstall --yes kubernetes websocket-client requests requests-oauthlib oauthlib durationpy \
         python-dateutil six urllib3 certifi charset-normalizer pygments
 

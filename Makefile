@@ -10,10 +10,10 @@ export PATH := $(abspath $(BIN)):$(PATH)
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.installed: requirements-dev.txt operator/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
+$(VENV)/.installed: requirements-dev.txt operator/pyproject.toml sdk/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --upgrade pip
-	$(BIN)/pip install -qq -e operator -e 'worker_image[examples]' -r requirements-dev.txt
+	$(BIN)/pip install -qq -e 'operator[controller]' -e sdk -e 'worker_image[examples]' -r requirements-dev.txt
 	@touch $@
 
 $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed

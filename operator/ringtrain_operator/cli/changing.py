@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import click
 
-from ..cluster.api.resources import JOBS
+from ..client.errors import JobEnded
+from ..client.runs import AsyncClient, AsyncRun
 from ..errors import OperatorError
-from .session import ClusterOptions, Session, cluster_options, complete_job, with_session
+from .session import ClusterOptions, cluster_options, complete_job, with_client
 
 
 def _jobs_command(action: Callable[[tuple[str, ...], ClusterOptions], None]) -> click.Command:
@@ -20,41 +21,37 @@ def _jobs_command(action: Callable[[tuple[str, ...], ClusterOptions], None]) -> 
 @_jobs_command
 def delete(names: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Delete the jobs, and with them their pods; volumes stay."""
-
-    async def work(session: Session) -> None:
-        for name in names:
-            await session.api.delete(JOBS, session.namespace, name)
-            click.echo(f"{session.namespace}/{name} deleted")
-
-    with_session(cluster, work)
+    _each(cluster, names, AsyncRun.delete, "deleted")
 
 
 @_jobs_command
 def suspend(names: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Take the jobs' pods away until they are resumed; they go on from their checkpoints."""
-    _set_suspend(cluster, names, True)
+    _each(cluster, names, AsyncRun.suspend, "suspended")
 
 
 @_jobs_command
 def resume(names: tuple[str, ...], cluster: ClusterOptions) -> None:
     """Let suspended jobs run again."""
-    _set_suspend(cluster, names, False)
+    _each(cluster, names, AsyncRun.resume, "resumed")
 
 
-def _set_suspend(cluster: ClusterOptions, names: tuple[str, ...], suspended: bool) -> None:
-    async def work(session: Session) -> None:
-        from ..client.following import ENDED, state_of
+def _each(
+    cluster: ClusterOptions, names: tuple[str, ...], change: Callable[[AsyncRun], Awaitable[None]], done: str
+) -> None:
+    """Change each job and say so. Those that have ended are told at the end; any other refusal ends it."""
 
+    async def work(client: AsyncClient) -> None:
         ended = []
         for name in names:
-            state = state_of(await session.api.get(JOBS, session.namespace, name))
-            if state in ENDED:
-                ended.append(f"{session.namespace}/{name} has ended ({state}); submit it anew to run it again")
+            try:
+                run = await client.of(name)
+                await change(run)
+            except JobEnded as exc:
+                ended.append(str(exc))
                 continue
-            patch = {"spec": {"runPolicy": {"suspend": suspended}}}
-            await session.api.patch(JOBS, session.namespace, name, patch)
-            click.echo(f"{session.namespace}/{name} {'suspended' if suspended else 'resumed'}")
+            click.echo(f"{run.namespace}/{run.name} {done}")
         if ended:
             raise OperatorError("\n".join(ended))
 
-    with_session(cluster, work)
+    with_client(cluster, work)

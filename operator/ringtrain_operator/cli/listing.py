@@ -7,10 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from ringtrain_operator.cluster.api.resources import JOBS
-from ringtrain_operator.local.kept import kept_runs
-
-from .session import RUNS, ClusterOptions, Json, Session, local_or_cluster_options, with_session
+from .session import ClusterOptions, Json, local_or_cluster_options, with_client
 
 
 @click.command("list")
@@ -19,10 +16,7 @@ from .session import RUNS, ClusterOptions, Json, Session, local_or_cluster_optio
 @local_or_cluster_options
 def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None) -> None:
     """List jobs with their state and progress."""
-    if cluster is None:
-        jobs = [run.job for run in kept_runs(RUNS)]
-    else:
-        jobs = with_session(cluster, lambda session: _read(session, all_namespaces))
+    jobs = with_client(cluster, lambda client: client.backend.select(everywhere=all_namespaces))
     if output == "json":
         click.echo(json.dumps(jobs, indent=2))
     elif output == "name":
@@ -30,10 +24,6 @@ def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None)
             click.echo(job["metadata"]["name"])
     else:
         _print_table(jobs, all_namespaces)
-
-
-async def _read(session: Session, all_namespaces: bool) -> list[Json]:
-    return await session.api.select(JOBS, None if all_namespaces else session.namespace)
 
 
 def _print_table(jobs: list[Json], with_namespace: bool) -> None:

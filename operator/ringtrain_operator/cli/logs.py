@@ -7,10 +7,20 @@ from contextlib import aclosing
 
 import click
 
+from ..client.launcher_output import Wanted
 from ..client.pod_logs import WantedPod, read_pod
-from ..local.kept import log_lines, pod_lines
+from ..client.runs import AsyncClient
+from ..local.kept import pod_lines
 from .failures import errors_reported
-from .session import RUNS, ClusterOptions, Session, job_argument, local_or_cluster_options, with_session
+from .session import (
+    RUNS,
+    ClusterOptions,
+    Session,
+    job_argument,
+    local_or_cluster_options,
+    with_client,
+    with_session,
+)
 
 
 @click.command()
@@ -56,24 +66,15 @@ def logs(
             raise click.UsageError("give one of --rank/--attempt, --data-worker and --evaluator")
         _pod_logs(WantedPod(name, data_worker, follow, tail), cluster)
         return
-    if cluster is None:
-        _refuse_follow(follow)
-        with errors_reported():
-            sys.stdout.buffer.writelines(log_lines(RUNS, name, rank, attempt, tail))
-            sys.stdout.buffer.flush()
-        return
+    wanted = Wanted(name, rank, attempt, follow, tail)
 
-    async def work(session: Session) -> None:
-        from ..client.cluster_logs import read_attempts
-        from ..client.launcher_output import Wanted
-
-        wanted = Wanted(name, rank, attempt, follow, tail)
-        async with aclosing(read_attempts(session, wanted)) as chunks:
+    async def work(client: AsyncClient) -> None:
+        async with aclosing(client.backend.logs(wanted)) as chunks:
             async for chunk in chunks:
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
 
-    with_session(cluster, work)
+    with_client(cluster, work)
 
 
 def _pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:

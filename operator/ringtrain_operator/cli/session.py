@@ -8,16 +8,18 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from ringtrain_operator.cluster.api.resources import JOBS
-
 from ..client.session import Json as Json
 from ..client.session import Session as Session
 from .failures import errors_reported
+
+if TYPE_CHECKING:
+    from ..client.backends import Backend
+    from ..client.runs import AsyncClient
 
 # Where `dtj local` keeps its runs unless told otherwise.
 RUNS = Path("runs")
@@ -83,16 +85,40 @@ def with_session(options: ClusterOptions, work: Callable[[Session], Awaitable[T]
         return asyncio.run(run())
 
 
+def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """The result of `work` on the chosen cluster, None: on the runs of this directory. Refusals as above."""
+    from ..client.backends import ClusterBackend
+    from ..client.local_backend import LocalBackend
+    from ..client.runs import AsyncClient
+
+    def backend() -> Backend:
+        if options is None:
+            return LocalBackend(RUNS)
+        return ClusterBackend(
+            options.namespace,
+            context=options.context,
+            kubeconfig=options.kubeconfig,
+            user_agent="dtj",
+            tell=functools.partial(click.echo, err=True),
+        )
+
+    async def run() -> T:
+        async with AsyncClient(backend()) as client:
+            return await work(client)
+
+    with errors_reported():
+        return asyncio.run(run())
+
+
 def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the jobs in the chosen namespace; nothing if the cluster cannot be asked."""
 
-    async def names(session: Session) -> list[str]:
-        jobs = await session.api.select(JOBS, session.namespace)
-        return [job["metadata"]["name"] for job in jobs]
+    async def names(client: AsyncClient) -> list[str]:
+        return [run.name for run in await client.list()]
 
     try:
         given = {field.name: ctx.params.get(field.name) or "" for field in fields(ClusterOptions)}
-        found = with_session(ClusterOptions(**given), names)
+        found = with_client(ClusterOptions(**given), names)
     except Exception:  # a shell that completes must not be disturbed, whatever is wrong with the cluster
         return []
     return [CompletionItem(name) for name in found if name.startswith(incomplete)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from ringtrain_operator import contract
@@ -12,6 +12,7 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, NotFound
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
+Json = dict[str, Any]
 ENDED = ("Succeeded", "Failed")
 
 
@@ -20,35 +21,26 @@ def state_of(job: dict[str, Any]) -> str:
     return str((job.get("status") or {}).get("state") or "Pending")
 
 
-@dataclass(frozen=True)
-class End:
-    """How a job ended: `Succeeded`, `Failed` or `Deleted`, and why it failed."""
-
-    state: str
-    why: str = ""
-
-
-def _end_of(job: dict[str, Any]) -> End:
-    conditions = (job.get("status") or {}).get("conditions") or []
-    failed = next((c for c in conditions if c["type"] == "Failed" and c["status"] == "True"), None)
-    return End(state_of(job), f"{failed['reason']}: {failed.get('message', '')}" if failed else "")
-
-
-async def until_ended(api: ApiClient, namespace: str, name: str) -> End:
-    """How the job ended, `Deleted` if it is gone."""
+async def changes_of(api: ApiClient, namespace: str, name: str) -> AsyncGenerator[Json, None]:
+    """The job as it is now, and after each change, over dropped connections; ends when that job is gone."""
+    uid: str | None = None
     while True:
         try:
             job = await api.get(JOBS, namespace, name)
         except NotFound:
-            return End("Deleted")
-        if state_of(job) in ENDED:
-            return _end_of(job)
+            return
+        uid = uid or job["metadata"]["uid"]
+        if job["metadata"]["uid"] != uid:
+            return
+        yield job
         try:
             async with aclosing(api.watch(JOBS, namespace, since=job["metadata"]["resourceVersion"])) as events:
                 async for event in events:
-                    of_it = event["object"]["metadata"].get("name") == name  # bookmarks have none
-                    if of_it and (event["type"] == "DELETED" or state_of(event["object"]) in ENDED):
-                        break
+                    if event["object"]["metadata"].get("uid") != uid:  # bookmarks have none
+                        continue
+                    if event["type"] == "DELETED":
+                        return
+                    yield event["object"]
         except ApiError:
             await asyncio.sleep(1.0)  # the API server is away, or history is gone: read again
 

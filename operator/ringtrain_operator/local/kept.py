@@ -76,15 +76,10 @@ def newest_run(runs: Path, name: str) -> Run:
     raise NoSuchRun(f"{runs.resolve()} has no run of {name}; jobs that `dtj local` has run there: {names}")
 
 
-def log_lines(runs: Path, name: str, rank: int | None, attempt: int | None, tail: int | None) -> Iterator[bytes]:
-    """The lines of the log of the newest run of `name`, byte for byte, or the last `tail` of them. Raises
-    NoSuchRun.
-    """
-    yield from _lines(newest_run(runs, name).log(rank, attempt), tail)
-
-
 def pod_lines(runs: Path, name: str, pod: str, tail: int | None) -> Iterator[bytes]:
-    """The same of a pod's own output, of all processes that it was. Raises NoSuchRun."""
+    """The lines that a pod of the newest run of `name` wrote, byte for byte, of all processes that it was, or the
+    last `tail` of them. Raises NoSuchRun.
+    """
     yield from _lines(newest_run(runs, name).pod_log(pod), tail)
 
 

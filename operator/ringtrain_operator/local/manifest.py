@@ -29,16 +29,20 @@ def load_job(path: Path) -> dict[str, Any]:
     if len(jobs) > 1:
         names = ", ".join(str((job.get("metadata") or {}).get("name")) for job in jobs)
         raise ManifestUnreadable(f"{path}: holds {len(jobs)} jobs ({names}); give the one to run its own file")
-    job = jobs[0]
+    return as_stored(jobs[0])
+
+
+def as_stored(job: dict[str, Any]) -> dict[str, Any]:
+    """The job of a manifest as an API server would hold it. Raises SpecInvalid."""
     parsed = parse_job(job)
-    job["metadata"] = {
+    metadata = {
         **job["metadata"],
         "namespace": parsed.namespace,
         "uid": str(uuid.uuid4()),
         "generation": 1,
         "creationTimestamp": format_time(datetime.now(UTC)),
     }
-    return job
+    return {**job, "metadata": metadata}
 
 
 @dataclass

@@ -16,6 +16,7 @@ from ..spec.parse import parse_job
 from ..status.counts import counted
 from ..status.model import JobStatus
 from .cluster import LocalCluster
+from .detached import driving
 from .driver import Display, Driver
 from .kept import Tail, keep_job
 from .live import LiveDisplay
@@ -35,14 +36,14 @@ def run_local(manifest: Path, runs: Path, plain: bool, output: bool) -> tuple[Jo
     job = load_job(manifest)
     file = ManifestFile(manifest)
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    run_dir = _new_directory(runs, name)
+    run_dir = new_directory(runs, name)
     spec = parse_job(job).spec
     world = f"{counted(spec.worker.replicas, 'worker')} x {counted(spec.slots, 'rank')}"
     print(wrapped(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True)
     tail = Tail(run_dir / "logs" / namespace / name) if output else None
     runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
     try:
-        with _display(plain, tail) as display:
+        with driving(run_dir), _display(plain, tail) as display:
             status = Driver(LocalCluster(job, runner, keep=partial(keep_job, run_dir)), display, file).run()
     except KeyboardInterrupt:
         stopping = f"stopping: waiting for the ranks to end, for at most {CLOSING_GRACE_S:g} s; once more: at once"
@@ -64,7 +65,7 @@ def _display(plain: bool, tail: Tail | None) -> Iterator[Display]:
         yield LiveDisplay(live, tail)
 
 
-def _new_directory(runs: Path, name: str) -> Path:
+def new_directory(runs: Path, name: str) -> Path:
     """`runs/NAME-TIME`, a number added when it is taken."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{number}" for number in range(2, 1000))):

@@ -16,23 +16,30 @@ ApiError
     └── VersionAhead  504: history has not reached that resource version
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringtrain_operator.errors import OperatorError
 
 
 class ApiError(OperatorError):
-    """A request failed; `message` holds the API server's own words."""
+    """A request failed; `message` holds the API server's own words, `fields` what it says of each field."""
 
     def __init__(
-        self, message: str, *, code: int = 0, reason: str = "", retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        code: int = 0,
+        reason: str = "",
+        retry_after_s: float | None = None,
+        fields: Sequence[tuple[str, str]] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.fields = tuple(fields)
 
 
 class Unreachable(ApiError):
@@ -107,4 +114,5 @@ def error_of(code: int, status: Mapping[str, Any], retry_after_s: float | None) 
         kind = AlreadyExists
     elif any(cause.get("reason") == "ResourceVersionTooLarge" for cause in causes):
         kind = VersionAhead
-    return kind(message, code=code, reason=reason, retry_after_s=retry_after_s)
+    fields = [(str(c["field"]), str(c.get("message") or "")) for c in causes if c.get("field")]
+    return kind(message, code=code, reason=reason, retry_after_s=retry_after_s, fields=fields)

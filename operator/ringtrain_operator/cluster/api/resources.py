@@ -24,6 +24,7 @@ class Resource:
 
 JOBS = Resource(contract.API_VERSION, contract.KIND, contract.PLURAL)
 PODS = Resource("v1", "Pod", "pods")
+CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 SECRETS = Resource("v1", "Secret", "secrets")
 SERVICES = Resource("v1", "Service", "services")
 SERVICE_ACCOUNTS = Resource("v1", "ServiceAccount", "serviceaccounts")

@@ -90,9 +90,11 @@ def test_what_is_not_there(folder: Path, words: tuple[str, ...], expected: str) 
     assert expected in result.stderr
 
 
-def test_what_only_a_cluster_can(folder: Path) -> None:
-    """Following a run that is over would end at once: what shows output as it comes is named."""
-    assert "dtj local --output" in dtj("logs", "digits", "--follow").stderr
+def test_following_a_run_that_is_over(folder: Path) -> None:
+    """Ends with it. A pod beside the ranks cannot be followed: what shows output as it comes is named."""
+    assert dtj("logs", "digits", "--follow").stdout == "[0] a2\n[1] b\n"
+    assert "0 to 1" in dtj("logs", "digits", "--follow", "--rank", "2").stderr
+    assert "dtj local --output" in dtj("logs", "digits", "--follow", "--evaluator").stderr
 
 
 def test_a_cluster_that_is_named_is_asked(folder: Path) -> None:

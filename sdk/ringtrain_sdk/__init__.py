@@ -1,0 +1,49 @@
+"""Start, watch and end distributed training jobs from Python, on a cluster or on this machine.
+
+    from ringtrain_sdk import Client, LocalBackend
+    with Client(LocalBackend()) as client:
+        run = client.train("train.py", workers=2)
+        run.wait()
+
+`AsyncClient` has the same methods as coroutines.
+"""
+
+from ringtrain_operator.client.backends import Backend, ClusterBackend
+from ringtrain_operator.client.blocking import Client, Run, Runs
+from ringtrain_operator.client.errors import DriverLost, JobEnded, JobFailed, ScriptUnusable, Timeout
+from ringtrain_operator.client.local_backend import LocalBackend
+from ringtrain_operator.client.runs import AsyncClient, AsyncRun, Options
+from ringtrain_operator.client.views import Snapshot, Why
+from ringtrain_operator.cluster.api.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unreachable
+from ringtrain_operator.errors import OperatorError as RingtrainError
+from ringtrain_operator.errors import SpecInvalid as Invalid
+from ringtrain_operator.status.model import Failure, JobStatus, Progress
+
+__all__ = [
+    "AlreadyExists",
+    "ApiError",
+    "AsyncClient",
+    "AsyncRun",
+    "Backend",
+    "Client",
+    "ClusterBackend",
+    "DriverLost",
+    "Failure",
+    "Forbidden",
+    "Invalid",
+    "JobEnded",
+    "JobFailed",
+    "JobStatus",
+    "LocalBackend",
+    "NotFound",
+    "Options",
+    "Progress",
+    "RingtrainError",
+    "Run",
+    "Runs",
+    "ScriptUnusable",
+    "Snapshot",
+    "Timeout",
+    "Unreachable",
+    "Why",
+]
