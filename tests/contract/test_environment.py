@@ -26,9 +26,11 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.mpi.implementation import Implementation
 from ringtrain.mpi.settings import read_mpi
+from ringtrain.page.access import Access
 from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.world.config import WorkerConfig
 from ringtrain_operator import build
+from ringtrain_operator.observe import pods
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
 
@@ -79,6 +81,20 @@ def test_a_launcher_reads_what_is_built_for_it(tmp_path: Path) -> None:
     assert (config.port, config.status_port) == (7350, 7351)
     assert config.log_root == Path("/var/log/ringtrain")
     assert config.secrets.tls is not None
+    assert not config.writes_report
+
+
+def test_a_launcher_is_asked_for_a_report(tmp_path: Path) -> None:
+    """From spec.logs.report."""
+    pod = build.build_launcher_pod(parsed(logs={"report": True}), 1)
+    assert LauncherConfig.from_env(environment(pod, tmp_path)).writes_report
+
+
+def test_both_sides_make_the_same_token_of_the_page(tmp_path: Path) -> None:
+    """dtj computes from the launcher's pod what the launcher asks for."""
+    pod = build.build_launcher_pod(parsed(), 1)
+    config = LauncherConfig.from_env(environment(pod, tmp_path))
+    assert Access(config.page_secrets, "uid").has(pods.page_token(pods.status_token(pod)))
 
 
 def test_ranks_encrypt_with_what_is_built(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
             contract.ENV_STATUS_PORT: str(contract.PORT_STATUS),
             contract.ENV_STATUS_TOKEN: status_token,
             contract.ENV_LOG_DIR: contract.LOG_DIR,
+            **({contract.ENV_LOG_REPORT: "1"} if job.spec.logs.report else {}),
             ENV_NVIDIA_VISIBLE_DEVICES: "void",
             **_bounds(job, formation),
         }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ..contract import KIND, LABEL_ROLE, ROLE_LAUNCHER
+from ..contract import ENV_LOG_REPORT, ENV_STATUS_TOKEN, KIND, LABEL_ROLE, ROLE_LAUNCHER
 from ..observe.model import LauncherReport, ObjectRef, Observed, PodView
 from ..observe.pods import read_report, status_token, view_pod
 from ..plan import Plan
@@ -29,13 +29,15 @@ STATUS_TIMEOUT_S = 1.0
 class LocalCluster:
     """The API server's part: holds the job and its objects, hands pods to the runner.
 
-    `keep` is given the job whenever its status changes.
+    `keep` is given the job whenever its status changes. `page_secret`: of all its launchers, so that one link
+    shows all attempts.
     """
 
     job: dict[str, Any]
     runner: ProcessRunner
     objects: dict[ObjectRef, dict[str, Any]] = field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] = lambda _: None
+    page_secret: str = ""
     _told: tuple[int, dict[str, int], datetime | None] | None = None
     _started: dict[int, int] = field(default_factory=dict)
     _gone: dict[int, int] = field(default_factory=dict)
@@ -75,9 +77,19 @@ class LocalCluster:
 
     def _create(self, obj: Pod) -> None:
         if obj["kind"] == "Pod":
+            if obj["metadata"]["labels"].get(LABEL_ROLE) == ROLE_LAUNCHER:
+                obj = self._launcher(obj)
             self.runner.start(obj, self._secrets())
             return
         self.objects[ObjectRef(obj["kind"], obj["metadata"]["name"])] = obj
+
+    def _launcher(self, pod: Pod) -> Pod:
+        """`pod` with what a launcher on this machine is told beside: that it writes the attempt as a page."""
+        more = {ENV_LOG_REPORT: "1", **({ENV_STATUS_TOKEN: self.page_secret} if self.page_secret else {})}
+        first, *others = pod["spec"]["containers"]
+        env = [entry for entry in first.get("env") or () if entry["name"] not in more]
+        env += [{"name": name, "value": value} for name, value in more.items()]
+        return {**pod, "spec": {**pod["spec"], "containers": [{**first, "env": env}, *others]}}
 
     def _secrets(self) -> dict[str, dict[str, bytes]]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from ..observe.pods import page_token
 from ..spec.parse import parse_job
 from ..status.counts import counted
 from ..status.model import JobStatus
@@ -27,11 +29,14 @@ from .summary import Results, read_results
 from .telling import wrapped
 
 
-def run_local(manifest: Path, runs: Path, plain: bool, output: bool) -> tuple[JobStatus, Results]:
+def run_local(
+    manifest: Path, runs: Path, plain: bool, output: bool, ui: bool = False
+) -> tuple[JobStatus, Results]:
     """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
 
-    `plain`: lines are shown meanwhile, no panel. `output`: what the ranks write is shown, too. Raises
-    ManifestUnreadable or SpecInvalid before anything is started.
+    `plain`: lines are shown meanwhile, no panel. `output`: what the ranks write is shown, too.
+    `ui`: the link to the job's page is shown first. Raises ManifestUnreadable or SpecInvalid before anything is
+    started.
     """
     job = load_job(manifest)
     file = ManifestFile(manifest)
@@ -42,9 +47,14 @@ def run_local(manifest: Path, runs: Path, plain: bool, output: bool) -> tuple[Jo
     print(wrapped(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True)
     tail = Tail(run_dir / "logs" / namespace / name) if output else None
     runner = ProcessRunner(run_dir, claims_dir=runs / "claims")
+    page_secret = secrets.token_hex(32) if ui else ""
+    if ui:
+        address = runner.status_url.removesuffix("status")
+        print(f"page: {address}?token={page_token(page_secret)}", flush=True)
+    cluster = LocalCluster(job, runner, keep=partial(keep_job, run_dir), page_secret=page_secret)
     try:
         with driving(run_dir), _display(plain, tail) as display:
-            status = Driver(LocalCluster(job, runner, keep=partial(keep_job, run_dir)), display, file).run()
+            status = Driver(cluster, display, file).run()
     except KeyboardInterrupt:
         stopping = f"stopping: waiting for the ranks to end, for at most {CLOSING_GRACE_S:g} s; once more: at once"
         print(wrapped(stopping, Console()), flush=True)

@@ -75,6 +75,8 @@ def _rows_of(status: JobStatus, results: Results) -> Iterator[tuple[str, str, st
         yield "took", f"{took}, {counted(status.attempt, 'attempt')}", ""
     if results.logs is not None:
         yield "logs", str(results.logs), ""
+        if (report := results.logs / "report.html").is_file():
+            yield "report", str(report), ""
 
 
 def _print_failure(console: Console, failure: Failure) -> None:

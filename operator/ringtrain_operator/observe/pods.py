@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import math
 import re
@@ -102,6 +104,11 @@ def status_token(pod: Mapping[str, Any]) -> str:
     containers = (pod.get("spec") or {}).get("containers") or [{}]
     given = {e.get("name"): e.get("value") for e in containers[0].get("env") or ()}
     return str(given.get(contract.ENV_STATUS_TOKEN) or "")
+
+
+def page_token(secret: str) -> str:
+    """The token of the page of a launcher whose /status asks for `secret` (docs/contract.md)."""
+    return hmac.new(secret.encode(), b"ringtrain page", hashlib.sha256).hexdigest()
 
 
 def read_report(raw: Mapping[str, Any]) -> LauncherReport:

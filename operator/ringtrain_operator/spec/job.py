@@ -43,6 +43,10 @@ class Logs(SpecModel):
         default=None, description="Claim that only the launcher mounts; ReadWriteOnce is enough."
     )
     empty_dir: EmptyDir | None = Field(default=None, description="An emptyDir's own fields, such as sizeLimit.")
+    report: bool = Field(
+        default=False,
+        description="The launcher ends each attempt by writing it as one HTML page, report.html, beside its logs.",
+    )
 
     RULES = (
         Rule(

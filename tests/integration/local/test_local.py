@@ -27,12 +27,17 @@ def holds(local: Local) -> bool:
 
 
 def test_digits(start: Start) -> None:
-    """The digits job ends with its test accuracy, the path of its logs and exit code 0."""
-    output = start("python", "examples/digits/train.py", "--epochs", "12", slotsPerWorker=2).finish(0)
+    """The digits job ends with its test accuracy, the paths of its logs and of its page, and exit code 0."""
+    run = start("python", "examples/digits/train.py", "--epochs", "12", slotsPerWorker=2)
+    output = run.finish(0)
     accuracy = re.search(r"test accuracy +(\d+\.\d+) %", output)
     assert accuracy is not None, output
     assert float(accuracy.group(1)) > 90
     assert re.search(r"^logs +\S+/logs/default/t/1$", output, re.MULTILINE)
+    report = re.search(r"^report +(\S+/logs/default/t/1/report\.html)$", output, re.MULTILINE)
+    assert report is not None, output
+    (page,) = run.directory.rglob("report.html")
+    assert '"name":"loss"' in page.read_text()
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)

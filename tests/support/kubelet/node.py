@@ -56,7 +56,7 @@ class Kubelet:
         self._names: dict[tuple[str, str], str] = {}
         self._addresses: dict[tuple[str, str], str] = {}
         self._block = AddressBlock()
-        self._server = NodeServer(self._log_of, self._start_beside, folder, log_keeps)
+        self._server = NodeServer(self._log_of, self._start_beside, folder, log_keeps, self._known_address)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> "Kubelet":
@@ -139,6 +139,9 @@ class Kubelet:
         if life is None:
             return None
         return life[0].folder / "container.log", lambda: not life[0].exited
+
+    def _known_address(self, namespace: str, name: str) -> str | None:
+        return self._addresses.get((namespace, name))
 
     async def _start_beside(self, namespace: str, name: str, command: Sequence[str]) -> Beside | None:
         life = self._lives.get(self._names.get((namespace, name), ""))

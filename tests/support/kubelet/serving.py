@@ -15,18 +15,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from support.kubelet.execs import Start, serve_exec
+from support.kubelet.forwards import Address, serve_forward
 
 Find = Callable[[str, str], tuple[Path, Callable[[], bool]] | None]
 
 
 class NodeServer:
-    """`/containerLogs/NAMESPACE/POD/CONTAINER` and `/exec/…` over HTTPS.
+    """`/containerLogs/NAMESPACE/POD/CONTAINER` and `/exec/…` over HTTPS, and `/portForward/NAMESPACE/POD`.
 
-    `find`: a pod's log file, and whether it grows. `start`: runs a command beside a pod's container. `keeps`: of a
-    longer log only about the newest so many bytes are served, from the begin of a line on.
+    `address`: that of a pod. `find`: a pod's log file, and whether it grows. `start`: runs a command beside a
+    pod's container. `keeps`: of a longer log only about the newest so many bytes are served, from the begin of a
+    line on.
     """
 
-    def __init__(self, find: Find, start: Start, folder: Path, keeps: int) -> None:
+    def __init__(self, find: Find, start: Start, folder: Path, keeps: int, address: Address) -> None:
+        self._address = address
         self._keeps = keeps
         self._find = find
         self._start_beside = start
@@ -37,6 +40,7 @@ class NodeServer:
         """Listen on a free port of loopback."""
         app = web.Application()
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._answer)
+        app.router.add_get("/portForward/{namespace}/{pod}", self._forward)
         app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
@@ -46,6 +50,9 @@ class NodeServer:
     async def close(self) -> None:
         """Stop listening."""
         await self._runner.cleanup()
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        return await serve_forward(request, self._address)
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         return await serve_exec(request, self._start_beside)

@@ -27,7 +27,7 @@ def report(directory: Path, attempt: int | None, output: Path | None) -> None:
         files = find_attempt(directory, attempt)
     except LogMissing as exc:
         raise click.ClickException(str(exc)) from exc
-    place = output or files.directory / "report.html"
+    place = output or files.report
     try:
         place.write_text(page(summarize(files)), encoding="utf-8")
     except OSError as exc:

@@ -36,6 +36,7 @@ class LauncherConfig(PodSettings):
     node: str
     mpi: MpiSettings | None = None
     status_token: str = ""
+    writes_report: bool = False
     elastic: ElasticSettings | None = None
     data_workers: int = 0
     data_kind: str = contract.DATA_KINDS[0]
@@ -105,6 +106,7 @@ class LauncherConfig(PodSettings):
             status_port=read.port(contract.ENV_STATUS_PORT, contract.PORT_STATUS),
             ports_held=read.optional(contract.ENV_PORTS_HELD) == "1",
             status_token=read.optional(contract.ENV_STATUS_TOKEN) or "",
+            writes_report=read.optional(contract.ENV_LOG_REPORT) == "1",
             log_root=Path(read.text(contract.ENV_LOG_DIR, contract.LOG_DIR)),
             pod=read.text(contract.ENV_POD_NAME, "launcher"),
             node=read.optional(contract.ENV_NODE_NAME) or "",

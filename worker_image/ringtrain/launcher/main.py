@@ -29,7 +29,7 @@ from ringtrain.launcher.http import StatusServer
 from ringtrain.launcher.live_page import LivePage
 from ringtrain.launcher.mpi.job import MpiJob
 from ringtrain.launcher.mpi.verdict import decide_mpi
-from ringtrain.launcher.outcome import repeat_outcome, write_outcome
+from ringtrain.launcher.outcome import leave_report, repeat_outcome, write_outcome
 from ringtrain.launcher.page_server import PageServer
 from ringtrain.launcher.progress import follow_reports, say_total
 from ringtrain.launcher.service import CoordinatorService, DataWorkersService
@@ -88,6 +88,8 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         write_outcome(files, verdict, message)
         write_termination_message(config.termination, message)
         launcher.release(verdict)
+        if config.writes_report:
+            leave_report(files, snapshot.metrics)
     return verdict.exit_code
 
 

@@ -8,6 +8,8 @@ from ringtrain.control.model import Verdict
 from ringtrain.control.termination import write_termination_message
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.logs.layout import AttemptFiles
+from ringtrain.page.metrics import Metrics
+from ringtrain.page.summary import write_report
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +25,22 @@ def write_outcome(files: AttemptFiles, verdict: Verdict, message: bytes) -> None
         log.error("a launcher that is started again will not know how this attempt ended: %s", exc)
 
 
+def leave_report(files: AttemptFiles, metrics: Metrics | None = None) -> None:
+    """Write the attempt as a page beside its logs; a full disk changes nothing of how the attempt ended."""
+    try:
+        write_report(files, metrics)
+    except OSError as exc:
+        log.error("%s could not be written: %s", files.report, exc)
+    else:
+        log.info("the attempt as a page: %s", files.report)
+
+
 def repeat_outcome(config: LauncherConfig, files: AttemptFiles) -> int:
     """Say again how this attempt ended, in the termination message; returns the exit code."""
     document = json.loads(files.outcome.read_text())
     message = json.dumps(document["message"], separators=(",", ":"), ensure_ascii=False).encode()
     write_termination_message(config.termination, message)
+    if config.writes_report and not files.report.exists():
+        leave_report(files)
     log.info("attempt %d is over already: %s", config.job.attempt, document["message"]["outcome"])
     return int(document["exitCode"])

@@ -1,6 +1,7 @@
 """What the page of a run shows, read from the files that its launcher has kept."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -9,14 +10,25 @@ from typing import Any
 from ringtrain.logs.events import read_events
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.reading import read_from, read_outcome, tail_position
+from ringtrain.page.document import page
 from ringtrain.page.metrics import Metrics
 
 LOG_LINES = 5000
 
 
-def summarize(files: AttemptFiles) -> dict[str, Any]:
-    """Everything about the job of `files`, as JSON: of all its attempts in short, and of this attempt in full."""
-    metrics = _read_metrics(files)
+def write_report(files: AttemptFiles, metrics: Metrics | None = None) -> None:
+    """Write the attempt of `files` as one page beside its logs; `metrics`: if they are known already. OSError."""
+    draft = files.report.with_suffix(".tmp")
+    draft.write_text(page(summarize(files, metrics)), encoding="utf-8", errors="replace")
+    os.replace(draft, files.report)
+
+
+def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, Any]:
+    """Everything about the job of `files`, as JSON: of all its attempts in short, and of this attempt in full.
+
+    `metrics`: of this attempt, if they are known already.
+    """
+    metrics = metrics or _read_metrics(files)
     outcome = read_outcome(files)
     return {
         "job": files.directory.parent.name,

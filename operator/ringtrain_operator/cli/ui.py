@@ -1,0 +1,41 @@
+"""`dtj ui JOB`: the job's page in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from ..client.page import serving_page
+from ..errors import OperatorError
+from .session import ClusterOptions, Session, cluster_options, job_argument, with_session
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port of this machine [default: a free one]."
+)
+@click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
+@cluster_options
+def ui(name: str, port: int, opens: bool, cluster: ClusterOptions) -> None:
+    """Print the link to the job's page, and hold the connection to its launcher until Ctrl-C.
+
+    The link works on this machine, for who has it, and as long as this command runs; it shows the attempts that
+    follow, too. Needs the right to pods/portforward, which Kubernetes' roles edit and admin have.
+    """
+
+    async def hold(session: Session) -> None:
+        try:
+            async with serving_page(session, name, port) as link:
+                click.echo(link)
+                if opens:
+                    click.launch(link)
+                await asyncio.Event().wait()
+        except OSError as exc:
+            raise OperatorError(f"--port {port} cannot be listened on: {exc.strerror or exc}") from exc
+
+    try:
+        with_session(cluster, hold)
+    except KeyboardInterrupt:
+        click.echo("the page is no longer forwarded", err=True)

@@ -1,0 +1,101 @@
+"""The page of a job's launcher, on a port of this machine, over all its attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from .. import contract
+from ..cluster.api.errors import ApiError, NotFound
+from ..cluster.api.forward import Ends, port_forward
+from ..cluster.api.resources import JOBS, PODS
+from ..observe.pods import page_token, status_token
+from .session import Session
+
+_MOST_HEAD = 16 << 10
+_HEAD_S = 10.0
+_REFUSED = (
+    "HTTP/1.0 401 Unauthorized\r\nContent-Type: text/plain\r\n\r\nthis page asks for the token in its link\n"
+)
+_TOKEN = re.compile(rb"\b[0-9a-f]{64}\b")
+
+
+@dataclass
+class _Forward:
+    """Passes requests on to the launcher that runs now. A request needs a token that was given out: the link's, or
+    that of a launcher, in its cookie. The present launcher's takes its place."""
+
+    session: Session
+    name: str
+    link_token: str = field(default_factory=lambda: secrets.token_hex(32))
+    _given: set[bytes] = field(default_factory=set)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection."""
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_S)
+                await self._pass_on(head, Ends(reader, writer))
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _pass_on(self, head: bytes, ends: Ends) -> None:
+        shown = {
+            token
+            for token in _TOKEN.findall(head)
+            if any(secrets.compare_digest(token, own) for own in (self.link_token.encode(), *self._given))
+        }
+        if not shown:
+            await ends.write(_REFUSED.encode())
+            return
+        try:
+            port, token = await self._launcher()
+            self._given.add(token)
+            for old in shown:
+                head = head.replace(old, token)
+            await port_forward(
+                self.session.api.connection, self.session.namespace, f"{self.name}-launcher", port, head, ends
+            )
+        except ApiError as exc:
+            if not ends.answered:
+                await ends.write(_not_there(self.name, exc).encode())
+
+    async def _launcher(self) -> tuple[int, bytes]:
+        """The port of the present launcher, and its page's token. Raises NotFound where no launcher runs."""
+        pod = await self.session.api.get(PODS, self.session.namespace, f"{self.name}-launcher")
+        if (pod.get("status") or {}).get("phase") != "Running":
+            raise NotFound(f"no launcher of {self.name} runs")
+        env = {entry["name"]: entry.get("value") for entry in pod["spec"]["containers"][0].get("env") or ()}
+        port = int(env.get(contract.ENV_STATUS_PORT) or contract.PORT_STATUS)
+        return port, page_token(status_token(pod)).encode()
+
+
+def _not_there(name: str, why: ApiError) -> str:
+    # Looked for again by itself: a launcher starts, or the next attempt's does.
+    text = f"the launcher of {name} cannot be reached: {why}; this page tries again\n"
+    head = (
+        "HTTP/1.0 503 Service Unavailable",
+        "Content-Type: text/plain",
+        "Refresh: 2",
+        "Cache-Control: no-store",
+    )
+    return "\r\n".join((*head, "", text))
+
+
+@asynccontextmanager
+async def serving_page(session: Session, name: str, port: int = 0) -> AsyncGenerator[str]:
+    """The link to the page of job `name`, which works until this ends. Raises NotFound without that job.
+
+    `port`: of this machine, 0 for a free one.
+    """
+    await session.api.get(JOBS, session.namespace, name)
+    forward = _Forward(session, name)
+    server = await asyncio.start_server(forward.serve, "127.0.0.1", port, limit=_MOST_HEAD)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/?token={forward.link_token}"

@@ -1,0 +1,90 @@
+"""One connection to a port of a pod, as `kubectl port-forward` makes them, over a WebSocket."""
+
+import asyncio
+
+import aiohttp
+
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.errors import Unreachable, error_of
+from ringtrain_operator.cluster.api.resources import PODS
+
+# Channels of the protocol v4.channel.k8s.io: the first byte of every message. Each begins with the port's number.
+_PROTOCOL = "v4.channel.k8s.io"
+_DATA, _ERROR = 0, 1
+_CHUNK = 64 << 10
+
+
+async def port_forward(
+    connection: Connection, namespace: str, pod: str, port: int, first: bytes, ends: "Ends"
+) -> None:
+    """Send `first` to `port` of the pod and then what comes from `ends`, and give it what is answered.
+
+    Returns when one side has ended. Raises Unreachable when the port cannot be had, and the ApiError of a refused
+    request; nothing was answered then.
+    """
+    url = connection.server + PODS.path(namespace, pod, "portforward")
+    try:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=connection.tls or True)) as session,
+            session.ws_connect(
+                url,
+                params={"ports": str(port)},
+                protocols=[_PROTOCOL],
+                headers=connection.headers(),
+                max_msg_size=0,
+            ) as socket,
+        ):
+            await socket.send_bytes(bytes([_DATA]) + first)
+            sending = asyncio.create_task(_send(socket, ends))
+            try:
+                await _receive(socket, ends, f"port {port} of pod {pod}")
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+    except aiohttp.WSServerHandshakeError as exc:
+        said = {"message": f"a forward to port {port} of pod {pod} was refused with {exc.status}"}
+        raise error_of(exc.status, said, None) from exc
+    except (aiohttp.ClientError, TimeoutError, ConnectionError) as exc:
+        raise Unreachable(f"port {port} of pod {pod}: {str(exc) or type(exc).__name__}") from exc
+
+
+class Ends:
+    """The near side of a forward: a connection that was accepted here. `answered`: whether anything came."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.answered = False
+
+    async def read(self) -> bytes:
+        """The next bytes; none at the end."""
+        return await self._reader.read(_CHUNK)
+
+    async def write(self, data: bytes) -> None:
+        """Pass `data` on; returns when the reader has room for more."""
+        self.answered = True
+        self._writer.write(data)
+        await self._writer.drain()
+
+
+async def _send(socket: aiohttp.ClientWebSocketResponse, ends: Ends) -> None:
+    try:
+        while data := await ends.read():
+            await socket.send_bytes(bytes([_DATA]) + data)
+    finally:
+        await socket.close()  # ends the other direction, too: whoever asked is gone
+
+
+async def _receive(socket: aiohttp.ClientWebSocketResponse, ends: Ends, what: str) -> None:
+    begun: set[int] = set()
+    async for message in socket:
+        if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+            continue
+        channel, data = message.data[0], message.data[1:]
+        if channel not in begun:  # its first two bytes are the port's number
+            begun.add(channel)
+            data = data[2:]
+        if channel == _DATA and data:
+            await ends.write(data)
+        elif channel == _ERROR and data and not ends.answered:
+            raise Unreachable(f"{what}: {data.decode(errors='replace').strip()}")

@@ -1,0 +1,53 @@
+"""`dtj local --ui`: the page of a job on this machine."""
+
+import http.cookiejar
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from support.jobs import job
+from support.local import until
+
+PROGRAM = """
+import pathlib, sys, time
+print("in attempt", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+"""
+
+
+def test_the_link_opens_the_page_while_the_job_runs(tmp_path: Path) -> None:
+    """It is printed first; without its token the answer is 401; the log is behind it."""
+    manifest, done = tmp_path / "job.yaml", tmp_path / "done"
+    wanted = job("t")
+    wanted["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = ["python", "-c", PROGRAM, str(done)]
+    manifest.write_text(yaml.safe_dump(wanted))
+    words = [sys.executable, "-m", "ringtrain_operator.cli", "local", "--ui", "--plain", str(manifest)]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(words, cwd=tmp_path, stdout=out, stderr=out)
+    try:
+        pattern = re.compile(r"page: (http://127\.0\.0\.1:\d+/)(\?token=[0-9a-f]{64})\n")
+        base, token = until(lambda: pattern.findall((tmp_path / "out").read_text()))[0]
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
+
+        def page() -> str:
+            try:
+                with opener.open(base + token, timeout=60) as answer:
+                    return str(answer.read().decode())
+            except urllib.error.HTTPError:
+                raise
+            except OSError:  # the launcher does not listen yet
+                return ""
+
+        assert "<title>Ringtrain</title>" in until(page)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(base, timeout=60)
+        until(lambda: opener.open(base + "page/log", timeout=60).read().count(b"in attempt") == 2)
+    finally:
+        done.touch()
+        assert process.wait(120) == 0, (tmp_path / "out").read_text()
