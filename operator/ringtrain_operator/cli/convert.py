@@ -1,4 +1,4 @@
-"""`dtj convert FILE`: another operator's jobs as DistributedTrainingJobs."""
+"""`dtj convert FILE`: other operators' jobs as DistributedTrainingJobs."""
 
 from __future__ import annotations
 
@@ -7,30 +7,41 @@ from pathlib import Path
 import click
 import yaml
 
+from ..cluster.api.errors import ApiError
+from ..cluster.api.resources import Resource
 from ..convert.mpijob import convert_mpijob, is_mpijob
-from ..errors import ManifestUnreadable
+from ..convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
+from ..errors import ManifestUnreadable, OperatorError
 from ..spec.documents import read_documents
 from .failures import errors_reported
+from .session import ClusterOptions, Json, Session, cluster_options, with_session
 
 
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write there instead of to stdout.")
-def convert(manifest: Path, output: Path | None) -> None:
-    """Print the MPIJobs of kubeflow in MANIFEST as DistributedTrainingJobs.
+@cluster_options
+def convert(manifest: Path, output: Path | None, cluster: ClusterOptions) -> None:
+    """Print the MPIJobs and TrainJobs of kubeflow in MANIFEST as DistributedTrainingJobs.
 
-    Other objects in the file stay as they are. What could not be taken over is said on stderr.
+    The runtime of a TrainJob is looked for in MANIFEST, then on the cluster. Other objects in the file stay as
+    they are. What could not be taken over is said on stderr.
     """
     with errors_reported(f"{manifest}: "):
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
-        if not any(is_mpijob(document) for document in documents):
-            raise ManifestUnreadable(f"{manifest}: holds no MPIJob of kubeflow.org")
+        if not any(is_mpijob(document) or is_trainjob(document) for document in documents):
+            raise ManifestUnreadable(f"{manifest}: holds no MPIJob of kubeflow.org and no TrainJob of {GROUP}")
         made = []
         for document in documents:
-            if not is_mpijob(document):
+            if is_runtime(document):
+                continue
+            if is_mpijob(document):
+                converted = convert_mpijob(document)
+            elif is_trainjob(document):
+                converted = convert_trainjob(document, _runtime(document, documents, cluster))
+            else:
                 made.append(document)
                 continue
-            converted = convert_mpijob(document)
             made.append(converted.manifest)
             for note in converted.notes:
                 click.echo(f"{converted.manifest['metadata']['name']}: {note}", err=True)
@@ -42,3 +53,25 @@ def convert(manifest: Path, output: Path | None) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise click.FileError(str(output), exc.strerror) from exc
+
+
+def _runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> Json:
+    """The runtime that a TrainJob names: beside it in the file, or on the cluster."""
+    kind, name = runtime_of(job)
+    for document in documents:
+        if document.get("kind") == kind and (document.get("metadata") or {}).get("name") == name:
+            return document
+
+    async def read(session: Session) -> Json:
+        resource = Resource(f"{GROUP}/{VERSION}", kind, RUNTIMES[kind], namespaced=kind == "TrainingRuntime")
+        namespace = (job.get("metadata") or {}).get("namespace") or session.namespace
+        try:
+            return await session.api.get(resource, namespace, name)
+        except ApiError as exc:
+            raise OperatorError(f"{kind} {name} is not in the file, and the cluster says: {exc}") from exc
+
+    try:
+        return with_session(cluster, read)
+    except click.ClickException as exc:
+        message = f"spec.runtimeRef: {kind} {name} is needed; put it into the file beside the job. {exc.message}"
+        raise ManifestUnreadable(f"{message}") from exc

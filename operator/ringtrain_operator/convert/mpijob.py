@@ -76,7 +76,7 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     made = {
         "backend": "mpi",
         "agent": "Inject",
-        "slotsPerWorker": _whole(spec.get("slotsPerWorker") or 1, "spec.slotsPerWorker"),
+        "slotsPerWorker": whole(spec.get("slotsPerWorker") or 1, "spec.slotsPerWorker"),
         "mpi": _mpi(spec),
         "worker": _worker(worker, spec, notes),
         "launcher": {"template": _launcher_template(launcher, spec, notes)},
@@ -115,7 +115,7 @@ def _replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
     return dict(replica)
 
 
-def _whole(value: object, path: str) -> int:
+def whole(value: object, path: str) -> int:
     """`value` as a number; YAML and the API both let it be quoted."""
     if isinstance(value, bool) or not str(value).isdecimal() or len(str(value)) > _DIGITS:
         raise SpecInvalid([Problem(path, f"is {shown(value)}, expected a whole number")])
@@ -142,16 +142,16 @@ def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str
             notes.append(
                 f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd"
             )
-    devices = _take_devices(main)
+    devices = take_devices(main)
     path = "spec.mpiReplicaSpecs.Worker"
-    replicas = _whole(replica.get("replicas") or 1, f"{path}.replicas")
+    replicas = whole(replica.get("replicas") or 1, f"{path}.replicas")
     return {"replicas": replicas, **({"devices": devices} if devices else {}), "template": template}
 
 
 def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     template = _template(replica, spec)
     main = template["spec"]["containers"][0]
-    devices = _take_devices(main)
+    devices = take_devices(main)
     if devices:
         notes.append(f"the launcher's devices {devices} are left out: a launcher never gets devices")
     if not main.get("command"):
@@ -202,14 +202,14 @@ def _template(replica: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, 
     return template
 
 
-def _take_devices(container: dict[str, Any]) -> dict[str, int]:
+def take_devices(container: dict[str, Any]) -> dict[str, int]:
     """Extended resources out of a container's limits and requests."""
     resources = container.get("resources") or {}
     devices: dict[str, int] = {}
     for field in ("requests", "limits"):
         amounts = resources.get(field) or {}
         for name in [name for name in amounts if "/" in name and not name.startswith("hugepages-")]:
-            devices[name] = _whole(amounts.pop(name), f"resources.{field}[{name}]")
+            devices[name] = whole(amounts.pop(name), f"resources.{field}[{name}]")
         if not amounts:
             resources.pop(field, None)
     if "resources" in container and not resources:

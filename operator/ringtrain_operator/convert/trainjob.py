@@ -1,0 +1,284 @@
+"""Kubeflow Trainer's TrainJob (v1alpha1) and its runtime as a DistributedTrainingJob, with notes on what differs.
+
+Whatever is read is taken out of a copy: what is left at the end is named as left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from ..contract import API_VERSION, KIND
+from ..errors import Problem, SpecInvalid, shown
+from ..spec.parse import parse_job
+from ..spec.template import shape_problems
+from .mpijob import Converted, take_devices, whole
+
+GROUP = "trainer.kubeflow.org"
+VERSION = "v1alpha1"
+RUNTIMES = {"ClusterTrainingRuntime": "clustertrainingruntimes", "TrainingRuntime": "trainingruntimes"}
+_STEP = f"{GROUP}/trainjob-ancestor-step"
+_NODE = "node"
+_LAUNCHER = "launcher"
+_SHAPE: dict[str, Any] = {
+    "metadata": {"name": str, "namespace": str, "labels": {}, "annotations": {}},
+    "spec": {
+        "runtimeRef": {"name": str, "kind": str},
+        "trainer": {
+            "image": str,
+            "command": [str],
+            "args": [str],
+            "env": [{"name": str}],
+            "resourcesPerNode": {},
+        },
+    },
+}
+_RUNTIME_SHAPE: dict[str, Any] = {
+    "spec": {
+        "mlPolicy": {"mpi": {}, "torch": {}},
+        "podGroupPolicy": {"coscheduling": {}, "volcano": {}},
+        "template": {
+            "metadata": {},
+            "spec": {
+                "failurePolicy": {},
+                "replicatedJobs": [{"name": str, "template": {"metadata": {}, "spec": {"template": {}}}}],
+            },
+        },
+    }
+}
+_WHY = {
+    "spec.initializer": "data and models are loaded by training code, by data workers, or by an init container",
+    "spec.runtimePatches": "write what it patches into the result",
+    "spec.podTemplateOverrides": "write what it overrides into the result",
+    "spec.managedBy": "it names a controller of TrainJobs; set spec.managedBy if this job is to have one",
+    "runtime.spec.mlPolicy.mpi.sshAuthMountPath": "there are no ssh keys to mount",
+}
+# torchrun's options without a value.
+_FLAGS = {"--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "-m", "--module"}
+
+
+def is_trainjob(obj: Mapping[str, Any]) -> bool:
+    """Whether `obj` is a TrainJob of Kubeflow Trainer."""
+    return obj.get("kind") == "TrainJob" and str(obj.get("apiVersion", "")).startswith(f"{GROUP}/")
+
+
+def is_runtime(obj: Mapping[str, Any]) -> bool:
+    """Whether `obj` is a runtime that TrainJobs refer to."""
+    return obj.get("kind") in RUNTIMES and str(obj.get("apiVersion", "")).startswith(f"{GROUP}/")
+
+
+def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
+    """Kind and name of the runtime that a TrainJob refers to. Raises SpecInvalid."""
+    problems = shape_problems(obj, "", _SHAPE)
+    reference = {} if problems else (obj.get("spec") or {}).get("runtimeRef") or {}
+    kind, name = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
+    if not problems and (not name or kind not in RUNTIMES):
+        message = f"is {shown(dict(reference))}, expected a name and one of {', '.join(RUNTIMES)}"
+        problems = [Problem("spec.runtimeRef", message)]
+    if problems:
+        raise SpecInvalid(problems)
+    return kind, str(name)
+
+
+@dataclass
+class _Reader:
+    """What is to be converted, of which fields are taken; `notes` for a person."""
+
+    job: dict[str, Any]
+    runtime: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def leftovers(self) -> Iterator[str]:
+        """A note for each field that nobody took."""
+        for root, value in (("spec", self.job), ("runtime.spec", self.runtime)):
+            for path in _paths(value, root):
+                why = next((text for start, text in _WHY.items() if path.startswith(start)), "")
+                yield f"{path} is left out" + (f": {why}" if why else "")
+
+
+def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Converted:
+    """The DistributedTrainingJob that does what the TrainJob `obj` does with its `runtime`.
+
+    Raises SpecInvalid with paths of the TrainJob, of the runtime (`runtime.spec...`), or of the result.
+    """
+    runtime_of(obj)
+    problems = shape_problems(runtime, "runtime", _RUNTIME_SHAPE)
+    if problems:
+        raise SpecInvalid(problems)
+    reader = _Reader(copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
+    reader.job.pop("runtimeRef")
+    made = _spec(reader)
+    given = obj.get("metadata") or {}
+    metadata = {key: given[key] for key in ("name", "namespace", "labels", "annotations") if given.get(key)}
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": made}
+    parse_job(manifest)
+    return Converted(manifest, (*reader.notes, *reader.leftovers()))
+
+
+def _spec(reader: _Reader) -> dict[str, Any]:
+    trainer, policy = reader.job.pop("trainer", None) or {}, reader.runtime.pop("mlPolicy", None) or {}
+    jobs = _jobs(reader)
+    mpi = policy.pop("mpi", None) if "mpi" in policy else None
+    workers = whole(trainer.pop("numNodes", None) or policy.pop("numNodes", None) or 1, "spec.trainer.numNodes")
+    slots = trainer.pop("numProcPerNode", None) or (mpi or {}).pop("numProcPerNode", None)
+    policy.pop("numNodes", None)
+    node = _template(jobs, _NODE, reader)
+    resources = trainer.pop("resourcesPerNode", None)
+    if resources is not None:
+        node["spec"]["containers"][0]["resources"] = copy.deepcopy(resources)
+    made: dict[str, Any] = {"backend": "ring" if mpi is None else "mpi"}
+    if mpi is not None:
+        made["mpi"] = {"implementation": str(mpi.pop("mpiImplementation", None) or "OpenMPI")}
+        if mpi.pop("runLauncherAsNode", False):
+            made["mpi"]["runLauncherAsWorker"], workers = True, workers - 1
+        launcher = _template(jobs, _LAUNCHER, reader)
+        _lay_over(launcher["spec"]["containers"][0], trainer)
+        take_devices(launcher["spec"]["containers"][0])
+        for name in ("command", "args"):
+            node["spec"]["containers"][0].pop(name, None)
+        made["launcher"] = {"template": launcher}
+    else:
+        main = node["spec"]["containers"][0]
+        _lay_over(main, trainer)
+        main["command"] = _without_torchrun(
+            [*(main.get("command") or []), *(main.pop("args", None) or [])], reader
+        )
+    devices = take_devices(node["spec"]["containers"][0])
+    made["worker"] = {"replicas": workers, **({"devices": devices} if devices else {}), "template": node}
+    made |= _slots(slots, devices, reader)
+    made |= _scheduling(reader)
+    made["runPolicy"] = _run_policy(reader)
+    kept = {"trainer": trainer}
+    reader.job |= {name: value for name, value in kept.items() if value}
+    left = {**policy, **({"mpi": mpi} if mpi else {})}
+    reader.runtime |= {"mlPolicy": left} if any(_paths(left, "")) else {}
+    image = "the image needs ringtrain (pip install ringtrain)"
+    reader.notes.insert(0, image + (", and needs neither sshd nor keys any more" if mpi is not None else ""))
+    return made
+
+
+def _jobs(reader: _Reader) -> list[dict[str, Any]]:
+    """The runtime's replicated jobs; those that run neither nodes nor mpirun are named as left out."""
+    job_set = (reader.runtime.get("template") or {}).get("spec") or {}
+    jobs = job_set.pop("replicatedJobs", None) or []
+    for job in jobs:
+        if _role(job) not in (_NODE, _LAUNCHER):
+            path = f"runtime.spec.template.spec.replicatedJobs[{job.get('name')}]"
+            reader.notes.append(f"{path} is left out: {_WHY['spec.initializer']}")
+    return list(jobs)
+
+
+def _role(job: Mapping[str, Any]) -> str:
+    labels = ((job.get("template") or {}).get("metadata") or {}).get("labels") or {}
+    name = str(job.get("name"))
+    return name if name in (_NODE, _LAUNCHER) else _NODE if labels.get(_STEP) == "trainer" else name
+
+
+def _template(jobs: Iterable[dict[str, Any]], role: str, reader: _Reader) -> dict[str, Any]:
+    """The pod template of the job with this role, its training container in front."""
+    path = "runtime.spec.template.spec.replicatedJobs"
+    job = next((job for job in jobs if _role(job) == role), None)
+    if job is None:
+        raise SpecInvalid([Problem(path, f"has no job {role!r}, whose pods would be the {role}'s")])
+    inner = job["template"].get("spec") or {}
+    template: dict[str, Any] = inner.pop("template", None) or {}
+    where = f"{path}[{job['name']}].template.spec.template"
+    problems = shape_problems(template, where)
+    if not problems and not (template.get("spec") or {}).get("containers"):
+        problems = [Problem(f"{where}.spec.containers", "is empty")]
+    if problems:
+        raise SpecInvalid(problems)
+    pod = template["spec"]
+    pod["containers"].sort(key=lambda container: container.get("name") != _NODE)
+    pod.pop("restartPolicy", None)
+    for name in sorted({*inner, *(key for key in job if key not in ("name", "template"))}):
+        reader.notes.append(
+            f"{path}[{job['name']}] has {name}, which is left out: the gang starts and ends as one"
+        )
+    return template
+
+
+def _lay_over(container: dict[str, Any], trainer: dict[str, Any]) -> None:
+    """What the TrainJob sets for the training container; variables are merged by name."""
+    for name in ("image", "command", "args"):
+        if trainer.get(name) is not None:
+            container[name] = trainer[name]
+        trainer.pop(name, None)
+    added = trainer.pop("env", None) or []
+    if added:
+        names = {variable["name"] for variable in added}
+        container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + added
+
+
+def _without_torchrun(command: list[str], reader: _Reader) -> list[str]:
+    """The program that torchrun starts: the agent starts it once per rank, with torchrun's variables."""
+    if not command:
+        path = "spec.trainer.command"
+        raise SpecInvalid(
+            [Problem(path, "is missing, as in the runtime; the image's entrypoint cannot be seen here")]
+        )
+    if PurePosixPath(command[0]).name != "torchrun":
+        if any("torchrun" in word for word in command):
+            reader.notes.append("the command calls torchrun: leave that out, ranks are started one by one")
+        return command
+    rest, program = command[1:], ["python"]
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option in ("-m", "--module"):
+            program.append("-m")
+        elif option in ("--no-python", "--no_python"):
+            program = []
+        elif option not in _FLAGS and "=" not in option and rest:
+            rest.pop(0)
+    reader.notes.append(
+        f"{' '.join(command[: len(command) - len(rest)])} is left out: the agent starts every rank"
+    )
+    return [*program, *rest]
+
+
+def _slots(wanted: object, devices: Mapping[str, int], reader: _Reader) -> dict[str, Any]:
+    if wanted is None:
+        return {} if len(devices) < 2 else {"slotsPerWorker": max(devices.values())}
+    if str(wanted).isdecimal():
+        return {"slotsPerWorker": whole(wanted, "spec.trainer.numProcPerNode")}
+    ranks = "one for each device" if devices else "one"
+    reader.notes.append(
+        f"numProcPerNode: {wanted} is left out: a worker has as many ranks as devices, here {ranks}"
+    )
+    return {}
+
+
+def _scheduling(reader: _Reader) -> dict[str, Any]:
+    policy = reader.runtime.get("podGroupPolicy") or {}
+    for theirs, ours in (("coscheduling", "Coscheduling"), ("volcano", "Volcano")):
+        if theirs in policy:
+            if not policy[theirs]:
+                policy.pop(theirs)
+            return {"scheduling": {"gang": ours}}
+    return {}
+
+
+def _run_policy(reader: _Reader) -> dict[str, Any]:
+    made: dict[str, Any] = {"cleanPodPolicy": "None"}
+    for name in ("suspend", "activeDeadlineSeconds"):
+        if (value := reader.job.pop(name, None)) is not None:
+            made[name] = value
+    job_set = (reader.runtime.get("template") or {}).get("spec") or {}
+    if (seconds := job_set.pop("ttlSecondsAfterFinished", None)) is not None:
+        made["ttlSecondsAfterFinished"] = seconds
+    # A JobSet without the field is failed by its first failure.
+    made["backoffLimit"] = (job_set.get("failurePolicy") or {}).pop("maxRestarts", None) or 0
+    return made
+
+
+def _paths(value: Mapping[str, Any], root: str) -> Iterator[str]:
+    """Paths of what is set: mappings are followed, other values and lists are named as they are."""
+    for key, inner in value.items():
+        path = f"{root}.{key}"
+        if isinstance(inner, Mapping):
+            yield from _paths(inner, path)
+        elif inner not in (None, [], ""):
+            yield path
