@@ -112,6 +112,14 @@ ACCEPTED = [
     Case("logs-on-a-claim", manifest(logs={"persistentVolumeClaim": {"claimName": "logs"}})),
     Case("logs-in-an-emptydir", manifest(logs={"emptyDir": {"sizeLimit": "1Gi"}})),
     Case("checkpoint", manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data/c"})),
+    Case(
+        "checkpoint-in-a-store",
+        manifest(checkpoint={"uri": "s3://bucket/runs", "secretRef": {"name": "s3"}, "restoreFrom": "older"}),
+    ),
+    Case(
+        "checkpoint-on-a-claim-and-in-a-store",
+        manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "uri": "gs://bucket"}),
+    ),
     Case("restore", manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "older"})),
     Case("null-is-absent", manifest(slotsPerWorker=None) | {"status": {}}),
     Case(
@@ -255,6 +263,20 @@ REJECTED = [
         manifest(logs={"emptyDir": {}, "persistentVolumeClaim": {"claimName": "c"}}),
         "spec.logs",
         "both",
+    ),
+    Case("checkpoint-nowhere", manifest(checkpoint={"mountPath": "/data"}), "uri", "uri or both"),
+    Case(
+        "checkpoint-in-an-unknown-store",
+        manifest(checkpoint={"uri": "ftp://host/path"}),
+        "spec.checkpoint.uri",
+        "s3",
+    ),
+    Case("checkpoint-in-no-bucket", manifest(checkpoint={"uri": "s3:///path"}), "spec.checkpoint.uri", "s3"),
+    Case(
+        "checkpoint-secret-without-a-store",
+        manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "secretRef": {"name": "s3"}}),
+        "secretRef",
+        "is for uri",
     ),
     Case("claim-without-name", manifest(checkpoint={"persistentVolumeClaim": {}}), "claimName", "missing"),
     Case(

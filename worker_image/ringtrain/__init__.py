@@ -37,11 +37,13 @@ from ringtrain.errors import (
     DataError,
     MismatchError,
     NotInitializedError,
+    ObjectMissing,
     PeerLost,
     RankFailed,
     RingtrainError,
     StateCorrupt,
     StateLost,
+    StorageError,
 )
 from ringtrain.local_ranks import run
 from ringtrain.process_groups.context import (
@@ -76,6 +78,7 @@ __all__ = [
     "Min",
     "MismatchError",
     "NotInitializedError",
+    "ObjectMissing",
     "PeerLost",
     "ProcessSet",
     "Product",
@@ -84,6 +87,7 @@ __all__ = [
     "RingtrainError",
     "StateCorrupt",
     "StateLost",
+    "StorageError",
     "Sum",
     "add_process_set",
     "allgather",

@@ -9,6 +9,8 @@
     ├── StateCorrupt           two copies of the optimizer's state differ; names the ranks
     ├── RankFailed             a rank that ringtrain.run() started has failed; names it and has its traceback
     ├── DataError              a data set, shard or file is not what it should be
+    ├── StorageError           an object store refuses or does not answer; names the URI, the cause, the way out
+    │   └── ObjectMissing      the object is not there
     └── CheckpointError        no checkpoint can be read or written
 
 Errors of other libraries are mapped to these at one border each (`raise … from exc`).
@@ -71,6 +73,17 @@ class RankFailed(RingtrainError):
 
 class DataError(RingtrainError, ValueError):
     """A data set, shard or file is not what it should be."""
+
+
+class StorageError(RingtrainError, OSError):
+    """An object store refuses, or does not answer in time.
+
+    The message names the URI, the cause and the way out.
+    """
+
+
+class ObjectMissing(StorageError):
+    """The object is not in its store."""
 
 
 class CheckpointError(RingtrainError, OSError):

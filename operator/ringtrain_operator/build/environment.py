@@ -132,7 +132,11 @@ def _checkpoints(job: Job) -> dict[str, str]:
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return {}
-    variables = {contract.ENV_CHECKPOINT_DIR: f"{checkpoint.mount_path}/{checkpoint_folder(job)}"}
+    variables = {}
+    if checkpoint.persistent_volume_claim is not None:
+        variables[contract.ENV_CHECKPOINT_DIR] = f"{checkpoint.mount_path}/{checkpoint_folder(job)}"
+    if checkpoint.uri is not None:
+        variables[contract.ENV_CHECKPOINT_URI] = f"{checkpoint.uri.rstrip('/')}/{checkpoint_folder(job)}"
     if checkpoint.restore_from:
         variables[contract.ENV_RESTORE_FROM] = checkpoint.restore_from
     return variables

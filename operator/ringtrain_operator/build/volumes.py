@@ -47,12 +47,27 @@ def add_logs(spec: dict[str, Any], job: Job) -> None:
 
 
 def add_checkpoint(spec: dict[str, Any], job: Job) -> None:
-    """Mount the checkpoints, if the job keeps any."""
-    if job.spec.checkpoint is None:
+    """Mount the checkpoints' claim, and give the main container the variables of their Secret, if there are
+    any.
+    """
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None:
         return
-    claim = {"claimName": job.spec.checkpoint.persistent_volume_claim.claim_name}
+    if checkpoint.secret_ref is not None:
+        add_variables(spec, checkpoint.secret_ref.name)
+    if checkpoint.persistent_volume_claim is None:
+        return
+    claim = {"claimName": checkpoint.persistent_volume_claim.claim_name}
     volume = {"name": VOLUME_CHECKPOINT, "persistentVolumeClaim": claim}
-    add_volume(spec, volume, job.spec.checkpoint.mount_path)
+    add_volume(spec, volume, checkpoint.mount_path)
+
+
+def add_variables(spec: dict[str, Any], secret: str) -> None:
+    """Make the keys of `secret` variables of the main container. A variable of the template goes before them."""
+    sources = spec["containers"][0].setdefault("envFrom", [])
+    source = {"secretRef": {"name": secret}}
+    if source not in sources:
+        sources.append(source)
 
 
 def add_shared_memory(spec: dict[str, Any]) -> None:

@@ -58,10 +58,34 @@ class Logs(SpecModel):
     )
 
 
-class Checkpoint(SpecModel):
-    """Where checkpoints outlive an attempt. Every pod mounts the claim: with several nodes it is ReadWriteMany."""
+# A store that every pod reaches: files and memory are a process's own.
+STORE_URI = r"^(s3|s3a|gs|gcs|az|abfs|abfss)://[^\s/?#]+(/[^\s?#]*)?$"
 
-    persistent_volume_claim: ClaimSource = Field(description="Claim that all pods mount.")
+
+class SecretSource(SpecModel):
+    """A Secret of the job's namespace."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+
+
+class Checkpoint(SpecModel):
+    """Where checkpoints outlive an attempt: a claim that every pod mounts, with several nodes ReadWriteMany, an
+    object store, or both."""
+
+    persistent_volume_claim: ClaimSource | None = Field(default=None, description="Claim that all pods mount.")
+    uri: str | None = Field(
+        default=None,
+        pattern=STORE_URI,
+        max_length=1024,
+        description="Place in an object store, for example s3://bucket/path (also gs:// and az://). Below it the "
+        "job has a folder of its own, <job>-<uid>, which the training code is given as "
+        "RINGTRAIN_CHECKPOINT_URI. The image needs ringtrain[s3], ringtrain[gcs] or ringtrain[azure].",
+    )
+    secret_ref: SecretSource | None = Field(
+        default=None,
+        description="Secret whose keys are variables of the ranks and the evaluator, such as AWS_ACCESS_KEY_ID "
+        "and AWS_ENDPOINT_URL. Unset: the identity of the pods' service account.",
+    )
     mount_path: str = Field(
         default=CHECKPOINT_DIR,
         pattern=r"^/[^:]*[^:/]$",
@@ -73,8 +97,24 @@ class Checkpoint(SpecModel):
         default=None,
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
         max_length=100,
-        description="A job that has left checkpoints on the claim, or its folder there: training begins with its "
-        "newest checkpoint as long as this job has none. Unset: a new job begins without.",
+        description="A job that has left checkpoints on the claim, or below the URI, or its folder there: "
+        "training begins with its newest checkpoint as long as this job has none. Unset: a new job begins "
+        "without.",
+    )
+
+    RULES = (
+        Rule(
+            cel="has(self.persistentVolumeClaim) || has(self.uri)",
+            message="give persistentVolumeClaim, uri or both",
+            path="uri",
+            holds=lambda c: c.persistent_volume_claim is not None or c.uri is not None,
+        ),
+        Rule(
+            cel="!has(self.secretRef) || has(self.uri)",
+            message="secretRef is for uri; give uri or remove it",
+            path="secretRef",
+            holds=lambda c: c.secret_ref is None or c.uri is not None,
+        ),
     )
 
 

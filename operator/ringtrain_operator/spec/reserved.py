@@ -121,7 +121,7 @@ def _mounts(spec: JobSpec, logs: bool) -> dict[str, str]:
     mounts = {contract.SECRET_DIR: "the job's credentials", contract.AGENT_DIR: "the agent (spec.agent)"}
     if logs:
         mounts[contract.LOG_DIR] = "spec.logs"
-    if spec.checkpoint is not None:
+    if spec.checkpoint is not None and spec.checkpoint.persistent_volume_claim is not None:
         mounts[spec.checkpoint.mount_path] = "spec.checkpoint"
     return mounts
 
@@ -195,7 +195,8 @@ def _resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def dangling(spec: JobSpec) -> list[Problem]:
     """Mounts of volumes that are not there, and names that are given twice, in all templates."""
-    checkpoint = {VOLUME_CHECKPOINT} if spec.checkpoint is not None else set()
+    mounted = spec.checkpoint is not None and spec.checkpoint.persistent_volume_claim is not None
+    checkpoint = {VOLUME_CHECKPOINT} if mounted else set()
     ours = {
         "worker": {VOLUME_SECRET, VOLUME_SHM} | checkpoint,
         "launcher": {VOLUME_SECRET, VOLUME_LOGS} | checkpoint,

@@ -1,9 +1,21 @@
-"""Checkpoints: `store` is what a trainer holds; `places`, `files`, `format`: where, how whole, what is in one."""
+"""Checkpoints: `store` and, below a URI, `sharded` are what a trainer holds.
 
-from ringtrain.checkpoint.locations import attempt_directory, job_directory, readable_directories
+`locations`, `files`, `shards`, `format`: where, how whole, what is in one.
+"""
+
+from ringtrain.checkpoint.locations import attempt_directory, job_directory, job_uri, readable_directories
+from ringtrain.checkpoint.sharded import ShardedCheckpoints
 from ringtrain.checkpoint.store import Checkpoints, Saved
 
-__all__ = ["Checkpoints", "Saved", "attempt_directory", "job_directory", "readable_directories"]
+__all__ = [
+    "Checkpoints",
+    "Saved",
+    "ShardedCheckpoints",
+    "attempt_directory",
+    "job_directory",
+    "job_uri",
+    "readable_directories",
+]
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ringtrain.errors import CheckpointError, ConfigurationError
+from ringtrain.reduction.parts import ArrayPart
 from ringtrain.wire.dtypes import dtype_of
 
 VERSION = 1
@@ -54,7 +55,13 @@ def split(state: Any) -> tuple[Any, Arrays]:
     return _split(state, (), arrays), arrays
 
 
-def join(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+def split_parts(state: Any) -> tuple[Any, dict[str, NDArray[Any] | ArrayPart]]:
+    """As `split`, of a state in which arrays may also be this rank's `ArrayPart`s."""
+    arrays: dict[str, Any] = {}
+    return _split(state, (), arrays, parts=True), arrays
+
+
+def join(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """The state that `split` took apart."""
     if isinstance(tree, dict):
         if tree.keys() == {REFERENCE}:
@@ -94,17 +101,26 @@ def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
     return np.empty(described["shape"], dtype_of(described["dtype"]))
 
 
-def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
+def _split(value: Any, path: tuple[str, ...], arrays: dict[str, Any], parts: bool = False) -> Any:
     if isinstance(value, TorchTensor):
         value = _on_host(value)
+    if isinstance(value, ArrayPart):
+        if not parts:
+            raise ConfigurationError(
+                f"checkpoint: {'.'.join(path)} is a rank's part of an array, which only a checkpoint below a URI "
+                "holds (ShardedCheckpoints, spec.checkpoint.uri); for a directory call state_dict(root=0)"
+            )
+        name = _name(arrays, path)
+        arrays[name] = value
+        return {REFERENCE: name}
     if isinstance(value, np.ndarray) and (value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"):
-        name = f"{len(arrays):05d}-{'.'.join(path)}".replace("/", ":")
+        name = _name(arrays, path)
         arrays[name] = value.astype(value.dtype.newbyteorder("="), copy=False)
         return {REFERENCE: name}
     if isinstance(value, Mapping) and all(isinstance(key, str) and key != REFERENCE for key in value):
-        return {key: _split(inner, (*path, key), arrays) for key, inner in value.items()}
+        return {key: _split(inner, (*path, key), arrays, parts) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_split(inner, (*path, str(index)), arrays) for index, inner in enumerate(value)]
+        return [_split(inner, (*path, str(index)), arrays, parts) for index, inner in enumerate(value)]
     if isinstance(value, np.generic):
         return value.item()
     if value is None or isinstance(value, str | int | float):
@@ -113,6 +129,10 @@ def _split(value: Any, path: tuple[str, ...], arrays: Arrays) -> Any:
         f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected dicts "
         f"with string keys, lists, arrays of numbers or booleans, numbers, strings, booleans or None"
     )
+
+
+def _name(arrays: Mapping[str, Any], path: tuple[str, ...]) -> str:
+    return f"{len(arrays):05d}-{'.'.join(path)}".replace("/", ":")
 
 
 def _on_host(tensor: TorchTensor) -> NDArray[Any] | TorchTensor:

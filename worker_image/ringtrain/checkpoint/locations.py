@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ringtrain.errors import CheckpointError
 from ringtrain.process_groups.context import current_or_none
+from ringtrain.storage import ObjectStore
 from ringtrain.world.config import WorkerConfig
 
 _ATTEMPT = re.compile(r"attempt-(\d{4,})")
@@ -45,6 +46,57 @@ class CheckpointLocation:
         if not self.restore_from or self.job_dir is None:
             return ()
         return _folders(_source(self.job_dir, self.restore_from) / self.below)
+
+
+@dataclass(frozen=True)
+class ObjectLocation:
+    """Folders of checkpoints in a store: `own` is written, `own_first` are read in this order.
+
+    An empty one is the store itself. `source`: URI of the job's folder to begin with where these hold none.
+    """
+
+    own: str
+    own_first: tuple[str, ...]
+    source: str | None = None
+
+
+def object_location(store: ObjectStore) -> ObjectLocation:
+    """The folders of checkpoints in `store`. Outside the job's own URI that is all there is.
+
+    Raises StorageError, and CheckpointError when it is not clear which job `restoreFrom` means.
+    """
+    config = _config()
+    job = config.checkpoint_uri.rstrip("/")
+    if not job or not f"{store.uri}/".startswith(f"{job}/"):
+        return ObjectLocation("", ("",))
+    own = f"attempt-{config.attempt:04d}"
+    matches = (match for name in store.folders() if (match := _ATTEMPT.fullmatch(name)))
+    earlier = sorted((match for match in matches if int(match[1]) < config.attempt), key=lambda m: -int(m[1]))
+    source = _object_source(job, config.restore_from) if config.restore_from else None
+    below = store.uri[len(job) :]
+    return ObjectLocation(own, (own, *(m[0] for m in earlier)), source + below if source else None)
+
+
+def _object_source(job: str, name: str) -> str:
+    base = ObjectStore(job.rpartition("/")[0])
+    jobs = base.folders()
+    if name in jobs:
+        return f"{base.uri}/{name}"
+    own = job.rpartition("/")[2]
+    found = [j for j in jobs if j != own and j.startswith(f"{name}-") and _UID.fullmatch(j[len(name) + 1 :])]
+    if len(found) == 1:
+        return f"{base.uri}/{found[0]}"
+    way_out = "give one of them as checkpoint.restoreFrom" if found else f"there are {', '.join(jobs) or 'none'}"
+    raise CheckpointError(
+        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have left checkpoints below "
+        f"{base.uri} "
+        f"({', '.join(found) or 'none'}); {way_out}"
+    )
+
+
+def job_uri() -> str:
+    """Return the URI below which the job keeps checkpoints (RINGTRAIN_CHECKPOINT_URI); empty if it has none."""
+    return _config().checkpoint_uri
 
 
 def job_directory() -> Path | None:

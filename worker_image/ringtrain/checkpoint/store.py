@@ -33,6 +33,7 @@ from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.process_groups.group import Group
 from ringtrain.process_groups.process_sets import group_of
 from ringtrain.report import report_start
+from ringtrain.storage import is_uri
 
 log = logging.getLogger("ringtrain.checkpoint")
 
@@ -43,7 +44,7 @@ class Saved:
 
     step: int
     state: Any
-    path: Path
+    path: Path | str
 
 
 class Checkpoints:
@@ -71,6 +72,10 @@ class Checkpoints:
         """`on_stage`: called by rank 0 when a file has been written, synced and renamed; for scripted faults."""
         if keep < 1:
             raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")
+        if is_uri(directory):
+            raise ConfigurationError(
+                f"{directory} is a URI and Checkpoints has a directory; use ShardedCheckpoints"
+            )
         self.directory = Path(directory)
         self._keep = keep
         self._group = group or group_of()

@@ -22,7 +22,7 @@ from ringtrain.optim.pipeline import Abandoned, Update
 from ringtrain.optim.reform import Own, move_into
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
-from ringtrain.optim.state import gather_state, restore_state
+from ringtrain.optim.state import gather_state, restore_state, shard_state
 from ringtrain.process_groups.group import Flat, Group
 from ringtrain.process_groups.process_sets import group_of
 
@@ -227,6 +227,16 @@ class HostOptimizer:
         self._require_world("state_dict")
         self._require_idle("state_dict")
         return gather_state(self._cut.context, self._updates, root, error_feedback)
+
+    def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
+        """Copy this rank's part of weights and state, for a checkpoint below a URI. Not collective; between
+        updates.
+
+        What all ranks give together is the `state_dict`, which `load_state_dict` takes at any number of ranks.
+        """
+        self._require_world("shard_dict")
+        self._require_idle("shard_dict")
+        return shard_state(self._cut.context, self._updates, error_feedback)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set weights, state and count of updates from a `state_dict`, of any world size. Not collective.

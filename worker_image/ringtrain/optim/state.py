@@ -16,6 +16,7 @@ from ringtrain.optim.mirror import Mirror
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.wire import LOST, LOST_CHANGE, Wire
 from ringtrain.process_groups.group import Flat, Group
+from ringtrain.reduction.parts import ArrayPart, Readable, elements
 
 FEEDBACK = "error_feedback"
 
@@ -50,6 +51,63 @@ def gather_state(context: UpdateContext, updates: int, root: int | None, error_f
     return {**state, FEEDBACK: owed} if owed else state
 
 
+def shard_state(context: UpdateContext, updates: int, error_feedback: bool) -> dict[str, Any]:
+    """This rank's part of the state, by name, as copies: what all ranks give together is the whole. Not
+    collective.
+
+    Weights that all ranks have are dealt out among them, as the rest of the state is.
+    """
+    rank = context.group.rank
+    arrays: dict[str, dict[str, ArrayPart]] = {}
+    owed: dict[str, dict[str, ArrayPart]] = {}
+    for bucket in context.layout.buckets:
+        cut = _own_cut(context, bucket)
+        for slot, values in _slots(context, bucket).items():
+            held = cut if values.size == bucket.size else context.arenas.owned(bucket)
+            own = values[held] if values.size == bucket.size else values
+            arrays.setdefault(slot, {}).update(_parts(context, bucket, own, held))
+    for bucket, wire in _compressed(context) if error_feedback else ():
+        lost = wire.lost(bucket)
+        for location in bucket.locations:
+            spec = location.spec
+            values = lost[location.start : location.stop].copy()
+            owed.setdefault(LOST, {})[spec.name] = ArrayPart(
+                values, (context.group.size, *spec.shape), rank * spec.size
+            )
+        change = _parts(context, bucket, wire.lost_change(bucket), bucket.shard(rank))
+        owed.setdefault(LOST_CHANGE, {}).update(change)
+    rule = type(context.rule).__name__
+    state = {"updates": updates, "rule": rule, "size": context.group.size, "arrays": arrays}
+    return {**state, FEEDBACK: owed} if owed else state
+
+
+def _own_cut(context: UpdateContext, bucket: Bucket) -> slice:
+    """The elements of `bucket` that this rank saves of what all ranks have; all, of what is its own."""
+    if bucket.local:
+        return slice(0, bucket.size)
+    if context.sharded:
+        return context.arenas.owned(bucket)
+    rank, ranks = context.group.rank, context.group.size
+    return slice(bucket.size * rank // ranks, bucket.size * (rank + 1) // ranks)
+
+
+def _parts(context: UpdateContext, bucket: Bucket, values: Flat, held: slice) -> dict[str, ArrayPart]:
+    """`values`, which are the elements `held` of `bucket`, by parameter; those of a local one are a row of
+    many.
+    """
+    found: dict[str, ArrayPart] = {}
+    for location in bucket.locations:
+        spec = location.spec
+        low, high = max(location.start, held.start), min(location.stop, held.stop)
+        own = values[low - held.start : max(low, high) - held.start].copy()
+        if bucket.local:
+            before = context.group.rank * spec.size + low - location.start
+            found[spec.name] = ArrayPart(own, (context.group.size, *spec.shape), before)
+        else:
+            found[spec.name] = ArrayPart(own, spec.shape, max(0, low - location.start))
+    return found
+
+
 def restore_state(context: UpdateContext, state: Mapping[str, Any]) -> int:
     """Set weights and this rank's part of the state from what `gather_state` gave; return its count of updates.
 
@@ -58,8 +116,8 @@ def restore_state(context: UpdateContext, state: Mapping[str, Any]) -> int:
     _check(context, state)
     for bucket in context.layout.buckets:
         for slot, values in _slots(context, bucket).items():
-            whole = _flat(context, bucket, state["arrays"][slot])
-            values[:] = whole if values.size == bucket.size else whole[context.arenas.owned(bucket)]
+            cut = slice(0, bucket.size) if values.size == bucket.size else context.arenas.owned(bucket)
+            _fill(context, bucket, state["arrays"][slot], values, cut)
     _restore_feedback(context, state.get(FEEDBACK, {}))
     if context.mirror is not None:
         _restore_mirror(context, context.mirror, state)
@@ -71,13 +129,10 @@ def _restore_mirror(context: UpdateContext, mirror: Mirror, state: Mapping[str, 
     for bucket in mirror.buckets:
         shard = mirror.shard(bucket)
         for slot, values in mirror.values(bucket).items():
-            owed = state.get(FEEDBACK, {}).get(LOST_CHANGE, {})
-            whole = (
-                _flat_change(bucket, owed)
-                if slot == LOST_CHANGE
-                else _flat(context, bucket, state["arrays"][slot])
-            )
-            values[:] = whole[shard]
+            if slot == LOST_CHANGE:
+                values[:] = _flat_change(bucket, state.get(FEEDBACK, {}).get(LOST_CHANGE, {}))[shard]
+            else:
+                _fill(context, bucket, state["arrays"][slot], values, shard)
 
 
 def _agree(context: UpdateContext, asked: Mapping[str, Any]) -> None:
@@ -149,8 +204,11 @@ def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Fl
         lost[:] = 0
         for location in bucket.locations:
             if location.spec.name in owed.get(LOST, {}):
-                rows = owed[LOST][location.spec.name]
-                own = rows[rank] if len(rows) == ranks else rows.mean(axis=0, dtype=np.float64)
+                rows, size = owed[LOST][location.spec.name], location.spec.size
+                if rows.shape[0] == ranks:
+                    own = elements(rows, rank * size, (rank + 1) * size)
+                else:
+                    own = np.asarray(rows).mean(axis=0, dtype=np.float64)
                 lost[location.start : location.stop] = own.reshape(-1)
         wire.lost_change(bucket)[:] = change[bucket.shard(rank)]
 
@@ -160,14 +218,21 @@ def _flat_change(bucket: Bucket, lost_change: Mapping[str, Flat]) -> Flat:
     change = np.zeros(bucket.size, np.float32)
     for location in bucket.locations:
         if location.spec.name in lost_change:
-            change[location.start : location.stop] = lost_change[location.spec.name].reshape(-1)
+            size = location.spec.size
+            change[location.start : location.stop] = elements(lost_change[location.spec.name], 0, size)
     return change
 
 
-def _flat(context: UpdateContext, bucket: Bucket, by_name: Mapping[str, Flat]) -> Flat:
-    rank = context.group.rank
-    values = [by_name[location.spec.name] for location in bucket.locations]
-    return np.concatenate([(v[rank] if bucket.local else v).reshape(-1) for v in values])
+def _fill(
+    context: UpdateContext, bucket: Bucket, by_name: Mapping[str, Flat | Readable], target: Flat, cut: slice
+) -> None:
+    """Set `target`, the elements `cut` of `bucket`, from arrays by parameter; read no others of them."""
+    for location in bucket.locations:
+        low, high = max(location.start, cut.start), min(location.stop, cut.stop)
+        if low < high:
+            before = (context.group.rank * location.spec.size if bucket.local else 0) - location.start
+            array = by_name[location.spec.name]
+            target[low - cut.start : high - cut.start] = elements(array, before + low, before + high)
 
 
 def _check(context: UpdateContext, state: Mapping[str, Any]) -> None:

@@ -69,6 +69,7 @@ class WorkerConfig:
     report_fd: int | None = None
     check_in_file: Path | None = None
     checkpoint_dir: Path | None = None
+    checkpoint_uri: str = ""
     restore_from: str = ""
     timeline: Path | None = None
     tracebacks: bool = False
@@ -119,6 +120,7 @@ class WorkerConfig:
             report_fd=integer(env, contract.ENV_REPORT_FD) if env.get(contract.ENV_REPORT_FD) else None,
             check_in_file=_path(env, contract.ENV_MPI_CHECK_IN),
             checkpoint_dir=_path(env, contract.ENV_CHECKPOINT_DIR),
+            checkpoint_uri=env.get(contract.ENV_CHECKPOINT_URI, ""),
             restore_from=env.get(contract.ENV_RESTORE_FROM, ""),
             timeline=_path(env, contract.ENV_TIMELINE),
             tracebacks=one_of(env, contract.ENV_TRACEBACKS, ("0", "1")) == "1",

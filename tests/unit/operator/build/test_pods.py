@@ -428,3 +428,14 @@ def test_the_users_word_on_nodes_goes_first(pod: Json, topology: Json | None, ke
     scheduling = {"topology": topology} if topology else {}
     built = build_worker_pod(parsed(pod=pod, elastic={"maxReplicas": 4}, scheduling=scheduling), 1, 0)
     assert built["spec"].get("topologySpreadConstraints") == kept
+
+
+def test_checkpoints_in_a_store_need_no_volume() -> None:
+    """Ranks and launcher are told the job's own URI, and get their Secret's keys; no claim is mounted."""
+    checkpoint = {"uri": "s3://bucket/runs/", "secretRef": {"name": "s3-keys"}}
+    given_job = parsed(checkpoint=checkpoint)
+    for pod in (build_worker_pod(given_job, 1, 0), build_launcher_pod(given_job, 1)):
+        assert env(pod)[contract.ENV_CHECKPOINT_URI] == "s3://bucket/runs/digits-0a1b2c3d-0000"
+        assert contract.ENV_CHECKPOINT_DIR not in env(pod)
+        assert pod["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "s3-keys"}}]
+        assert "ringtrain-checkpoint" not in {volume["name"] for volume in pod["spec"]["volumes"]}

@@ -1,0 +1,382 @@
+"""Checkpoints below a URI are whole or absent, are read in parts, and survive what happens to a store."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.memory_group import MemoryGroup, Table, run_threads
+from support.objectstore import BUCKET, Proxy, Server, environment, s3_server
+
+from ringtrain.checkpoint import Checkpoints, Saved, ShardedCheckpoints
+from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError
+from ringtrain.optim import HostOptimizer
+from ringtrain.optim.rules import AdamW
+from ringtrain.storage import ObjectStore
+
+STATE = {
+    "weights": {"dense/kernel": np.arange(60_000, dtype=np.float32).reshape(200, 300), "scale": np.array(2.5)},
+    "half": [np.ones(40_001, ml_dtypes.bfloat16), np.zeros((0, 4), np.float16)],
+    "epoch": 3,
+    "name": "digits",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """All that a store does goes through it."""
+    with Proxy(server.address) as proxy:
+        for name, value in environment(proxy.url).items():
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
+@pytest.fixture
+def uri(request: pytest.FixtureRequest, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of an empty place, of files unless the test's parameter names another kind."""
+    name = tmp_path.name
+    for variable, value in environment(server.url).items():
+        monkeypatch.setenv(variable, value)
+    found = {"file": f"file://{tmp_path}", "memory": f"memory://{name}", "s3": f"s3://{BUCKET}/{name}"}
+    return found[getattr(request, "param", "file")]
+
+
+def _ranks(uri: str, size: int, work: Any, **settings: Any) -> list[Any]:
+    def one(group: MemoryGroup) -> Any:
+        with ShardedCheckpoints(uri, group=group, **settings) as checkpoints:
+            return work(checkpoints, group)
+
+    return run_threads(one, size)
+
+
+def _save(uri: str, size: int, steps: range | list[int], **settings: Any) -> None:
+    def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
+        for step in steps:
+            checkpoints.save(step, {**STATE, "step": step})
+
+    _ranks(uri, size, work, **settings)
+
+
+def _load(uri: str, size: int = 1, **settings: Any) -> Saved | None:
+    found = _ranks(uri, size, lambda checkpoints, _: checkpoints.latest(), **settings)
+    assert len({saved and saved.step for saved in found}) == 1
+    result: Saved | None = found[-1]
+    return result
+
+
+def _objects(uri: str, part: str) -> list[str]:
+    store = ObjectStore(uri)
+    with contextlib.closing(store):
+        return [name for name in store.names() if part in name]
+
+
+def _change(uri: str, name: str, data: bytes | None) -> None:
+    store = ObjectStore(uri)
+    with contextlib.closing(store):
+        if data is None:
+            store.remove(name)
+        else:
+            store.write(name, data)
+
+
+@pytest.mark.parametrize(
+    ("uri", "writers", "readers"),
+    [("file", 1, 3), ("file", 3, 1), ("memory", 3, 2), ("s3", 3, 2)],
+    indirect=["uri"],
+)
+def test_any_number_of_ranks_reads_what_any_number_wrote(uri: str, writers: int, readers: int) -> None:
+    """Arrays of every kind, numbers and strings come back as they were, and every rank has written a part."""
+    _save(uri, writers, [7])
+    saved = _load(uri, readers)
+    assert saved is not None
+    assert saved.step == 7
+    assert (saved.state["epoch"], saved.state["name"]) == (3, "digits")
+    for key, array in STATE["weights"].items():  # type: ignore[attr-defined]
+        assert saved.state["weights"][key].dtype == array.dtype
+        assert np.array_equal(saved.state["weights"][key], array)
+    assert [half.dtype for half in saved.state["half"]] == [half.dtype for half in STATE["half"]]  # type: ignore
+    assert len(_objects(uri, ".safetensors")) == writers
+
+
+@pytest.mark.parametrize("uri", ["file", "s3"], indirect=True)
+def test_the_latest_few_stay(uri: str) -> None:
+    """Of five saves two are left, with nothing of the others."""
+    _save(uri, 2, range(5), keep=2)
+    assert {name.partition("-")[2][:10] for name in _objects(uri, "ckpt-")} == {"0000000003", "0000000004"}
+    assert _load(uri).step == 4  # type: ignore[union-attr]
+
+
+def test_there_may_be_none(uri: str) -> None:
+    assert _load(uri, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("uri", "damage"),
+    [*(("file", damage) for damage in ("altered", "missing", "cut", "manifest")), ("s3", "missing")],
+    indirect=["uri"],
+)
+def test_a_damaged_checkpoint_is_told_from_a_whole_one(
+    uri: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All ranks turn to the one before it, and the log names the object."""
+    _save(uri, 2, [1, 2])
+    part = "manifest.json" if damage == "manifest" else "rank-00001-0000.safetensors"
+    name = next(name for name in _objects(uri, part) if "0000000002" in name)
+    store = ObjectStore(uri)
+    data = bytearray(store.read(name))
+    store.close()
+    data[-100] ^= 1
+    _change(uri, name, {"missing": None, "cut": bytes(data[:-200])}.get(damage, bytes(data)))
+    with caplog.at_level(logging.WARNING):
+        saved = _load(uri, 2)
+    assert saved is not None
+    assert saved.step == 1
+    assert name in caplog.text
+    assert "trying the checkpoint before it" in caplog.text
+
+
+def test_no_whole_checkpoint_is_no_fresh_start(uri: str) -> None:
+    """Where all are damaged every rank raises."""
+    _save(uri, 2, [1])
+    _change(uri, _objects(uri, "rank-00000-0000")[0], None)
+    with pytest.raises(CheckpointError, match=r"every checkpoint below .* is damaged"):
+        _load(uri, 2)
+
+
+def test_one_without_a_manifest_is_none(uri: str) -> None:
+    """A save that was cut off is not read, and the next save removes it."""
+    _save(uri, 2, [1, 2])
+    _change(uri, next(name for name in _objects(uri, "manifest") if "0000000002" in name), None)
+    assert _load(uri).step == 1  # type: ignore[union-attr]
+    _save(uri, 2, [3])
+    assert not [name for name in _objects(uri, "ckpt-") if "0000000002" in name]
+
+
+def test_states_that_differ_are_refused(tmp_path: Path) -> None:
+    """Every rank raises, and none has written."""
+
+    def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
+        checkpoints.save(1, {"a": np.zeros(3 + group.rank)})
+
+    with pytest.raises(MismatchError, match="rank 1 saves other arrays"):
+        _ranks(f"file://{tmp_path}", 2, work)
+
+
+def test_an_attempt_does_not_touch_what_the_next_one_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gang that was cut off saves on, in a folder of its own; readers take the newest attempt's."""
+    job = f"file://{tmp_path}/digits-1"
+    monkeypatch.setenv("RINGTRAIN_CHECKPOINT_URI", job)
+    for attempt, step in (("1", 10), ("2", 4), ("1", 90)):
+        monkeypatch.setenv("RINGTRAIN_ATTEMPT", attempt)
+        _save(job, 2, [step], keep=1)
+    monkeypatch.setenv("RINGTRAIN_ATTEMPT", "3")
+    assert _load(job).step == 4  # type: ignore[union-attr]
+    _save(job, 2, [5], keep=1)
+    assert {name.partition("/")[0] for name in _objects(job, "ckpt-")} == {"attempt-0003"}
+
+
+def test_a_job_begins_with_what_another_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """restoreFrom names the job; a name that no job had is an error that lists those there are."""
+    former = f"file://{tmp_path}/digits-0a0a0a0a-1111-2222-3333-0a0a0a0a0a0a"
+    monkeypatch.setenv("RINGTRAIN_CHECKPOINT_URI", former)
+    _save(former, 2, [8])
+    job = f"file://{tmp_path}/next-1"
+    monkeypatch.setenv("RINGTRAIN_CHECKPOINT_URI", job)
+    assert _load(job) is None
+    monkeypatch.setenv("RINGTRAIN_RESTORE_FROM", "digits")
+    assert _load(job, 2).step == 8  # type: ignore[union-attr]
+    monkeypatch.setenv("RINGTRAIN_RESTORE_FROM", "other")
+    with pytest.raises(CheckpointError, match=r"restoreFrom is 'other'.*there are digits-0a0a"):
+        _load(job, 2)
+
+
+def _optimizer(group: MemoryGroup) -> HostOptimizer:
+    parameters = {"a": np.arange(300, dtype=np.float32), "b": np.ones((40, 9), np.float32), "c": np.zeros(1, "f4")}
+    return HostOptimizer(parameters, AdamW(lr=0.1), group=group, bucket_bytes=512)
+
+
+def _train(optimizer: HostOptimizer, steps: int) -> None:
+    for step in range(steps):
+        for name, weights in optimizer.weights.items():
+            optimizer.submit(name, np.full(weights.shape, step + 1, weights.dtype))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("readers", [1, 2, 5])
+def test_an_optimizer_goes_on_at_another_size(tmp_path: Path, readers: int) -> None:
+    """Three ranks save a shard each; weights and moments of any number of ranks are then those of one
+    `state_dict`.
+    """
+    uri = f"file://{tmp_path}"
+
+    def save(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> Any:
+        optimizer = _optimizer(group)
+        _train(optimizer, 3)
+        checkpoints.save(3, {"optimizer": optimizer.shard_dict()})
+        return optimizer.state_dict()
+
+    def load(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> Any:
+        optimizer = _optimizer(group)
+        assert checkpoints.latest(lambda state: optimizer.load_state_dict(state["optimizer"]))
+        return optimizer.state_dict()
+
+    saved, loaded = _ranks(uri, 3, save)[0], _ranks(uri, readers, load)[-1]
+    assert loaded["updates"] == 3
+    for slot, arrays in saved["arrays"].items():
+        for name, array in arrays.items():
+            assert np.array_equal(loaded["arrays"][slot][name], array), (slot, name)
+
+
+def test_a_rank_reads_only_what_it_asks_for(tmp_path: Path) -> None:
+    """Of 40 MiB one block is read for a few elements."""
+    big = np.arange(10 << 20, dtype=np.float32)
+    uri = f"file://{tmp_path}"
+    _ranks(uri, 2, lambda checkpoints, _: checkpoints.save(1, {"big": big}))
+
+    def load(checkpoints: ShardedCheckpoints, _: MemoryGroup) -> int:
+        read: list[int] = []
+
+        def few(state: Any) -> None:
+            assert np.array_equal(state["big"].read(9_000_000, 9_000_010), big[9_000_000:9_000_010])
+            read.append(state["big"]._files.bytes_read)
+
+        checkpoints.latest(few)
+        return read[0]
+
+    assert _ranks(uri, 1, load) == [4 << 20]
+
+
+def test_any_tool_reads_a_shard(tmp_path: Path) -> None:
+    """The files are of safetensors, each tensor named by the elements that it is."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    _ranks(f"file://{tmp_path}", 2, lambda checkpoints, _: checkpoints.save(1, {"a": np.arange(50_000)}))
+    found = safetensors.load_file(next(tmp_path.glob("*/rank-00001-0000.safetensors")))
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "00000-a[25000:50000]": list(range(25_000, 50_000))
+    }
+
+
+def test_a_save_in_the_background_is_whole_at_the_next(proxy: Proxy) -> None:
+    """Ranks wait for each other through the store alone; the second save finds the first one done."""
+    uri = f"s3://{BUCKET}/background"
+
+    def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
+        for step in (1, 2):
+            checkpoints.save(step, STATE, background=True)
+        checkpoints.finish()
+
+    _ranks(uri, 2, work)
+    assert [name.partition("-")[2][:10] for name in _objects(uri, "manifest")] == ["0000000001", "0000000002"]
+
+
+def test_a_connection_that_is_cut_is_made_again(proxy: Proxy) -> None:
+    """Requests that were cut in the middle are sent anew, and what is read is what was written."""
+    uri = f"s3://{BUCKET}/cut"
+    proxy.cut_after, proxy.cuts = 20_000, 2
+    _save(uri, 2, [1])
+    assert proxy.cuts == 0
+    proxy.cut_after, proxy.cuts = 20_000, 2
+    saved = _load(uri)
+    assert proxy.cuts == 0
+    assert saved is not None
+    assert np.array_equal(saved.state["weights"]["dense/kernel"], STATE["weights"]["dense/kernel"])  # type: ignore
+
+
+@pytest.mark.parametrize("fault", ["refused", "silent"])
+def test_a_store_that_does_not_answer_ends_in_an_error(proxy: Proxy, fault: str) -> None:
+    """Within the deadline every rank raises, and the error names the URI and the rank; the next save is fine."""
+    uri = f"s3://{BUCKET}/{fault}"
+
+    def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
+        proxy.refuses, proxy.pause_s = (True, 0.0) if fault == "refused" else (False, 60.0)
+        with pytest.raises(
+            CheckpointError, match=rf"rank 0: s3://{BUCKET}/{fault}/.* cannot be written: .*tried for 2 s"
+        ):
+            checkpoints.save(1, {"a": np.zeros(3)})
+        proxy.refuses, proxy.pause_s = False, 0.0
+        proxy.drop()
+
+    _ranks(uri, 2, work, deadline_s=2.0)
+    _save(uri, 2, [2])
+    assert _load(uri).step == 2  # type: ignore[union-attr]
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_save(proxy: Proxy) -> None:
+    """On all ranks alike, with the cause; the step that is saved after that is whole."""
+    uri = f"s3://{BUCKET}/later"
+    ready = threading.Barrier(2)
+
+    def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
+        proxy.refuses = True
+        checkpoints.save(1, {"a": np.zeros(100_000)}, background=True)
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            checkpoints.save(2, {"a": np.zeros(3)})
+        ready.wait(30)
+        proxy.refuses = False
+        ready.wait(30)
+        checkpoints.save(3, {"a": np.zeros(3)})
+
+    _ranks(uri, 2, work, deadline_s=2.0)
+    assert _load(uri).step == 3  # type: ignore[union-attr]
+
+
+def test_wrong_credentials_are_named(server: Server, proxy: Proxy) -> None:
+    """At once, without trying again; the error says where credentials come from.
+
+    No checkpoint is not what it says.
+    """
+    server.check_credentials(True)
+    try:
+        with pytest.raises(CheckpointError, match="does not take these credentials: check the Secret"):
+            _save(f"s3://{BUCKET}/denied", 1, [1])
+        with pytest.raises(CheckpointError, match="does not take these credentials"):
+            _load(f"s3://{BUCKET}/denied")
+    finally:
+        server.check_credentials(False)
+
+
+def test_a_bucket_that_is_not_there_is_not_an_empty_one(proxy: Proxy) -> None:
+    """Reading from a mistyped bucket is an error, not a start from nothing."""
+    with pytest.raises(CheckpointError, match="make the bucket, or correct the URI"):
+        _load("s3://mistyped/digits")
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s4://bucket/path", "no URI of a known store"),
+        ("s3://", "names no place"),
+    ],
+)
+def test_a_wrong_uri_is_refused(uri: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        ShardedCheckpoints(uri, group=MemoryGroup(Table(1), 0))
+
+
+def test_a_uri_is_no_directory() -> None:
+    """It would have made a folder `s3:`."""
+    with pytest.raises(ConfigurationError, match="ShardedCheckpoints"):
+        Checkpoints("s3://bucket/path", group=MemoryGroup(Table(1), 0))
+
+
+def test_a_missing_driver_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the command that installs it."""
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gcsfs" else found(name))
+    with pytest.raises(ConfigurationError, match=r"pip install 'ringtrain\[gcs\]'"):
+        ShardedCheckpoints("gs://bucket/path", group=MemoryGroup(Table(1), 0))

@@ -1,0 +1,347 @@
+"""Checkpoints below a URI: every rank writes its part, and reads what it needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Self
+
+import numpy as np
+
+from ringtrain.checkpoint.format import DamagedCheckpoint, join, split_parts
+from ringtrain.checkpoint.locations import ObjectLocation, object_location
+from ringtrain.checkpoint.shards import (
+    MANIFEST,
+    describe_arrays,
+    own_part,
+    read_manifest,
+    stored_arrays,
+    write_manifest,
+    write_shard,
+)
+from ringtrain.checkpoint.store import Saved
+from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError, ObjectMissing, StorageError
+from ringtrain.process_groups.group import Group
+from ringtrain.process_groups.process_sets import group_of
+from ringtrain.reduction.parts import ArrayPart
+from ringtrain.report import report_start
+from ringtrain.storage import ObjectStore
+
+log = logging.getLogger("ringtrain.checkpoint")
+
+_NAME = re.compile(r"ckpt-(\d{10,})-([0-9a-f]{12})")
+# How often rank 0 looks whether the others have written, in the background.
+_LOOK_AGAIN_S = 0.5
+
+Load = Callable[[Any], object]
+
+
+class ShardedCheckpoints:
+    """The checkpoints below a URI, of which the latest `keep` stay. Every rank takes part in every call.
+
+        checkpoints = ShardedCheckpoints("s3://bucket/digits")
+        checkpoints.latest(lambda state: opt.load_state_dict(state["optimizer"]))
+        checkpoints.save(step, {"optimizer": opt.shard_dict(), "epoch": epoch}, background=True)
+
+    Each rank writes its own objects, rank 0 last of all a manifest; what has no manifest is no checkpoint. Each
+    save has names of its own, and each attempt of a job a folder, so that nobody writes over what another has
+    written.
+    """
+
+    def __init__(self, uri: str, *, keep: int = 3, group: Group | None = None, deadline_s: float = 600.0) -> None:
+        """`deadline_s`: for each call to the store, and for rank 0 in the background to wait for the others."""
+        if keep < 1:
+            raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")
+        self.uri = uri
+        self._store = ObjectStore(uri, deadline_s)
+        self._keep = keep
+        self._group = group or group_of()
+        self._deadline_s = deadline_s
+        self._writer: threading.Thread | None = None
+        self._failure: str = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def save(self, step: int, state: Mapping[str, Any], *, background: bool = False) -> None:
+        """Write `state` as the checkpoint of `step`, and remove the oldest. Collective.
+
+        `state` is what `Checkpoints.save` takes. Its arrays are the same on all ranks, each of which writes a part
+        of them, or this rank's parts (`opt.shard_dict()`); of numbers and strings those of rank 0 count.
+        `background`: return when the ranks have agreed, and write on a thread; `state` must stay as it is until
+        the next save() or finish().
+        Raises CheckpointError on every rank, for this save or one in the background before it, naming the rank
+        that could not write; earlier checkpoints are then still there. MismatchError where states differ.
+        """
+        tree, arrays = split_parts(state)
+        if step < 0:
+            raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
+        described = describe_arrays(arrays)
+        rank, size = self._group.rank, self._group.size
+        parts = {name: part for name, array in arrays.items() if (part := own_part(name, array, rank, size))}
+        folder = self._agree(step, described)
+        store = self._store.below(folder)
+        if background:
+            # Not a daemon: the interpreter waits for it before it ends.
+            self._writer = threading.Thread(
+                target=self._write_apart, args=(store, step, tree, described, parts), name="ringtrain-checkpoint"
+            )
+            self._writer.start()
+            return
+        self._do(lambda: write_shard(store, rank, parts))
+        self._raise_together()
+        if rank == 0:
+            self._do(lambda: self._complete(store, step, tree, described))
+        self._raise_together()
+
+    def finish(self) -> None:
+        """Return when what this rank writes in the background is written; raise what made it fail. Not collective:
+        only on rank 0 does it say that the checkpoint is whole."""
+        self._join()
+        failure, self._failure = self._failure, ""
+        if failure:
+            raise CheckpointError(failure)
+
+    def close(self) -> None:
+        """Wait for what is being written, and give connections back."""
+        self._join()
+        self._store.close()
+
+    def latest(self, load: Load | None = None) -> Saved | None:
+        """Return the newest checkpoint that is whole and unaltered; None when there is none at all. Collective.
+
+        Without `load` every rank reads all of it. `load(state)` is called with arrays that are not yet read: it
+        takes what this rank needs, as `opt.load_state_dict` does, or `array.read(start, stop)`, or
+        `np.asarray(array)`. Where a rank finds an object that is missing or differs from its checksum, all ranks
+        turn to the checkpoint before it, and `load` is called again; the log says so. Raises CheckpointError on
+        every rank when all are damaged, when the store cannot be read, and when `spec.checkpoint.restoreFrom`
+        names what is not there.
+        """
+        self._join()
+        damaged: list[str] = []
+        candidates = iter(self._announced_candidates())
+        while True:
+            candidate = next(candidates, None)
+            if candidate is None:
+                self._say_none(damaged)
+                return None
+            store = self._store.below(candidate) if "://" not in candidate else ObjectStore(candidate)
+            found, problem = self._attempt_load(store, load)
+            if found is not None:
+                if self._group.rank == 0:
+                    report_start(found.step, store.uri)
+                return found
+            damaged.append(problem)
+            if self._group.rank == 0:
+                log.warning("%s; trying the checkpoint before it", problem)
+
+    def _say_none(self, damaged: list[str]) -> None:
+        if damaged:
+            raise CheckpointError(
+                f"every checkpoint below {self.uri} is damaged: {'; '.join(damaged)}; restore one, or remove "
+                f"them to "
+                "start over"
+            )
+        if self._group.rank == 0:
+            report_start(0, "")
+
+    def _attempt_load(self, store: ObjectStore, load: Load | None) -> tuple[Saved | None, str]:
+        """What is in `store`, once all ranks have loaded it; None and why where a rank finds it damaged."""
+        manifest = self._announced_manifest(store)
+        error: Exception | None = None
+        saved: Saved | None = None
+        try:
+            if "damaged" in manifest:
+                raise DamagedCheckpoint(manifest["damaged"])
+            state = join(manifest["tree"], stored_arrays(store, manifest))
+            if load is None:
+                state = _read_all(state)
+            else:
+                load(state)
+            saved = Saved(manifest["step"], state, store.uri)
+        except Exception as caught:
+            error = caught
+        kind = "" if error is None else "damaged" if isinstance(error, DamagedCheckpoint) else "failed"
+        said = self._group.allgather_object([kind, str(error or "")])
+        failed = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(said) if kind == "failed"]
+        if error is not None and not isinstance(error, DamagedCheckpoint):
+            raise error
+        if failed:
+            raise CheckpointError(f"{store.uri} cannot be loaded: {failed[0]}")
+        worse = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(said) if kind]
+        return (None, worse[0]) if worse else (saved, "")
+
+    def _announced_manifest(self, store: ObjectStore) -> dict[str, Any]:
+        announced: dict[str, Any] = {}
+        if self._group.rank == 0:
+            try:
+                announced = read_manifest(store)
+            except (DamagedCheckpoint, ObjectMissing) as error:
+                announced = {"damaged": str(error)}
+            except StorageError as error:
+                announced = {"error": str(error)}
+        announced = self._group.broadcast_object(announced)
+        if "error" in announced:
+            raise CheckpointError(announced["error"])
+        return announced
+
+    def _announced_candidates(self) -> list[str]:
+        """Folders of checkpoints, the newest first, as rank 0 finds them."""
+        announced: dict[str, Any] = {}
+        if self._group.rank == 0:
+            try:
+                announced = {"found": self._find(object_location(self._store))}
+            except (CheckpointError, StorageError) as error:
+                announced = {"error": str(error)}
+        announced = self._group.broadcast_object(announced)
+        if "error" in announced:
+            raise CheckpointError(announced["error"])
+        found: list[str] = announced["found"]
+        return found
+
+    def _find(self, location: ObjectLocation) -> list[str]:
+        found = [folder for place in location.own_first for folder in _whole(self._store, place)]
+        if found or location.source is None:
+            return found
+        source = ObjectStore(location.source, self._deadline_s)
+        places = (*reversed([name for name in source.folders() if name.startswith("attempt-")]), "")
+        found = [f"{source.uri}/{folder}" for place in places for folder in _whole(source, place)]
+        if not found:
+            raise CheckpointError(
+                f"checkpoint.restoreFrom names {source.uri}, which has no checkpoint; remove restoreFrom to begin "
+                "without"
+            )
+        return found
+
+    def _agree(self, step: int, described: Mapping[str, Any]) -> str:
+        """Agree on the folder of a save, on what is saved, and that no rank failed before."""
+        self._join()
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+        failure, self._failure = self._failure, ""
+        own = object_location(self._store).own if self._group.rank == 0 else ""
+        folder = f"{own}/ckpt-{step:010d}-{time.time_ns() // 1_000_000:012x}".lstrip("/")
+        said = self._group.allgather_object([failure, step, digest, folder])
+        _raise_first([failure for failure, *_ in said])
+        for rank, (_, other_step, other, _) in enumerate(said):
+            if (other_step, other) != (said[0][1], said[0][2]):
+                what = "arrays" if other_step == said[0][1] else f"step ({other_step}, {said[0][1]} on rank 0)"
+                raise MismatchError(
+                    f"checkpoint: rank {rank} saves other {what} than rank 0; every rank must save the same "
+                    f"step with "
+                    "arrays of the same names, types and shapes"
+                )
+        return str(said[0][3])
+
+    def _raise_together(self) -> None:
+        failure, self._failure = self._failure, ""
+        _raise_first(self._group.allgather_object(failure))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._failure = str(error) or type(error).__name__
+
+    def _write_apart(
+        self,
+        store: ObjectStore,
+        step: int,
+        tree: Any,
+        described: Mapping[str, Any],
+        parts: Mapping[str, ArrayPart],
+    ) -> None:
+        rank = self._group.rank
+        try:
+            write_shard(store, rank, parts)
+            if rank == 0:
+                self._wait_for_others(store)
+                self._complete(store, step, tree, described)
+        except Exception as error:
+            log.error("%s", error)  # here too, because training may end before anyone asks
+            self._failure = str(error) or type(error).__name__
+            if rank:  # rank 0 need not wait for what does not come
+                with suppress(StorageError):
+                    store.write(f"rank-{rank:05d}.failed", self._failure.encode())
+
+    def _wait_for_others(self, store: ObjectStore) -> None:
+        deadline = time.monotonic() + self._deadline_s
+        expected = {f"rank-{rank:05d}.json" for rank in range(self._group.size)}
+        while True:
+            names = set(store.names())
+            failed = sorted(name for name in names if name.endswith(".failed"))
+            if failed:
+                raise CheckpointError(f"{store.uri}/{failed[0]}: {store.read(failed[0]).decode(errors='replace')}")
+            missing = sorted(expected - names)
+            if not missing:
+                return
+            if time.monotonic() >= deadline:
+                raise CheckpointError(
+                    f"{store.uri} is not whole: {missing[0]}, of {len(missing)} that are missing, was not written "
+                    f"within {self._deadline_s:g} s; look at that rank's log"
+                )
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _complete(self, store: ObjectStore, step: int, tree: Any, described: Mapping[str, Any]) -> None:
+        write_manifest(store, step, tree, described, self._group.size)
+        newest = store.uri.removeprefix(f"{self._store.uri}/")
+        try:
+            _remove_old(self._store, object_location(self._store), self._keep, newest)
+        except StorageError as error:  # the checkpoint is whole, and the next save tries again
+            log.warning("old checkpoints below %s stay: %s", self.uri, error)
+
+    def _join(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+
+
+def _raise_first(failures: list[str]) -> None:
+    for rank, failure in enumerate(failures):
+        if failure:
+            raise CheckpointError(f"rank {rank}: {failure}")
+
+
+def _read_all(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _read_all(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_read_all(value) for value in state]
+    return np.asarray(state) if hasattr(state, "read") else state
+
+
+def _objects(store: ObjectStore, place: str) -> dict[str, list[str]]:
+    """Names of objects by the checkpoint in `place` that they are of, the newest first."""
+    found: dict[str, list[str]] = {}
+    for name in store.names(place):
+        folder, _, _ = name.rpartition("/")
+        if folder.rpartition("/")[0] == place and _NAME.fullmatch(folder.rpartition("/")[2]):
+            found.setdefault(folder, []).append(name)
+    return dict(sorted(found.items(), reverse=True))
+
+
+def _whole(store: ObjectStore, place: str) -> list[str]:
+    objects = _objects(store, place)
+    return [folder for folder, names in objects.items() if f"{folder}/{MANIFEST}" in names]
+
+
+def _remove_old(store: ObjectStore, location: ObjectLocation, keep: int, newest: str) -> None:
+    """Remove all but `newest` and the `keep` latest, and what was begun before `newest` and is not whole."""
+    made = newest.rpartition("-")[2]
+    for place in location.own_first:
+        for folder, names in _objects(store, place).items():
+            whole = f"{folder}/{MANIFEST}" in names
+            if folder == newest or (whole and keep > 0) or (not whole and folder.rpartition("-")[2] >= made):
+                keep -= whole
+                continue
+            # The manifest first: what is half removed is no checkpoint.
+            for name in sorted(names, key=lambda name: not name.endswith(MANIFEST)):
+                store.remove(name)

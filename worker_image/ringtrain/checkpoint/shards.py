@@ -1,0 +1,269 @@
+"""A checkpoint of several ranks as objects: every rank's files, and one manifest that makes them whole.
+
+    ckpt-0000000140-019f3c2a1b07/rank-00003-0000.safetensors    what rank 3 wrote
+    ckpt-0000000140-019f3c2a1b07/rank-00003.json                which elements of which arrays these are
+    ckpt-0000000140-019f3c2a1b07/manifest.json                  all of that and the tree of the state; written last
+
+A file is a safetensors file, which any tool of that name opens; a tensor in it is a run of elements of an array.
+Files are checked in blocks, so that a part of one can be read and still be known to be what was written.
+"""
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.checkpoint.format import DamagedCheckpoint
+from ringtrain.errors import ConfigurationError, ObjectMissing
+from ringtrain.reduction.parts import ArrayPart
+from ringtrain.storage import ObjectStore
+from ringtrain.wire.dtypes import dtype_of
+
+VERSION = 1
+MANIFEST = "manifest.json"
+# A file is held in memory as a whole while it is written.
+FILE_BYTES = 128 << 20
+# The least that is read, and checked, of a file.
+BLOCK_BYTES = 4 << 20
+# Blocks that are read by one request, and kept for the next small array.
+_BLOCKS_AT_ONCE = 16
+# Of an array that all ranks have, rank 0 alone writes what is shorter.
+_WORTH_CUTTING = 64 << 10
+
+_TYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "complex64": "C64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start:stop` of the array `name`; in `file`, from byte `offset` on, once that is known."""
+
+    name: str
+    start: int
+    stop: int
+    file: str = ""
+    offset: int = 0
+
+
+def own_part(name: str, array: NDArray[Any] | ArrayPart, rank: int, size: int) -> ArrayPart | None:
+    """What `rank` of `size` writes of `array`: its part, or its cut of an array that all ranks have alike."""
+    if array.dtype.name not in _TYPES:
+        raise ConfigurationError(
+            f"checkpoint: array {name} is of {array.dtype.name}; expected one of {', '.join(_TYPES)}"
+        )
+    if isinstance(array, ArrayPart):
+        return array if array.values.size else None
+    if array.nbytes < _WORTH_CUTTING:
+        return ArrayPart(np.ascontiguousarray(array).reshape(-1), array.shape, 0) if rank == 0 else None
+    start, stop = array.size * rank // size, array.size * (rank + 1) // size
+    return ArrayPart(np.ascontiguousarray(array).reshape(-1)[start:stop], array.shape, start)
+
+
+def describe_arrays(arrays: Mapping[str, NDArray[Any] | ArrayPart]) -> dict[str, dict[str, Any]]:
+    """Type and shape of each array as a whole, JSON-safe."""
+    return {name: {"dtype": a.dtype.name, "shape": list(a.shape)} for name, a in arrays.items()}
+
+
+def write_shard(store: ObjectStore, rank: int, parts: Mapping[str, ArrayPart]) -> None:
+    """Write the files of `rank`, and then the list of what is in them. Raises StorageError."""
+    files: dict[str, dict[str, Any]] = {}
+    pieces: list[Piece] = []
+    for number, group in enumerate(_by_file(parts)):
+        file = f"rank-{rank:05d}-{number:04d}.safetensors"
+        data, placed = _safetensors(file, parts, group)
+        store.write(file, data)
+        files[file] = {"bytes": len(data), "sha256": _digests(data)}
+        pieces += placed
+    document = {"rank": rank, "files": files, "pieces": [list(vars(piece).values()) for piece in pieces]}
+    store.write(f"rank-{rank:05d}.json", json.dumps(document).encode())
+
+
+def write_manifest(store: ObjectStore, step: int, tree: Any, arrays: Mapping[str, Any], size: int) -> None:
+    """Put the lists of all ranks together; with this object the checkpoint is whole. Raises DamagedCheckpoint
+    where elements of an array are missing."""
+    files: dict[str, Any] = {}
+    pieces: list[list[Any]] = []
+    for rank in range(size):
+        document = json.loads(store.read(f"rank-{rank:05d}.json"))
+        files |= document["files"]
+        pieces += document["pieces"]
+    _check_whole(arrays, [Piece(*piece) for piece in pieces])
+    manifest = {"step": step, "ranks": size, "tree": tree, "arrays": arrays, "files": files, "pieces": pieces}
+    text = json.dumps(manifest)
+    whole = {"version": VERSION, "sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text}
+    store.write(MANIFEST, json.dumps(whole).encode())
+
+
+def read_manifest(store: ObjectStore) -> dict[str, Any]:
+    """What `write_manifest` wrote. Raises DamagedCheckpoint, ObjectMissing, StorageError."""
+    data = store.read(MANIFEST)
+    try:
+        whole = json.loads(data)
+        if whole["version"] != VERSION:
+            raise ValueError(f"format version {whole['version']}, this ringtrain reads {VERSION}")
+        if hashlib.sha256(whole["manifest"].encode()).hexdigest() != whole["sha256"]:
+            raise ValueError("it differs from its checksum")
+        manifest = json.loads(whole["manifest"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{store.uri}/{MANIFEST} is damaged: {error}") from error
+    if not isinstance(manifest, dict):
+        raise DamagedCheckpoint(f"{store.uri}/{MANIFEST} is damaged: it holds no object")
+    return manifest
+
+
+class StoredArray:
+    """An array of a checkpoint, of which nothing is read before it is asked for; `np.asarray` reads all of it."""
+
+    def __init__(self, files: "StoredFiles", name: str, told: Mapping[str, Any], pieces: list[Piece]) -> None:
+        self.name = name
+        self.shape = tuple(told["shape"])
+        self.dtype: np.dtype[Any] = dtype_of(told["dtype"])
+        self.size = prod(self.shape)
+        self._files = files
+        self._pieces = pieces
+
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Elements `start:stop`, in C order, as a new 1-d array: only the blocks that have them are read.
+
+        Raises DamagedCheckpoint where a file is missing or differs from its checksum.
+        """
+        stop = self.size if stop is None else stop
+        found = np.empty(stop - start, self.dtype)
+        width = self.dtype.itemsize
+        for piece in self._pieces:
+            low, high = max(start, piece.start), min(stop, piece.stop)
+            if low < high:
+                begin = piece.offset + (low - piece.start) * width
+                target = found[low - start : high - start].view(np.uint8)
+                self._files.read_into(piece.file, begin, target)
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self.read().reshape(self.shape).astype(dtype or self.dtype, copy=False)
+
+
+class StoredFiles:
+    """The files of a checkpoint, read by blocks, of which the last few are kept. For one thread."""
+
+    def __init__(self, store: ObjectStore, manifest: Mapping[str, Any]) -> None:
+        self._store = store
+        self._files = manifest["files"]
+        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self.bytes_read = 0
+
+    def read_into(self, file: str, begin: int, target: NDArray[np.uint8]) -> None:
+        """Fill `target` with the bytes of `file` from `begin` on. Raises DamagedCheckpoint."""
+        done = 0
+        while done < target.size:
+            index, inside = divmod(begin + done, BLOCK_BYTES)
+            last = (begin + target.size - 1) // BLOCK_BYTES
+            block = self._block(file, index, last)
+            taken = min(len(block) - inside, target.size - done)
+            if taken <= 0:
+                raise DamagedCheckpoint(f"{self._store.uri}/{file} ends before what it should hold")
+            target[done : done + taken] = np.frombuffer(block, np.uint8, taken, inside)
+            done += taken
+
+    def _block(self, file: str, index: int, last: int) -> bytes:
+        kept = self._kept.get((file, index))
+        if kept is not None:
+            return kept
+        told = self._files[file]
+        stop = min(last + 1, index + _BLOCKS_AT_ONCE)
+        try:
+            data = self._store.read(file, index * BLOCK_BYTES, min(stop * BLOCK_BYTES, told["bytes"]))
+        except ObjectMissing as error:
+            raise DamagedCheckpoint(str(error)) from error
+        self.bytes_read += len(data)
+        for number in range(index, stop):
+            block = data[(number - index) * BLOCK_BYTES : (number - index + 1) * BLOCK_BYTES]
+            if hashlib.sha256(block).hexdigest() != told["sha256"][number]:
+                raise DamagedCheckpoint(
+                    f"{self._store.uri}/{file} differs from its checksum in bytes {number * BLOCK_BYTES} to "
+                    f"{min((number + 1) * BLOCK_BYTES, told['bytes'])}"
+                )
+            self._kept[file, number] = block
+        while len(self._kept) > _BLOCKS_AT_ONCE:
+            self._kept.popitem(last=False)
+        return data[:BLOCK_BYTES]
+
+
+def stored_arrays(store: ObjectStore, manifest: Mapping[str, Any]) -> dict[str, StoredArray]:
+    """The arrays of the checkpoint that `manifest` describes."""
+    files = StoredFiles(store, manifest)
+    pieces: dict[str, list[Piece]] = {}
+    for piece in (Piece(*values) for values in manifest["pieces"]):
+        pieces.setdefault(piece.name, []).append(piece)
+    return {
+        name: StoredArray(files, name, told, pieces.get(name, [])) for name, told in manifest["arrays"].items()
+    }
+
+
+def _by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[Piece]]:
+    """The elements of `parts`, cut and grouped so that no file is longer than FILE_BYTES."""
+    group: list[Piece] = []
+    room = FILE_BYTES
+    for name, part in parts.items():
+        start, left, width = part.start, part.values.size, part.dtype.itemsize
+        while left:
+            if room < width:
+                yield group
+                group, room = [], FILE_BYTES
+            taken = min(left, room // width)
+            group.append(Piece(name, start, start + taken))
+            start, left, room = start + taken, left - taken, room - taken * width
+    if group:
+        yield group
+
+
+def _safetensors(file: str, parts: Mapping[str, ArrayPart], group: list[Piece]) -> tuple[bytes, list[Piece]]:
+    """A file of safetensors with `group`, and where in it each piece is."""
+    header: dict[str, Any] = {}
+    values: list[NDArray[Any]] = []
+    length = 0
+    for piece in group:
+        part = parts[piece.name]
+        run = part.values[piece.start - part.start : piece.stop - part.start]
+        key = f"{piece.name}[{piece.start}:{piece.stop}]"
+        span = [length, length + run.nbytes]
+        header[key] = {"dtype": _TYPES[run.dtype.name], "shape": [run.size], "data_offsets": span}
+        length += run.nbytes
+        values.append(run)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    begin = 8 + len(text)
+    offsets = (begin + told["data_offsets"][0] for told in header.values())
+    placed = [
+        Piece(piece.name, piece.start, piece.stop, file, at) for piece, at in zip(group, offsets, strict=True)
+    ]
+    runs = [np.ascontiguousarray(run).view(np.uint8).data for run in values]
+    return b"".join([len(text).to_bytes(8, "little"), text, *runs]), placed
+
+
+def _digests(data: bytes) -> list[str]:
+    view = memoryview(data)
+    cuts = range(0, len(data), BLOCK_BYTES)
+    return [hashlib.sha256(view[cut : cut + BLOCK_BYTES]).hexdigest() for cut in cuts]
+
+
+def _check_whole(arrays: Mapping[str, Any], pieces: list[Piece]) -> None:
+    reached = dict.fromkeys(arrays, 0)
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if piece.name in reached and piece.start <= reached[piece.name]:
+            reached[piece.name] = max(reached[piece.name], piece.stop)
+    for name, told in arrays.items():
+        if reached[name] < prod(told["shape"]):
+            raise DamagedCheckpoint(
+                f"no rank has written elements {reached[name]} on of array {name}, which has "
+                f"{prod(told['shape'])}; "
+                "every rank must pass its part"
+            )
