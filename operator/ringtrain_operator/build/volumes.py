@@ -64,10 +64,9 @@ def add_checkpoint(spec: dict[str, Any], job: Job) -> None:
 
 def add_variables(spec: dict[str, Any], secret: str) -> None:
     """Make the keys of `secret` variables of the main container. A variable of the template goes before them."""
-    sources = spec["containers"][0].setdefault("envFrom", [])
-    source = {"secretRef": {"name": secret}}
-    if source not in sources:
-        sources.append(source)
+    main = spec["containers"][0]
+    theirs, source = main.get("envFrom") or [], {"secretRef": {"name": secret}}
+    main["envFrom"] = [source, *(other for other in theirs if other != source)]
 
 
 def add_shared_memory(spec: dict[str, Any]) -> None:
