@@ -59,6 +59,12 @@ class Ringtrain:
     def _step(self, backward_s: float = 0.0, compression: str | None = None, overlap: bool = True) -> Work:
         return steps.ringtrain_step(backward_s, compression, overlap)
 
+    def _torch(self, optimizer: str) -> Work:
+        import torch
+
+        torch.set_num_threads(1)  # as many as gloo's ranks have on two cores
+        return steps.distributed_optimizer_step() if optimizer == "distributed" else steps.host_optimizer_step()
+
     def ask(self, kind: str) -> Any:
         """What is not a matter of time: `state`, the bytes of optimizer state of this rank and of the whole."""
         assert kind == "state", kind
@@ -92,6 +98,9 @@ class Gloo:
 
     def _step(self, backward_s: float = 0.0) -> Work:
         return steps.ddp_step(backward_s)
+
+    def _torch(self, optimizer: str) -> Work:
+        return steps.ddp_step()
 
     def barrier(self) -> None:
         self._dist.barrier()

@@ -49,7 +49,7 @@ class Case:
         """Not everyone can do everything."""
         if what["kind"] == "allreduce":
             return True
-        if what["kind"] == "step" and "compression" not in what:
+        if what["kind"] in ("step", "torch") and "compression" not in what:
             return contender.startswith(("ringtrain", "gloo")) and contender != "ringtrain-neighbour"
         return contender in ("ringtrain-grpc", "ringtrain-shm", "ringtrain")
 
@@ -80,6 +80,8 @@ def _loopback(ranks: int) -> Case:
     work = _allreduces(SIZES)
     work += [({"kind": "allreduce_many", "fused": fused}, Rounds(6, 3)) for fused in (True, False)]
     work += [({"kind": "step"}, Rounds(40, 3, 2))]
+    # Twelve to warm up: in the first ten steps DistributedOptimizer looks at all of a gradient's bits.
+    work += [({"kind": "torch", "optimizer": name}, Rounds(40, 5, 12, 4)) for name in ("distributed", "host")]
     where = lambda: nullcontext(Loopback(ranks))  # noqa: E731
     return Case("one machine", ranks, where, contenders, work, [{"kind": "state"}])
 

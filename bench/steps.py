@@ -78,6 +78,46 @@ def ddp_step(backward_s: float = 0.0) -> Work:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
+    model, pace = _handing_over(backward_s)
+    reduced = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return _torch_step(reduced, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), pace)
+
+
+def distributed_optimizer_step() -> Work:
+    """The same model with `ringtrain.torch.DistributedOptimizer` around the same AdamW."""
+    import torch
+
+    import ringtrain.torch as hvd
+
+    model, pace = _handing_over(0.0)
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    return _torch_step(model, hvd.DistributedOptimizer(adamw, model.named_parameters()), pace)
+
+
+def host_optimizer_step() -> Work:
+    """The same model with `ringtrain.torch.HostOptimizer`."""
+    import ringtrain.torch as hvd
+    from ringtrain.optim import AdamW
+
+    model, pace = _handing_over(0.0)
+    return _torch_step(model, hvd.HostOptimizer(model, AdamW(lr=1e-3)), pace)
+
+
+def _torch_step(model: Any, optimizer: Any, pace: dict[str, float]) -> Work:
+    def work() -> None:
+        pace.update(begin=time.perf_counter(), done=0)
+        model().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    return work
+
+
+def _handing_over(backward_s: float) -> tuple[Any, dict[str, float]]:
+    """A model of ResNet-50's parameters whose backward pass hands over gradients that exist already, and its pace:
+    when it began, which is the caller's to say, and how many numbers it has handed over."""
+    import torch
+
     gradients = [torch.from_numpy(g) for g in _gradients()]
 
     total, pace = sum(g.numel() for g in gradients), {"begin": 0.0, "done": 0}
@@ -102,13 +142,4 @@ def ddp_step(backward_s: float = 0.0) -> Work:
         def forward(self) -> Any:
             return torch.stack([HandOver.apply(w, i) for i, w in enumerate(self.weights)]).sum()
 
-    model = DistributedDataParallel(Model(), gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-
-    def work() -> None:
-        pace.update(begin=time.perf_counter(), done=0)
-        model().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-
-    return work
+    return Model(), pace

@@ -134,6 +134,15 @@ def _steps(look: _Lookup) -> list[Row]:
             ratio = look.faster(ONE_MACHINE, ranks, f"ringtrain-{transport}", "gloo", kind="step")
             where = "one pod" if transport == "shm" else "gRPC"
             rows.append(Row(f"step of 25.6 M parameters, {where}, {ranks} ranks, over DDP", ratio, least, aim))
+    aims = {("distributed", "shm"): (2.0, 2.0), ("distributed", "grpc"): (1.1, 1.0)}
+    aims |= {("host", "shm"): (3.0, 3.0), ("host", "grpc"): (1.2, 1.1)}
+    for (optimizer, transport), of_two_and_four in aims.items():
+        for ranks, aim in zip((2, 4), of_two_and_four, strict=True):
+            what = {"kind": "torch", "optimizer": optimizer}
+            ratio = look.faster(ONE_MACHINE, ranks, f"ringtrain-{transport}", "gloo", **what)
+            where = "one pod" if transport == "shm" else "gRPC"
+            name = f"PyTorch, {optimizer.title()}Optimizer, 161 parameters, {where}, {ranks} ranks, over DDP"
+            rows.append(Row(name, ratio, None, aim))
     kernels = look.kernels
     fused = _ratio(kernels["torch-fused"]["median_s"], kernels["ringtrain"]["median_s"]) if kernels else None
     rows.append(Row("AdamW in one thread, over PyTorch's fused", fused, 0.9, 1.1))

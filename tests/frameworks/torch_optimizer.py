@@ -189,6 +189,23 @@ def check_gradients_that_change_while_they_are_reduced():
             same_everywhere(net)
 
 
+def check_gradients_that_change_in_a_later_step():
+    """Where only a part of their bits is looked at: a scaled gradient is seen all the same."""
+    if SIZE == 1:
+        return
+    net = nn.Linear(100, 100)
+    optimizer = distributed(net)
+    for step in range(13):
+        net(torch.ones(1, 100)).sum().backward()
+        if step == 12:
+            net.weight.grad.data.mul_(0.5)
+            with pytest.raises(ValueError, match=r"gradient\.weight.*changed"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+
+
 def check_step_without_synchronize_within_skip_synchronize():
     if SIZE == 1:
         return

@@ -15,7 +15,7 @@ from ringtrain.negotiation.agreement import Agreed
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.reduction.arithmetic import scaled
 from ringtrain.reduction.ops import Average, ReduceOp, Sum
-from ringtrain.wire.dtypes import CODES, dtype_of
+from ringtrain.wire.dtypes import CODES, dtype_of, name_of
 from ringtrain.wire.signature import Signature
 
 # 64 MiB: what is fused is reduced together, and a handle of it is done when all of it is; a larger fusion only
@@ -152,10 +152,11 @@ def _carried(array: Array, op: ReduceOp) -> tuple[ReduceOp, Array]:
     """
     integer = array.dtype.kind in "iub"
     own_op = Sum if op is Average and integer else op
-    overflows = op is Average and array.dtype.name in ("uint8", "bool")
-    if array.dtype.name in CODES and not overflows:
+    name = name_of(array.dtype)
+    overflows = op is Average and name in ("uint8", "bool")
+    if name in CODES and not overflows:
         return own_op, array
-    return own_op, array.astype(_WIDER[array.dtype.name])
+    return own_op, array.astype(_WIDER[name])
 
 
 def _narrowed(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:

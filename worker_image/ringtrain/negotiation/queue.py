@@ -47,11 +47,13 @@ Arrays = Callable[[], Sequence[Array]]
 
 
 @dataclass(frozen=True)
-class _Submitted:
+class Submission:
+    """One rank's part in a named collective, as `NamedQueue.submit` takes it apart."""
+
     request: Request
     arrays: Arrays
     finish: Finish
-    future: "Future[Any]"
+    future: "Future[Any]" = field(default_factory=Future)
     since_ns: int = field(default_factory=time.perf_counter_ns)
 
 
@@ -72,7 +74,7 @@ class NamedQueue:
         self._agreement = Agreement(ranks)
         self._changed = threading.Condition()
         self._new: list[Request] = []
-        self._in_flight: dict[str, _Submitted] = {}
+        self._in_flight: dict[str, Submission] = {}
         self._joining: Future[int] | None = None
         self._due: dict[str, float] = {}  # after how many seconds to say anew that ranks are late
         self._closed = False
@@ -86,21 +88,27 @@ class NamedQueue:
         future raises MismatchError where ranks disagree and PeerLost where one is gone. Raises ConfigurationError
         for a name that is still in flight on this rank.
         """
-        submitted = _Submitted(request, arrays, finish, Future())
+        submission = Submission(request, arrays, finish)
+        self.submit_all([submission])
+        return submission.future
+
+    def submit_all(self, submissions: Sequence[Submission]) -> None:
+        """Submit several at once, in this order, or, where one is refused, none."""
         with self._changed:
-            if self._closed:
-                raise NotInitializedError(
-                    f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first"
-                )
-            if request.name in self._in_flight:
-                raise ConfigurationError(
-                    f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name "
-                    "is still in flight; give each its own name, or synchronize() the first"
-                )
-            self._in_flight[request.name] = submitted
-            self._new.append(request)
+            for request in (submission.request for submission in submissions):
+                if self._closed:
+                    raise NotInitializedError(
+                        f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first"
+                    )
+                if request.name in self._in_flight:
+                    raise ConfigurationError(
+                        f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name "
+                        "is still in flight; give each its own name, or synchronize() the first"
+                    )
+            for submission in submissions:
+                self._in_flight[submission.request.name] = submission
+                self._new.append(submission.request)
             self._changed.notify_all()
-        return submitted.future
 
     def join(self) -> int:
         """Say that this rank has no more data: it contributes zeros until every rank has joined.

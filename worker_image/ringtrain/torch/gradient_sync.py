@@ -3,9 +3,10 @@
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
 
@@ -17,12 +18,17 @@ from ringtrain.process_groups.process_sets import ProcessSet, members, trains_al
 from ringtrain.reduction.ops import Sum
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.fingerprint import Fingerprint
-from ringtrain.torch.handles import TorchHandle, synchronize
-from ringtrain.torch.reduce import grouped_allreduce_async
+from ringtrain.torch.handles import Gathered, TorchHandle, synchronize
+from ringtrain.torch.reduce import allreduce_request
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
 
 # A parameter: torch.nn.Parameter, whose stubs are not looked at.
 Param = Any
+
+# A script changes gradients too early in all steps or in none: their bits are looked at whole in the first steps
+# and now and then, and in part in the others.
+_FIRST_STEPS: Final = 10
+_EVERY_STEPS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,31 @@ class SyncOptions:
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """`given`: what each parameter's gradient was when its reduction began."""
+    """`given`: what each member's gradient was when its reduction began."""
 
     handle: TorchHandle | SparseHandle
-    params: tuple[Param, ...]
+    members: "tuple[_Member, ...]"
     given: tuple[Fingerprint, ...]
     contexts: tuple[Any, ...]
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    """A parameter. `ready`: its gradient is complete, and not yet submitted."""
+
+    param: Param
+    name: str
+    passes_left: int = 0
+    ready: bool = False
+    hook: Any = None
+
+
+@dataclass(eq=False, slots=True)
+class _Unit:
+    """What travels together: a group of parameters, or one alone."""
+
+    members: tuple[_Member, ...]
+    under_way: _UnderWay | None = None
 
 
 class GradientSync:
@@ -63,36 +88,39 @@ class GradientSync:
 
     def __init__(self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: SyncOptions) -> None:
         self.options = options
-        self._names = names
+        self._members = {param: _Member(param, name) for param, name in names.items()}
         in_groups = {param for group in groups for param in group}
-        self._units = [tuple(group) for group in groups] + [(param,) for param in names if param not in in_groups]
-        self._unit_of = {param: index for index, unit in enumerate(self._units) for param in unit}
-        self._passes_left: dict[Param, int] = {}
-        self._ready: set[Param] = set()
-        self._under_way: dict[int, _UnderWay] = {}
-        self._hooks: dict[Param, Any] = {}
+        units = [tuple(group) for group in groups] + [(param,) for param in names if param not in in_groups]
+        self._units = [_Unit(tuple(self._members[param] for param in unit)) for unit in units]
+        self._gathered = Gathered(options.process_set)
+        self._steps = 0
+        self._busy = False
         self._began_ns = 0  # the backward pass, with its first gradient
-        self._world = weakref.ref(current())
+        self._world: weakref.ref[Any] = weakref.ref(current())
+        self._alone = trains_alone(options.process_set)
         self.set_passes(options.passes)
         self.watch()
 
     def watch(self) -> None:
         """Install a hook on every parameter that requires a gradient by now."""
-        if trains_alone(self.options.process_set):
+        if self._alone:
             return
-        for param in self._names:
-            if param.requires_grad and param not in self._hooks:
-                self._hooks[param] = param.register_post_accumulate_grad_hook(self._on_gradient)
+        for unit in self._units:
+            for member in unit.members:
+                if member.hook is None and member.param.requires_grad:
+                    hook = partial(self._on_gradient, unit, member)
+                    member.hook = member.param.register_post_accumulate_grad_hook(hook)
 
     def set_passes(self, passes: int) -> None:
         """Expect so many backward passes before a step."""
         self._passes = passes
-        self._passes_left = dict.fromkeys(self._names, passes)
+        for member in self._members.values():
+            member.passes_left = passes
 
     @property
     def busy(self) -> bool:
         """Whether gradients are on their way in the present world."""
-        return bool(self._under_way or self._ready) and self._world() is current()
+        return self._busy and self._world() is current()
 
     def finish(self) -> None:
         """Submit what the backward pass left out, wait for everything, and leave reduced gradients in
@@ -102,89 +130,105 @@ class GradientSync:
         it. Raises ConfigurationError where a gradient was changed or taken away after its reduction had begun.
         """
         self._enter_world()
-        if trains_alone(self.options.process_set):
+        if self._alone:
             return
-        if self.busy:
+        if self._busy:
             timeline.record_since(self._began_ns, "backward", "backward")
-        for param in self._names:
-            if param.requires_grad and not self._submitted(param):
-                if param.grad is None:
-                    param.grad = torch.zeros_like(param)
-                self._ready.add(param)
-        for unit in sorted({self._unit_of[param] for param in self._ready}):
-            self._submit(unit)
-        changed: set[Param] = set()
-        for under_way in self._under_way.values():
-            reduced = self._received(under_way)
-            for param, given, grad in zip(under_way.params, under_way.given, reduced, strict=True):
-                if given.is_of(param.grad):
-                    _store(param, grad)
-                else:
-                    changed.add(param)
+        for unit in self._units:
+            self._submit_rest(unit)
+        self._gathered.submit()
+        changed: set[str] = set()
+        for unit in self._units:
+            if unit.under_way is not None:
+                changed.update(self._take(unit.under_way))
         self.reset()
         self.watch()
+        self._steps += 1
         if changed:
-            raise ConfigurationError(_changed([name for param, name in self._names.items() if param in changed]))
+            raise ConfigurationError(
+                _changed([member.name for member in self._members.values() if member.name in changed])
+            )
 
     def reset(self) -> None:
         """Begin the next step."""
-        self._under_way.clear()
-        self._ready.clear()
-        self._passes_left = dict.fromkeys(self._names, self._passes)
+        self._busy = False
+        self._gathered.forget()
+        for unit in self._units:
+            unit.under_way = None
+            for member in unit.members:
+                member.ready, member.passes_left = False, self._passes
 
     def _enter_world(self) -> None:
         """In another world than before forget the step that was under way there: nothing of it will come."""
         world = current()
         if self._world() is not world:
             self._world = weakref.ref(world)
+            self._alone = trains_alone(self.options.process_set)
             self.reset()
 
-    def _on_gradient(self, param: torch.Tensor) -> None:
+    def _on_gradient(self, unit: _Unit, member: _Member, param: torch.Tensor) -> None:
         self._enter_world()
-        if trains_alone(self.options.process_set):
+        if self._alone:
             return
-        known: Param = param
-        if self._submitted(known) or self._passes_left[known] <= 0:
+        if member.ready or unit.under_way is not None or member.passes_left <= 0:
             raise AssertionError(
-                f"the gradient of {self._names[known]!r} was computed more than backward_passes_per_step = "
+                f"the gradient of {member.name!r} was computed more than backward_passes_per_step = "
                 f"{self._passes} "
                 "times before step(); raise backward_passes_per_step to accumulate gradients locally"
             )
-        if not self.busy:
+        if not self._busy:
             self._began_ns = time.perf_counter_ns()
-        self._passes_left[known] -= 1
-        if self._passes_left[known] == 0:
-            self._ready.add(known)
-            unit = self._unit_of[known]
-            if all(member in self._ready or not member.requires_grad for member in self._units[unit]):
+        member.passes_left -= 1
+        if member.passes_left == 0:
+            self._busy = member.ready = True
+            if all(other.ready or not other.param.requires_grad for other in unit.members):
                 self._submit(unit)
 
-    def _submitted(self, param: Param) -> bool:
-        return param in self._ready or self._unit_of[param] in self._under_way
+    def _submit_rest(self, unit: _Unit) -> None:
+        """Submit what the backward pass has not: gradients of zeros, and groups that it did not fill."""
+        if unit.under_way is not None:
+            return
+        for member in unit.members:
+            if member.param.requires_grad and not member.ready:
+                if member.param.grad is None:
+                    member.param.grad = torch.zeros_like(member.param)
+                member.ready = True
+        if any(member.ready for member in unit.members):
+            self._submit(unit)
 
-    def _submit(self, unit: int) -> None:
-        present = tuple(param for param in self._units[unit] if param in self._ready)
-        self._ready.difference_update(present)
-        self._under_way[unit] = self._reduced(present)
+    def _submit(self, unit: _Unit) -> None:
+        present = tuple(member for member in unit.members if member.ready)
+        for member in present:
+            member.ready = False
+        self._busy = True
+        unit.under_way = self._reduced(present)
 
-    def _reduced(self, params: tuple[Param, ...]) -> _UnderWay:
+    def _reduced(self, members: tuple[_Member, ...]) -> _UnderWay:
         options = self.options
-        given = tuple(Fingerprint.of(param.grad) for param in params)
-        grads = [_gradient(param, options.sparse_as_dense) for param in params]
+        whole = self._steps < _FIRST_STEPS or self._steps % _EVERY_STEPS == 0
+        given = tuple(Fingerprint.of(member.param.grad, whole) for member in members)
+        grads = [_gradient(member.param, options.sparse_as_dense) for member in members]
         if any(grad.is_sparse for grad in grads):
-            if len(params) > 1:
+            if len(members) > 1:
                 raise ConfigurationError(
                     "a group holds a sparse gradient; pass sparse_as_dense=True, or leave it out"
                 )
-            handle = sparse_allreduce_async(grads[0], self._names[params[0]], options.op, options.process_set)
-            return _UnderWay(handle, params, given, ())
+            handle = sparse_allreduce_async(grads[0], members[0].name, options.op, options.process_set)
+            return _UnderWay(handle, members, given, ())
         small = [options.compression.compress(grad) for grad in grads]
-        tensors = [tensor for tensor, _ in small]
         # Not in place: the gradient stays as it is until the step, so that a change of it is seen.
-        dense = grouped_allreduce_async(
-            tensors, None, self._names[params[0]], *options.op_and_factors, options.process_set
-        )
-        return _UnderWay(dense, params, given, tuple(ctx for _, ctx in small))
+        request = allreduce_request(members[0].name, *options.op_and_factors, options.process_set)
+        dense = self._gathered.add(request, [tensor for tensor, _ in small])
+        return _UnderWay(dense, members, given, tuple(ctx for _, ctx in small))
+
+    def _take(self, under_way: _UnderWay) -> Iterator[str]:
+        """Put what was reduced into the gradients; return the names of those that have changed meanwhile."""
+        reduced = self._received(under_way)
+        for member, given, grad in zip(under_way.members, under_way.given, reduced, strict=True):
+            if given.is_of(member.param.grad):
+                _store(member.param, grad)
+            else:
+                yield member.name
 
     def _received(self, under_way: _UnderWay) -> list[torch.Tensor]:
         if isinstance(under_way.handle, SparseHandle):

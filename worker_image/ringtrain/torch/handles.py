@@ -6,16 +6,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ringtrain.collectives.tensors import Array
-from ringtrain.negotiation.queue import Finish
+from ringtrain.negotiation.queue import Finish, Submission
 from ringtrain.negotiation.queues import queue_of
 from ringtrain.negotiation.request import Request
 from ringtrain.process_groups.process_sets import ProcessSet
 from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
+
+# Many parameters are small: those of a layer or two together make as much as one exchange needs to be worth it.
+_GATHERED_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,43 @@ def submit(
     `finish`: what the queue makes of the results (default: tensors on the device of their counterparts). `error`:
     what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
     """
+    submission = _submission(request, tensors, finish, error)
+    queue_of(process_set).submit_all([submission])
+    return TorchHandle(submission.future)
+
+
+class Gathered:
+    """Submissions that are handed to the queue of `process_set` some at a time: each time costs it a wake-up."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._submissions: list[Submission] = []
+        self._bytes = 0
+
+    def add(self, request: Request, tensors: Sequence[torch.Tensor]) -> TorchHandle:
+        """As `submit`, at the latest with `submit()` of this object."""
+        submission = _submission(request, tensors, None, "")
+        self._submissions.append(submission)
+        self._bytes += sum(tensor.nbytes for tensor in tensors)
+        if self._bytes >= _GATHERED_BYTES:
+            self.submit()
+        return TorchHandle(submission.future)
+
+    def submit(self) -> None:
+        """Submit what was gathered."""
+        submissions = self._submissions
+        if submissions:
+            self.forget()
+            queue_of(self._process_set).submit_all(submissions)
+
+    def forget(self) -> None:
+        """Submit none of it."""
+        self._submissions, self._bytes = [], 0
+
+
+def _submission(
+    request: Request, tensors: Sequence[torch.Tensor], finish: Finish | None, error: str
+) -> Submission:
     described = Request(  # replace() takes twice as long
         kind=request.kind,
         name=request.name,
@@ -55,8 +95,7 @@ def submit(
     )
     # What is wrong fails on every rank before anyone looks at the data.
     arrays = tuple if described.error else to_arrays(tensors)
-    finish = finish or (lambda result: to_tensors(result, tensors))
-    return TorchHandle(queue_of(process_set).submit(described, arrays, finish))
+    return Submission(described, arrays, finish or (lambda result: to_tensors(result, tensors)))
 
 
 def first(handle: TorchHandle) -> TorchHandle:

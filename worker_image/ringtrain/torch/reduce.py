@@ -12,7 +12,7 @@ from ringtrain.compression.casts import run_compressed
 from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
 from ringtrain.negotiation.queues import name_for
-from ringtrain.negotiation.request import CollectiveKind
+from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import scalar_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.arithmetic import adasum_error
@@ -201,6 +201,12 @@ def grouped_reducescatter(
     """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
     how = Reduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered(tensors, how, name_for("grouped_reducescatter", name, process_set), compression)
+
+
+def allreduce_request(name: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet) -> Request:
+    """What `grouped_allreduce_async` asks the queue for, but for what the tensors say of themselves."""
+    how = Reduction.of(op, None, prescale, postscale, process_set)
+    return how.request(name_for("grouped_allreduce", name, process_set))
 
 
 def _allreduce(tensors: Sequence[torch.Tensor], how: Reduction, name: str, in_place: bool = False) -> TorchHandle:

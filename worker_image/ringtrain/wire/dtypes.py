@@ -22,6 +22,12 @@ INTEGERS: Final = ("int32", "int64", "uint8", "bool")
 
 
 @functools.cache  # numpy puts a dtype's name together anew each time, in 2 us
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Return numpy's name of any dtype."""
+    return dtype.name
+
+
+@functools.cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name under which `dtype` travels.
 
