@@ -59,7 +59,7 @@ class Ringtrain:
     def _step(self, backward_s: float = 0.0, compression: str | None = None, overlap: bool = True) -> Work:
         return steps.ringtrain_step(backward_s, compression, overlap)
 
-    def _torch(self, optimizer: str) -> Work:
+    def _pytorch(self, optimizer: str) -> Work:
         import torch
 
         torch.set_num_threads(1)  # as many as gloo's ranks have on two cores
@@ -99,7 +99,7 @@ class Gloo:
     def _step(self, backward_s: float = 0.0) -> Work:
         return steps.ddp_step(backward_s)
 
-    def _torch(self, optimizer: str) -> Work:
+    def _pytorch(self, optimizer: str) -> Work:
         return steps.ddp_step()
 
     def barrier(self) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 
 from bench.contest import Rounds
 from bench.hosts import Hosts, Loopback, certified, namespaces
+from ringtrain.agent.rank_env import MALLOC
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
-GRPC = {"RINGTRAIN_TRANSPORT": "grpc"}
+# As ranks of a job have it: an agent sets it.
+SHM = dict(MALLOC)
+GRPC = {"RINGTRAIN_TRANSPORT": "grpc", **MALLOC}
 # Bytes of the gradients of the step: its wire time at 1 Gbit/s is the backward pass that it is compared with.
 STEP_BYTES = 25_557_032 * 4
 LINE_BYTES_PER_S = 125e6
@@ -49,7 +52,7 @@ class Case:
         """Not everyone can do everything."""
         if what["kind"] == "allreduce":
             return True
-        if what["kind"] in ("step", "torch") and "compression" not in what:
+        if what["kind"] in ("step", "pytorch") and "compression" not in what:
             return contender.startswith(("ringtrain", "gloo")) and contender != "ringtrain-neighbour"
         return contender in ("ringtrain-grpc", "ringtrain-shm", "ringtrain")
 
@@ -75,13 +78,13 @@ def _allreduces(sizes: list[int]) -> list[tuple[What, Rounds]]:
 
 
 def _loopback(ranks: int) -> Case:
-    contenders = {"ringtrain-shm": {}, "ringtrain-grpc": GRPC, "ringtrain-neighbour": GRPC}
+    contenders = {"ringtrain-shm": SHM, "ringtrain-grpc": GRPC, "ringtrain-neighbour": GRPC}
     contenders |= {"gloo": {}, "mpi-shm": {}, "mpi-tcp": {}, "copy": {}}
     work = _allreduces(SIZES)
     work += [({"kind": "allreduce_many", "fused": fused}, Rounds(6, 3)) for fused in (True, False)]
     work += [({"kind": "step"}, Rounds(40, 3, 2))]
     # Twelve to warm up: in the first ten steps DistributedOptimizer looks at all of a gradient's bits.
-    work += [({"kind": "torch", "optimizer": name}, Rounds(40, 5, 12, 4)) for name in ("distributed", "host")]
+    work += [({"kind": "pytorch", "optimizer": name}, Rounds(40, 5, 12, 4)) for name in ("distributed", "host")]
     where = lambda: nullcontext(Loopback(ranks))  # noqa: E731
     return Case("one machine", ranks, where, contenders, work, [{"kind": "state"}])
 
@@ -103,7 +106,7 @@ def _gigabit(hosts: int) -> Case:
 
 
 def _pods() -> Case:
-    contenders = {"ringtrain": {}, "ringtrain-grpc": GRPC, "gloo": {}, "mpi-tcp": {}}
+    contenders = {"ringtrain": SHM, "ringtrain-grpc": GRPC, "gloo": {}, "mpi-tcp": {}}
     work: list[tuple[What, Rounds]] = [({"kind": "allreduce", "nbytes": 64 * MIB}, Rounds(15, 1, 1))]
     work += [({"kind": "step"}, Rounds(15, 1, 1))]
     where = lambda: namespaces(2, "1gbit", ranks_each=2)  # noqa: E731

@@ -138,7 +138,7 @@ def _steps(look: _Lookup) -> list[Row]:
     aims |= {("host", "shm"): (3.0, 3.0), ("host", "grpc"): (1.2, 1.1)}
     for (optimizer, transport), of_two_and_four in aims.items():
         for ranks, aim in zip((2, 4), of_two_and_four, strict=True):
-            what = {"kind": "torch", "optimizer": optimizer}
+            what = {"kind": "pytorch", "optimizer": optimizer}
             ratio = look.faster(ONE_MACHINE, ranks, f"ringtrain-{transport}", "gloo", **what)
             where = "one pod" if transport == "shm" else "gRPC"
             name = f"PyTorch, {optimizer.title()}Optimizer, 161 parameters, {where}, {ranks} ranks, over DDP"
