@@ -84,18 +84,34 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
         work.versions.saw_pod(version)
     elif ref.kind == POD_GROUP:
         work.memory.groups_known = False
+    elif resource is SECRETS:
+        _note_secret(work, ref)
     else:
         work.memory.owned.add(ref)
-    if resource is SECRETS:
-        work.memory.secret_attempt = int((work.job.get("status") or {}).get("attempt") or 0)
     return None
+
+
+def _note_secret(work: _Work, ref: ObjectRef) -> None:
+    """The job's Secret is there; the next attempt will ask again."""
+    work.memory.owned.add(ref)
+    work.memory.secret_attempt = int((work.job.get("status") or {}).get("attempt") or 0)
+
+
+def _was_mounted(job: Mapping[str, Any]) -> bool:
+    """Whether pods of the job have mounted the Secret that its status names."""
+    ledger = (job.get("status") or {}).get("ledger") or {}
+    mounted = ledger.get("credentialsMounted")
+    return mounted is not None and int(mounted) == int(ledger.get("credentials") or 0)
 
 
 async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> Foreign | None:
     """A name that is taken is ours (an earlier creation whose answer was lost), or somebody else's."""
     if resource is SECRETS:
-        # Whose a Secret is can't be read. One that this process did not just make counts as another's: the next
-        # plan takes another name.
+        if _was_mounted(work.job):
+            _note_secret(work, ref)
+            return None
+        # Whose a Secret is can't be read. One that this process did not just make, and that no pod of the job has
+        # mounted, counts as another's: the next plan takes another name.
         work.memory.taken_secrets.add(ref)
         return Foreign(ref)
     found = await find_owner(work.versions.api, work.job, resource, ref.name)

@@ -51,9 +51,12 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
 def name_credentials(s: Situation) -> JobStatus:
     """The status with another name for the job's Secret, if the present one turned out to be taken.
 
-    The operator may not read Secrets: only a creation that succeeded shows that a Secret is its own.
+    The operator may not read Secrets: only a creation that succeeded shows that a Secret is its own. Pods are made
+    after such a creation, so the Secret that they mount is noted as the job's own; later attempts use it again.
     """
-    if s.secret_is_ours or s.secret not in s.observed.taken_secrets:
+    if s.secret_is_ours:
+        return s.status.noted(credentials_mounted=s.status.ledger.credentials)
+    if s.secret not in s.observed.taken_secrets:
         return s.status
     return s.status.noted(credentials=s.status.ledger.credentials + 1)
 

@@ -142,6 +142,10 @@ class Ledger(StatusModel):
 
     attempt_workers: int = Field(default=0, description="Workers that the present attempt was made with.")
     credentials: int = Field(default=0, description="Number of the Secret that the job's pods mount.")
+    credentials_mounted: int | None = Field(
+        default=None,
+        description="Number of the last Secret that pods of the job mounted: the operator made that one.",
+    )
     restart_not_before: Time | None = Field(default=None, description="Earliest start of this attempt's pods.")
     restart_delay_seconds: int = Field(default=0, description="Delay before the last restart.")
     active_since: Time | None = Field(default=None, description="Since when activeDeadlineSeconds counts.")

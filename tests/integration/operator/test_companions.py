@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from support.cluster import OpenCluster, fake_cluster
+from support.operating import running_operator
 from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator.cluster.api.resources import (
@@ -12,6 +13,7 @@ from ringtrain_operator.cluster.api.resources import (
     SERVICES,
     Resource,
 )
+from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 NAMED_ALIKE = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 
@@ -90,3 +92,29 @@ async def test_pods_that_are_refused_again_and_again_cost_one_secret(tmp_path: P
         assert [o["metadata"]["name"] for o in await s.cluster.api.select(SECRETS, s.namespace)] == [
             await secret_name(s)
         ]
+
+
+async def test_a_job_that_restarts_is_suspended_and_resumed_has_one_secret(
+    open_cluster: OpenCluster, tmp_path: Path
+) -> None:
+    """A resumed job mounts the Secret of its first attempt; also with an operator that did not make it."""
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit()
+        await s.until_running()
+        s.fail(code=3)
+        await s.until(lambda j: j["status"].get("attempt") == 2)
+        s.skip(30)
+        await s.until_running(attempt=2)
+        await s.change({"runPolicy": {"suspend": True}})
+        await s.until_state("Suspended")
+        s.skip(LAUNCHER_ENDS_S)
+        await s.until_pods(0)
+        assert s.operator is not None
+        s.operator.stop()
+        async with running_operator(s.cluster.operator_connection, s.clock, namespaces=(s.namespace,)):
+            await s.change({"runPolicy": {"suspend": False}})
+            await s.until_running(attempt=3)
+            found = await s.cluster.api.select(SECRETS, s.namespace)
+            assert [o["metadata"]["name"] for o in found] == [await secret_name(s)]
+            s.succeed(attempt=3)
+            await s.until_state("Succeeded")

@@ -270,7 +270,14 @@ def timeless(status: dict[str, Any]) -> dict[str, Any]:
     It can't read whose a Secret is, and it does not know whether a pod was made that it has never seen.
     """
     kept = {k: v for k, v in status.items() if k not in ("startTime", "completionTime")}
-    changing = ("activeSince", "activeSeconds", "restartNotBefore", "credentials", "incarnations")
+    changing = (
+        "activeSince",
+        "activeSeconds",
+        "restartNotBefore",
+        "credentials",
+        "credentialsMounted",
+        "incarnations",
+    )
     kept["ledger"] = {k: v for k, v in status["ledger"].items() if k not in changing}
     kept["conditions"] = [{k: v for k, v in c.items() if k != "lastTransitionTime"} for c in status["conditions"]]
     if "failure" in kept:

@@ -18,7 +18,7 @@ from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 QUEUED = {"scheduling": {"queue": "research"}}
-COMPANIONS = ["NetworkPolicy", "Service", "ServiceAccount"]
+COMPANIONS = ["NetworkPolicy", "Secret", "Service", "ServiceAccount"]
 
 
 @asynccontextmanager
@@ -34,13 +34,11 @@ async def scenario(folder: Path) -> AsyncIterator[Scenario]:
 
 
 async def owned(s: Scenario) -> list[str]:
-    """Kinds of what the job owns, once nothing changes any more; without Secrets, of which the operator makes one
-    anew where it can't know whether the last is still there.
-    """
+    """Kinds of what the job owns, once nothing changes any more."""
     assert s.cluster.fake is not None
     await s.cluster.until_quiet()
     found = s.cluster.fake.store.owned_by((await s.job())["metadata"]["uid"])
-    return [obj.split()[0] for obj in found if not obj.startswith("Secret ")]
+    return [obj.split()[0] for obj in found]
 
 
 def running(workers: int) -> list[str]:
