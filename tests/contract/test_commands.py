@@ -11,13 +11,18 @@ from ringtrain_operator.client.launcher_output import Wanted
     [
         pytest.param(
             Wanted("digits", rank=3, attempt=None, follow=True, tail=7),
-            {"directory": None, "rank": 3, "attempt": 2, "following": True, "tail": 7},
+            {"directory": None, "rank": 3, "attempt": 2, "following": True, "tail": 7, "reports": False},
             id="one-rank",
         ),
         pytest.param(
             Wanted("digits", rank=None, attempt=1, follow=False, tail=None),
-            {"directory": None, "rank": None, "attempt": 2, "following": False, "tail": None},
+            {"directory": None, "rank": None, "attempt": 2, "following": False, "tail": None, "reports": False},
             id="all-ranks",
+        ),
+        pytest.param(
+            Wanted("digits", rank=None, attempt=None, follow=True, tail=None, reports=True),
+            {"directory": None, "rank": None, "attempt": 2, "following": True, "tail": None, "reports": True},
+            id="reports",
         ),
     ],
 )

@@ -76,7 +76,7 @@ async def _find(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]
     with suppress(NotFound):
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     own = pod is not None and wanted.attempt in (None, attempt_of(pod))
-    if pod is None or not _is_running(pod) or not (own or claim_of(job)):
+    if pod is None or not is_running(pod) or not (own or claim_of(job)):
         return read_ended(session, wanted, job, pod, Printed())
     if own and wanted.rank is None:
         return _live(session, wanted, job, Printed())
@@ -122,7 +122,7 @@ async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) ->
         if not own or not await _ends(session, wanted.pod):
             raise
     pod = await session.api.get(PODS, session.namespace, wanted.pod)
-    if attempt_of(pod) == found and not _is_running(pod):
+    if attempt_of(pod) == found and not is_running(pod):
         rest = read_ended(session, wanted, job, pod, printed)
     else:
         rest = _live(session, wanted, job, printed)
@@ -139,12 +139,13 @@ async def _ends(session: Session, name: str) -> bool:
             pod = await session.api.get(PODS, session.namespace, name)
         except NotFound:
             return False
-        if not _is_running(pod):
+        if not is_running(pod):
             return True
         if time.monotonic() >= give_up_at:
             return False
         await asyncio.sleep(0.2)
 
 
-def _is_running(pod: Json) -> bool:
+def is_running(pod: Json) -> bool:
+    """Whether commands can be run in the pod."""
     return (pod.get("status") or {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]

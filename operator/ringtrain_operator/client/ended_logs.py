@@ -54,7 +54,7 @@ async def read_ended(
         if _is_short(missing) and claim_of(job) and (own or _is_over(job, attempt)):
             begun = False
             try:
-                async with aclosing(_from_claim(session, wanted, job, attempt, printed)) as chunks:
+                async with aclosing(from_claim(session, wanted, job, attempt, printed)) as chunks:
                     async for chunk in chunks:
                         begun = True
                         yield chunk
@@ -111,7 +111,7 @@ async def _keep_output(
     return missing_lines(ended, attempt_of(pod), wanted, shown), ""
 
 
-async def _from_claim(
+async def from_claim(
     session: Session, wanted: Wanted, job: Json, attempt: int, printed: Printed
 ) -> AsyncGenerator[bytes, None]:
     """What the store has on the job's claim, without what was printed."""

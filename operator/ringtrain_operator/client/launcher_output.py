@@ -18,13 +18,14 @@ _MARK = re.compile(rb"\[(\d{1,9})\] ")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asked for. `attempt` None: the present one."""
+    """What the user asked for. `attempt` None: the present one. `reports`: these in place of the log."""
 
     name: str
     rank: int | None
     attempt: int | None
     follow: bool
     tail: int | None
+    reports: bool = False
 
     @property
     def pod(self) -> str:
@@ -35,6 +36,7 @@ class Wanted:
         """What prints it where the log store is mounted."""
         options = [f"--attempt={attempt}"]
         options += [f"--rank={self.rank}"] if self.rank is not None else []
+        options += ["--reports"] if self.reports else []
         options += ["--follow"] if follow else []
         options += [f"--tail={self.tail}"] if self.tail is not None else []
         return ["ringtrain", "logs", *options]

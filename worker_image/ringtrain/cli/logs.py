@@ -19,13 +19,18 @@ from ringtrain.logs.reading import LogMissing, find_attempt, find_log, follow, r
 @click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
 @click.option("--follow", "-f", "following", is_flag=True, help="Go on until the attempt is over.")
 @click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
-def logs(directory: Path | None, rank: int | None, attempt: int | None, following: bool, tail: int | None) -> None:
+@click.option("--reports", is_flag=True, help="What ranks have reported, as JSON lines, not what they wrote.")
+def logs(
+    directory: Path | None, rank: int | None, attempt: int | None, following: bool, tail: int | None, reports: bool
+) -> None:
     """Print what ranks wrote, to the byte: of the newest run in DIRECTORY, or below it [default: runs].
 
     In the launcher's container, which has the logs' volume, of its job:
 
     kubectl exec digits-launcher -- ringtrain logs --rank 3 --follow
     """
+    if reports and rank is not None:
+        raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
     try:
         env = Environment(os.environ)
         if directory is not None or contract.ENV_JOB_NAME not in os.environ:
@@ -36,6 +41,7 @@ def logs(directory: Path | None, rank: int | None, attempt: int | None, followin
             path = _present_log(env, files, rank) if present else find_log(files, rank)
     except (ConfigurationError, LogMissing) as exc:
         raise click.ClickException(str(exc)) from exc
+    path = files.metrics if reports else path
     start = 0 if tail is None else tail_position(path, tail)
     chunks = follow(path, start, files.outcome.exists) if following and present else read_from(path, start)
     for chunk in chunks:

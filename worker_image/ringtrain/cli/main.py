@@ -19,6 +19,7 @@ _COMMANDS = {
     "report": "ringtrain.cli.report:report",
     "run": "ringtrain.cli.run:run",
     "rsh": "ringtrain.cli.rsh:rsh",
+    "tensorboard": "ringtrain.cli.tensorboard:tensorboard",
     "timeline": "ringtrain.cli.timeline:timeline",
 }
 
