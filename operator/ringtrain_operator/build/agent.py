@@ -11,6 +11,10 @@ from .settings import AgentSource, Settings
 from .volumes import add_volume
 
 INIT_CONTAINER = "ringtrain-agent"
+# Of the job's Service, which is there as long as the job: the image that has its agent; absent: its pods' image.
+ANNOTATION_IMAGE = f"{contract.GROUP}/agent-image"
+# In a container of the agent's own image.
+PROGRAM, PYTHON = "/bin/ringtrain", "/python/bin/python3"
 # Where a container of the agent's image sees the volume that it fills.
 _TARGET = "/target"
 # Copying takes a moment; a quota on limits admits only pods whose containers all have them.
@@ -37,7 +41,7 @@ def add_agent(job: Job, spec: dict[str, Any], settings: Settings) -> str:
         copying = {
             "name": INIT_CONTAINER,
             "image": source.image,
-            "command": ["/bin/ringtrain", "copy", _TARGET],
+            "command": [PROGRAM, "copy", _TARGET],
             "resources": _RESOURCES,
             "volumeMounts": [{"name": VOLUME_AGENT, "mountPath": _TARGET}],
             "securityContext": {"readOnlyRootFilesystem": True},

@@ -8,6 +8,7 @@ from .. import contract
 from ..spec.job import Job
 from ..spec.reserved import VOLUME_LOGS
 from . import names
+from .agent import PYTHON
 from .assembly import Pod
 from .pods import build_launcher_pod
 from .security import restrict_pod
@@ -43,11 +44,12 @@ _POD_FIELDS = (
 _USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "seLinuxOptions")
 
 
-def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int) -> Pod:
+def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agent_image: str = "") -> Pod:
     """A pod that sleeps for `lives_s` seconds beside the job's log store, which it cannot change.
 
     Image, node and user are those of the job's launcher; `ringtrain logs` reads as in a launcher of `attempt`.
-    `suffix`: what makes its name unique.
+    `suffix`: what makes its name unique. `agent_image`: the one that the operator has brought the job's agent
+    from; the reader has that image then, and needs nothing of the launcher's.
     """
     launcher = build_launcher_pod(job, attempt)["spec"]
     main = launcher["containers"][0]
@@ -59,7 +61,7 @@ def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int) -> P
         automountServiceAccountToken=False,
         enableServiceLinks=False,
         securityContext={**launcher["securityContext"], "fsGroupChangePolicy": "OnRootMismatch"},
-        containers=[_container(main, lives_s)],
+        containers=[_container(main, lives_s, agent_image)],
         volumes=[volume for volume in launcher["volumes"] if volume["name"] == VOLUME_LOGS],
     )
     restrict_pod(spec)
@@ -78,17 +80,21 @@ def _metadata(job: Job, suffix: str) -> dict[str, Any]:
     }
 
 
-def _container(main: dict[str, Any], lives_s: int) -> dict[str, Any]:
+def _container(main: dict[str, Any], lives_s: int, agent_image: str) -> dict[str, Any]:
     context = {k: v for k, v in (main.get("securityContext") or {}).items() if k in _USER_FIELDS}
     ours = [entry for entry in main["env"] if entry["name"] in _VARIABLES]
     # The user's own, such as PATH. What comes from Secrets may be gone, and is not needed.
     theirs = [e for e in main["env"] if "value" in e and not e["name"].startswith("RINGTRAIN_")]
     mounts = [{**m, "readOnly": True} for m in main["volumeMounts"] if m["name"] == VOLUME_LOGS]
     chosen = {field: main[field] for field in ("image", "imagePullPolicy", "resources") if main.get(field)}
+    command = ["sleep", str(lives_s)]
+    if agent_image:
+        chosen = {"image": agent_image, **({"resources": main["resources"]} if main.get("resources") else {})}
+        command = [PYTHON, "-c", f"import time; time.sleep({lives_s})"]
     return {
         **chosen,
         "name": CONTAINER,
-        "command": ["sleep", str(lives_s)],
+        "command": command,
         "env": ours + theirs,
         "volumeMounts": mounts,
         "securityContext": {**context, "readOnlyRootFilesystem": True},

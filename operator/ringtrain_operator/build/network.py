@@ -8,6 +8,7 @@ from .. import contract
 from ..spec.job import Job
 from ..spec.reserved import templates_of
 from ..spec.template import containers_of
+from .agent import ANNOTATION_IMAGE, agent_source
 from .names import job_labels, metadata
 from .settings import Settings
 
@@ -17,12 +18,14 @@ OPERATOR_LABELS = {contract.LABEL_COMPONENT: "operator"}
 LABEL_NAMESPACE = "kubernetes.io/metadata.name"
 
 
-def build_service(job: Job) -> dict[str, Any]:
+def build_service(job: Job, settings: Settings | None = None) -> dict[str, Any]:
     """A headless Service that gives every pod of the job a host name, ready or not."""
+    source = agent_source(job, settings or Settings())
+    noted = {"annotations": {ANNOTATION_IMAGE: source.image}} if source is not None else {}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(job, job.name, job_labels(job)),
+        "metadata": metadata(job, job.name, job_labels(job)) | noted,
         "spec": {
             "clusterIP": "None",
             # Agents must find the launcher before anything is ready.

@@ -101,7 +101,8 @@ async def _live(session: Session, wanted: Wanted, job: Json, printed: Printed) -
 async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) -> AsyncGenerator[bytes, None]:
     """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
     container, printed, found = pod["spec"]["containers"][0]["name"], Printed(), attempt_of(pod)
-    command = wanted.command(wanted.attempt or found, follow=wanted.follow)
+    program = pod["spec"]["containers"][0]["command"][0]
+    command = wanted.command(program, wanted.attempt or found, follow=wanted.follow)
     own = wanted.rank is not None and wanted.attempt in (None, found)
     try:
         stream = execute(session.api.connection, session.namespace, wanted.pod, container, command)

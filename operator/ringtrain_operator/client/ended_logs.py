@@ -116,8 +116,8 @@ async def from_claim(
 ) -> AsyncGenerator[bytes, None]:
     """What the store has on the job's claim, without what was printed."""
     skip = printed.size
-    async with log_reader(session, parse_job(job, templates=False), _present(job)) as reader:
-        command = wanted.command(attempt, follow=False)
+    async with log_reader(session, parse_job(job, templates=False), _present(job)) as (reader, program):
+        command = wanted.command(program, attempt, follow=False)
         stream = execute(session.api.connection, session.namespace, reader, CONTAINER, command)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:

@@ -32,14 +32,14 @@ class Wanted:
         """The launcher's pod."""
         return f"{self.name}-launcher"
 
-    def command(self, attempt: int, *, follow: bool) -> list[str]:
-        """What prints it where the log store is mounted."""
+    def command(self, program: str, attempt: int, *, follow: bool) -> list[str]:
+        """What prints it where the log store is mounted. `program`: the container's `ringtrain`."""
         options = [f"--attempt={attempt}"]
         options += [f"--rank={self.rank}"] if self.rank is not None else []
         options += ["--reports"] if self.reports else []
         options += ["--follow"] if follow else []
         options += [f"--tail={self.tail}"] if self.tail is not None else []
-        return ["ringtrain", "logs", *options]
+        return [program, "logs", *options]
 
 
 @dataclass

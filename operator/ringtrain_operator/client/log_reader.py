@@ -8,9 +8,10 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 
+from ringtrain_operator.build.agent import ANNOTATION_IMAGE, PROGRAM
 from ringtrain_operator.build.log_reader import LABEL_READER, build_log_reader_pod
-from ringtrain_operator.cluster.api.errors import ApiError, NotFound
-from ringtrain_operator.cluster.api.resources import PODS
+from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
+from ringtrain_operator.cluster.api.resources import PODS, SERVICES
 from ringtrain_operator.errors import OperatorError
 from ringtrain_operator.observe.model import PodView
 from ringtrain_operator.observe.pods import view_pod
@@ -31,20 +32,30 @@ class ReaderNotStarted(OperatorError):
 
 
 @contextlib.asynccontextmanager
-async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[str]:
-    """The name of a running pod that mounts the job's log store, for as long as the block lasts.
+async def log_reader(session: Session, job: Job, attempt: int) -> AsyncIterator[tuple[str, str]]:
+    """A running pod that mounts the job's log store, for as long as the block lasts: its name, its `ringtrain`.
 
     Raises ReaderNotStarted, and Forbidden where the user may not create pods.
     """
     await _delete_ended(session, job)
-    pod = build_log_reader_pod(job, attempt, secrets.token_hex(3), LIVES_S)
+    agent_image = await _agent_image(session, job)
+    pod = build_log_reader_pod(job, attempt, secrets.token_hex(3), LIVES_S, agent_image)
     name = pod["metadata"]["name"]
     try:
         await session.api.create(PODS, job.namespace, pod)
         await _until_running(session, job.namespace, name)
-        yield name
+        yield name, PROGRAM if agent_image else "ringtrain"
     finally:
         await _delete(session, job.namespace, name)
+
+
+async def _agent_image(session: Session, job: Job) -> str:
+    """The image that has the job's agent, as the operator has noted it; empty: the image of its pods."""
+    try:
+        service = await session.api.get(SERVICES, job.namespace, job.name)
+    except (NotFound, Forbidden):
+        return ""
+    return str((service["metadata"].get("annotations") or {}).get(ANNOTATION_IMAGE) or "")
 
 
 async def _delete(session: Session, namespace: str, name: str) -> None:

@@ -27,9 +27,9 @@ async def read_reports(session: Session, name: str, attempt: int | None) -> Asyn
     present = int((job.get("status") or {}).get("attempt") or 0)
     if pod is not None and is_running(pod) and (attempt in (None, attempt_of(pod)) or claim_of(job)):
         found = attempt_of(pod)
-        command = wanted.command(attempt or found, follow=attempt in (None, found))
-        container = pod["spec"]["containers"][0]["name"]
-        chunks = execute(session.api.connection, session.namespace, wanted.pod, container, command)
+        main = pod["spec"]["containers"][0]
+        command = wanted.command(main["command"][0], attempt or found, follow=attempt in (None, found))
+        chunks = execute(session.api.connection, session.namespace, wanted.pod, main["name"], command)
     elif claim_of(job) and present:
         chunks = from_claim(session, wanted, job, attempt or present, Printed())
     else:

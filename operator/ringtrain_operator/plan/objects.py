@@ -100,7 +100,7 @@ def _delete(s: Situation, pods: tuple[PodView, ...], requeue_at: datetime | None
 def _companions(s: Situation, settings: Settings) -> tuple[dict[str, Any], ...]:
     job = s.job
     builders: dict[str, Callable[[], dict[str, Any]]] = {
-        "Service": lambda: build.build_service(job),
+        "Service": lambda: build.build_service(job, settings),
         "ServiceAccount": lambda: build.build_service_account(job),
         "NetworkPolicy": lambda: build.build_network_policy(job, settings),
     }

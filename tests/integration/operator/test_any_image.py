@@ -4,21 +4,29 @@ Operator, launcher and agents are real; a pod's containers are processes in the 
 a user that no image knows, with a root that nobody can write to.
 """
 
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import jobs
-from support.cluster import OpenCluster
+from support.cluster import Cluster, OpenCluster, fake_cluster
 from support.jobs import state
 from support.kubelet import Kubelet
 from support.kubelet.roots import USER, Image, RootRuntime, why_no_roots
 from support.operating import running_operator
-from support.standalone import BUSYBOX, build_standalone, shell_only, why_not_built
+from support.standalone import BUSYBOX, add_with_libraries, build_standalone, shell_only, why_not_built
 
 from ringtrain_operator.build import AgentSource, Settings
 from ringtrain_operator.build.settings import AgentVolume
-from ringtrain_operator.cluster.api.resources import JOBS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
+from ringtrain_operator.convert.mpijob import convert_mpijob
 
 WHY_NOT = why_no_roots() or why_not_built() or ("" if BUSYBOX.exists() else "needs busybox-static")
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -44,21 +52,31 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Image:
     return Image(image, {"FROM_IMAGE": "yes", **OF_THE_IMAGE})
 
 
-async def run(
+@asynccontextmanager
+async def running(
     cluster: OpenCluster, manifest: Json, images: dict[str, Image], folder: Path, volume: AgentVolume
-) -> tuple[Json, str]:
-    """The job after its end, and its launcher's output."""
-    settings = Settings(agent=AgentSource(AGENT, volume))
-    name = manifest["metadata"]["name"]
+) -> AsyncIterator[tuple[Cluster, str]]:
+    """The cluster and the namespace in which the job was created."""
     async with cluster() as c:
         ns = await c.new_namespace()
         async with (
             Kubelet(c.api, RootRuntime(images), folder, namespace=ns),
-            running_operator(c.operator_connection, namespaces=(ns,), objects=settings),
+            running_operator(
+                c.operator_connection, namespaces=(ns,), objects=Settings(agent=AgentSource(AGENT, volume))
+            ),
         ):
             await c.api.create(JOBS, ns, manifest)
-            done = await c.until(JOBS, ns, name, lambda j: state(j) in ("Succeeded", "Failed"), ENDED_WITHIN_S)
-            log = b"".join([line async for line in c.api.pod_log(ns, f"{name}-launcher")]).decode()
+            yield c, ns
+
+
+async def run(
+    cluster: OpenCluster, manifest: Json, images: dict[str, Image], folder: Path, volume: AgentVolume
+) -> tuple[Json, str]:
+    """The job after its end, and its launcher's output."""
+    name = manifest["metadata"]["name"]
+    async with running(cluster, manifest, images, folder, volume) as (c, ns):
+        done = await c.until(JOBS, ns, name, lambda j: state(j) in ("Succeeded", "Failed"), ENDED_WITHIN_S)
+        log = b"".join([line async for line in c.api.pod_log(ns, f"{name}-launcher")]).decode()
     return done, log
 
 
@@ -70,9 +88,7 @@ async def test_a_program_runs_in_an_image_without_python(
     script = (
         "echo rank $RANK of $WORLD_SIZE, user $(id -u); env | sort; touch /new || echo read-only; echo >/tmp/new"
     )
-    manifest = jobs.job("shell")
-    main = manifest["spec"]["worker"]["template"]["spec"]["containers"][0]
-    main.update(image="shell:1", command=["sh", "-c", script], securityContext={"readOnlyRootFilesystem": True})
+    manifest = shell_job("shell", script)
     done, log = await run(open_cluster, manifest, {AGENT: agent, "shell:1": shell}, tmp_path, volume)
     assert state(done) == "Succeeded", f"{done['status']}\n{log}"
     for rank in range(2):
@@ -83,3 +99,142 @@ async def test_a_program_runs_in_an_image_without_python(
     assert "ASIDE" not in log
     assert "LC_CTYPE" not in log
     assert "HOME=" not in log.replace("PYTHONHOME=", "")
+
+
+def shell_job(name: str, script: str, **spec: Any) -> Json:
+    """A job whose ranks run `script` in the image with a shell, with a root that they cannot write to."""
+    manifest = jobs.job(name, **{"runPolicy": {"backoffLimit": 0}, **spec})
+    main = manifest["spec"]["worker"]["template"]["spec"]["containers"][0]
+    main.update(image="shell:1", command=["sh", "-c", script], securityContext={"readOnlyRootFilesystem": True})
+    return manifest
+
+
+async def test_logs_are_read_without_the_image(agent: Image, shell: Image, tmp_path: Path) -> None:
+    """The pod that reads the store of a job whose launcher is gone has the agent's image, and is restricted."""
+    manifest = shell_job("shell", "echo hello of $RANK")
+    manifest["spec"]["logs"] = {"persistentVolumeClaim": {"claimName": "runs"}}
+    images = {AGENT: agent, "shell:1": shell}
+    async with running(fake_cluster, manifest, images, tmp_path, "InitContainer") as (c, ns):
+        await c.until(JOBS, ns, "shell", lambda j: state(j) == "Succeeded", ENDED_WITHIN_S)
+        await c.api.delete(PODS, ns, "shell-launcher")
+        await c.until_gone(PODS, ns, "shell-launcher")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ringtrain_operator.cli", "logs", "shell", "--namespace", ns, "--rank=1"),
+            env={**os.environ, "KUBECONFIG": str(c.kubeconfig(tmp_path))},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+    assert (process.returncode, out) == (0, b"hello of 1\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "agent_of_job", "own"),
+    [
+        pytest.param("0.1.7", None, True, id="its-version-fits"),
+        pytest.param("0.2.0", None, False, id="its-version-does-not"),
+        pytest.param("0.1.0", "Inject", False, id="the-job-says-inject"),
+    ],
+)
+async def test_an_image_may_say_that_it_has_ringtrain(
+    agent: Image, tmp_path: Path, version: str, agent_of_job: str | None, own: bool
+) -> None:
+    """Its own `ringtrain` then runs in the place of the one that was brought."""
+    root = shell_only(tmp_path / "root")
+    program = root / "bin" / "ringtrain"
+    program.write_text('#!/bin/sh\necho "the own one: $1"\nexit 3\n')
+    program.chmod(0o755)
+    images = {AGENT: agent, "shell:1": Image(root, {"RINGTRAIN_IMAGE_VERSION": version})}
+    spec = {"agent": agent_of_job} if agent_of_job else {}
+    done, log = await run(fake_cluster, shell_job("shell", "true", **spec), images, tmp_path, "InitContainer")
+    assert state(done) == ("Failed" if own else "Succeeded")
+    assert ("the own one: launcher" in log) is own
+    assert ("the image has ringtrain 0.2.0" in log) is (version == "0.2.0")
+
+
+# As kubeflow's example of an MPIJob has it.
+KUBEFLOWS_PI: Json = {
+    "apiVersion": "kubeflow.org/v2beta1",
+    "kind": "MPIJob",
+    "metadata": {"name": "pi"},
+    "spec": {
+        "slotsPerWorker": 1,
+        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
+        "sshAuthMountPath": "/home/mpiuser/.ssh",
+        "mpiReplicaSpecs": {
+            "Launcher": {
+                "replicas": 1,
+                "template": {
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "mpi-launcher",
+                                "image": "mpioperator/mpi-pi:openmpi",
+                                "securityContext": {"runAsUser": 1000},
+                                "command": ["mpirun"],
+                                "args": ["-n", "2", "/home/mpiuser/pi"],
+                            }
+                        ]
+                    }
+                },
+            },
+            "Worker": {
+                "replicas": 2,
+                "template": {
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "mpi-worker",
+                                "image": "mpioperator/mpi-pi:openmpi",
+                                "securityContext": {"runAsUser": 1000},
+                                "command": ["/usr/sbin/sshd"],
+                                "args": ["-De", "-f", "/home/mpiuser/.sshd_config"],
+                            }
+                        ]
+                    }
+                },
+            },
+        },
+    },
+}
+PI = Path(__file__).parents[3] / "examples" / "mpi" / "pi.c"
+LIBRARIES = Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
+
+
+def with_open_mpi(root: Path) -> Path:
+    """A root with Debian's Open MPI, a shell and the program of examples/mpi/pi.c, and no Python."""
+    if not (LIBRARIES / "openmpi").exists() or not shutil.which("mpicc.openmpi"):
+        pytest.skip("needs Debian's Open MPI (openmpi-bin, libopenmpi-dev)")
+    shell_only(root)
+    program = root / "home" / "mpiuser" / "pi"
+    program.parent.mkdir(parents=True)
+    subprocess.run(["mpicc.openmpi", "-O2", "-o", str(program), str(PI), "-lm"], check=True)
+    programs = [Path("/usr/bin") / name for name in ("mpirun.openmpi", "orterun", "orted", "mpirun")]
+    add_with_libraries(
+        root, [*programs, program, *LIBRARIES.glob("openmpi/**/*.so"), *LIBRARIES.glob("pmix*/**/*.so")]
+    )
+    for folder in ("/usr/share/openmpi", "/etc/openmpi"):
+        shutil.copytree(folder, root / folder.lstrip("/"), dirs_exist_ok=True)
+    assert not list(root.rglob("*python*"))
+    return root
+
+
+async def test_an_mpi_program_runs_in_an_image_without_python(agent: Image, tmp_path: Path) -> None:
+    """kubeflow's example of an MPIJob, converted and otherwise unchanged; its image has MPI and a shell."""
+    image = Image(with_open_mpi(tmp_path / "root"), {"OMPI_MCA_btl": "self,tcp,vader"})
+    converted = convert_mpijob(KUBEFLOWS_PI).manifest
+    images = {AGENT: agent, "mpioperator/mpi-pi:openmpi": image}
+    done, log = await run(fake_cluster, converted, images, tmp_path, "InitContainer")
+    assert state(done) == "Succeeded", f"{done['status']}\n{log}"
+    assert "pi is about 3.1" in log
+
+
+def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:
+    """The agent's Python does not load it, and has the image's variables again when it starts something."""
+    program = agent.root / "python" / "bin" / "python3"
+    image = {"LD_PRELOAD": "/image/own.so", "LD_LIBRARY_PATH": "/image", "PYTHONHOME": "/image", "LC_CTYPE": "C"}
+    code = "import os, ringtrain; print(sorted(os.environ.items()))"
+    for env in (image, {}):
+        done = subprocess.run(
+            [program, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert (done.stdout.strip(), done.stderr) == (str(sorted(env.items())), "")

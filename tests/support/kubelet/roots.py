@@ -47,8 +47,8 @@ class Image:
 class RootRuntime:
     """Runs a pod's init containers and its first container, each in the root of its image.
 
-    Nobody can write to a root; volumes belong to the user, and are where the pod mounts them. The network is this
-    machine's.
+    Nobody can write to a root; a container that may has a /tmp. Volumes belong to the user, and are where the pod
+    mounts them. The network is this machine's.
     """
 
     needs_sandbox = True
@@ -56,6 +56,7 @@ class RootRuntime:
     def __init__(self, images: Mapping[str, Image], user: int = USER) -> None:
         self._images = images
         self._user = user
+        self._running: dict[str, int] = {}
 
     async def start(self, sandbox: Sandbox) -> "RootContainer":
         spec = sandbox.pod["spec"]
@@ -76,10 +77,19 @@ class RootRuntime:
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         GUARD.begun(process.pid)
+        self._running[sandbox.pod["metadata"]["uid"]] = process.pid
         return RootContainer(process, sandbox)
 
-    async def start_beside(self, sandbox: Sandbox, command: Sequence[str]) -> None:
-        return None
+    async def start_beside(self, sandbox: Sandbox, command: Sequence[str]) -> asyncio.subprocess.Process:
+        first = str(_children(self._running[sandbox.pod["metadata"]["uid"]])[0])
+        inside = [f"--target={first}", "--mount", "--pid", "--root", "--wd"]
+        user = [f"--setuid={self._user}", f"--setgid={self._user}"]
+        image = self._images[sandbox.pod["spec"]["containers"][0]["image"]]
+        env = {"PATH": PATH, **image.env, **sandbox.env}
+        pipe = asyncio.subprocess.PIPE
+        nsenter = shutil.which("nsenter") or "nsenter"
+        words = [nsenter, *inside, *user, "--", *command]
+        return await asyncio.create_subprocess_exec(*words, env=env, stdout=pipe, stderr=pipe)
 
     def _words(
         self, sandbox: Sandbox, container: Json, command: Sequence[str], env: Mapping[str, str]
@@ -94,23 +104,35 @@ class RootRuntime:
             if read_only:
                 lines.append(f"mount -o remount,bind,ro {place}")
 
-        for name in ("proc", "dev"):
+        for name in ("proc", "dev", "sys"):
             (root / name).mkdir(exist_ok=True)
-        volumes = {volume["name"]: self._volume(sandbox, volume) for volume in sandbox.pod["spec"]["volumes"]}
+        declared = sandbox.pod["spec"]["volumes"]
+        volumes = {volume["name"]: self._volume(sandbox, volume) for volume in declared}
         lines.append(f"mount --rbind {root} {root}")
+        if not (container.get("securityContext") or {}).get("readOnlyRootFilesystem"):
+            scratch = sandbox.folder / "tmp"
+            scratch.mkdir(exist_ok=True)
+            scratch.chmod(0o1777)
+            bind(scratch, "/tmp", read_only=False)
         # What lies in another mount comes after it: the pod's folder may be in its /tmp.
         for mount in sorted(container.get("volumeMounts") or (), key=lambda one: str(one["mountPath"])):
             read_only = bool(mount.get("readOnly"))
             bind(volumes[mount["name"]], mount["mountPath"], read_only=read_only)
         if container is sandbox.pod["spec"]["containers"][0]:  # its words have the folder's paths
             for mount in container.get("volumeMounts") or ():
-                path = str(sandbox.folder / "volumes" / mount["name"])
-                bind(volumes[mount["name"]], path, read_only=bool(mount.get("readOnly")))
+                path = _made(sandbox, next(v for v in declared if v["name"] == mount["name"]))
+                bind(volumes[mount["name"]], str(path), read_only=bool(mount.get("readOnly")))
         own = sandbox.folder / "own"
         own.mkdir(exist_ok=True)
         os.chown(own, self._user, self._user)
         bind(own, str(own), read_only=False)
-        lines += [f"mount -o remount,bind,ro {root}", f"mount -t proc proc {root}/proc", *_devices(root)]
+        lines += [
+            f"mount -o remount,bind,ro {root}",
+            f"mount -t proc proc {root}/proc",
+            f"mount --rbind /sys {root}/sys",
+            *_devices(root),
+        ]
+        lines.append(f"mount --rbind /sys {root}/sys")
         variables = {"PATH": PATH, **image.env, **env}
         if "RINGTRAIN_TERMINATION_MESSAGE_PATH" in variables:
             variables["RINGTRAIN_TERMINATION_MESSAGE_PATH"] = str(sandbox.folder / "own" / "termination-log")
@@ -122,8 +144,19 @@ class RootRuntime:
     def _volume(self, sandbox: Sandbox, volume: Json) -> Path:
         if "image" in volume:
             return self._images[volume["image"]["reference"]].root
-        path: Path = sandbox.folder / "volumes" / volume["name"]
+        path = _made(sandbox, volume)
+        os.chown(path, self._user, self._user)
         return path
+
+
+def _made(sandbox: Sandbox, volume: Json) -> Path:
+    """Where `prepare` has made the volume."""
+    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+    return sandbox.folder.parent / "claims" / claim if claim else sandbox.folder / "volumes" / volume["name"]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _devices(root: Path) -> list[str]:
@@ -156,7 +189,6 @@ class RootContainer:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with suppress(OSError):
-            for child in children.read_text().split():
-                os.kill(int(child), number)
+            for child in _children(self.process.pid):
+                os.kill(child, number)

@@ -4,12 +4,15 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ringtrain_operator.build.agent import PROGRAM, PYTHON
+from ringtrain_operator.contract import AGENT_DIR
 from ringtrain_operator.spec.reserved import VOLUME_AGENT as AGENT_VOLUME
 from support.guard import GUARD
 from support.kubelet.environment import Sandbox
@@ -100,6 +103,7 @@ class ProcessRuntime:
 
     async def start_beside(self, sandbox: Sandbox, command: Sequence[str]) -> asyncio.subprocess.Process:
         env = {**self._env, **sandbox.env}
+        command = self._of_agent(sandbox, command)
         pipe = asyncio.subprocess.PIPE
         return await asyncio.create_subprocess_exec(*command, env=env, cwd=self._folder, stdout=pipe, stderr=pipe)
 
@@ -111,11 +115,21 @@ class ProcessRuntime:
             (volume / "bin").mkdir()
             (volume / "bin" / "ringtrain").symlink_to(program)
 
+    def _of_agent(self, sandbox: Sandbox, command: Sequence[str]) -> Sequence[str]:
+        """The command, with this environment's programs in the place of those that the agent's image has."""
+        volume = sandbox.folder / "volumes" / AGENT_VOLUME
+        here = {
+            f"{AGENT_DIR}/bin/ringtrain": f"{volume}/bin/ringtrain",
+            PROGRAM: "ringtrain",
+            PYTHON: sys.executable,
+        }
+        return [here.get(command[0], command[0]), *command[1:]] if command else command
+
     def _command(self, sandbox: Sandbox) -> list[str]:
         container = sandbox.pod["spec"]["containers"][0]
         repository = str(container["image"]).partition("@")[0].rpartition("/")[2].partition(":")[0]
         entrypoint = () if container.get("command") else self._entrypoints.get(repository, ())
-        words = [*entrypoint, *sandbox.command]
+        words = [*entrypoint, *self._of_agent(sandbox, sandbox.command)]
         return [w.replace("--listen=:", f"--listen={sandbox.address}:", 1) for w in words]
 
 

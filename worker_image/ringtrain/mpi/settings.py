@@ -8,6 +8,10 @@ from ringtrain.control.environment import Environment
 from ringtrain.errors import ConfigurationError
 from ringtrain.mpi.implementation import Implementation
 
+# Of mpirun and its daemons where the container has no HOME, and as container runtimes have it for a user that
+# /etc/passwd does not name: PMIx asks that file otherwise, and dies of a user that is not there.
+HOME = {"HOME": "/"}
+
 
 @dataclass(frozen=True)
 class MpiSettings:

@@ -92,3 +92,12 @@ def test_it_goes_with_the_job_and_is_none_of_its_pods() -> None:
     assert contract.LABEL_JOB not in meta["labels"]
     assert meta["labels"][contract.LABEL_MANAGED_BY] != contract.MANAGED_BY
     assert meta["name"] == "digits-logs-abc"
+
+
+def test_where_the_agent_was_brought_it_has_the_agents_image() -> None:
+    """The image of the job's pods need not have ringtrain, nor `sleep`."""
+    manifest = job(logs={"persistentVolumeClaim": {"claimName": "runs"}})
+    manifest["metadata"].update(namespace="team", uid="0a1b2c3d-0000")
+    pod = build_log_reader_pod(parse_job(manifest, templates=False), 2, "abc", 60, "agent:7")
+    (container,) = pod["spec"]["containers"]
+    assert (container["image"], container["command"][0]) == ("agent:7", "/python/bin/python3")

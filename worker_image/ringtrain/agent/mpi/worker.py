@@ -26,6 +26,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.gen import daemons_pb2_grpc
 from ringtrain.mpi.implementation import library_of
 from ringtrain.mpi.rank_wrapper import REGISTRY
+from ringtrain.mpi.settings import HOME
 from ringtrain.mpi.shim import write_shim
 from ringtrain.processes import RankProcess, make_pipe, signal_group
 
@@ -108,7 +109,7 @@ class MpiWorker:
         defaults = pod_defaults(self._config.slots, usable_cores())
         directories = _own_directories(self._directory, self._shared)
         name = node_name_variables(command, self._config.pod, os.environ)
-        return {**defaults, **directories, **os.environ, **registry_variables(self._directory), **name}
+        return {**HOME, **defaults, **directories, **os.environ, **registry_variables(self._directory), **name}
 
     def register(self, server: Any) -> None:
         """Add the service that starts daemons to the agent's server."""

@@ -1,5 +1,6 @@
 """What mpirun must know of the workers and of us: hostfile and environment, under every name it has had."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from ringtrain.control.model import Registration
 from ringtrain.mpi.implementation import Implementation
+from ringtrain.mpi.settings import HOME
 
 
 def host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
@@ -51,7 +53,7 @@ def mpirun_environment(
         defaults, ours = _open_mpi(paths)
     else:
         defaults, ours = {}, _mpich(paths)
-    return {**defaults, **inherited, **ours, "RINGTRAIN_RSH_SOCKET": str(paths.socket)}
+    return {**HOME, **defaults, **inherited, **ours, "RINGTRAIN_RSH_SOCKET": str(paths.socket)}
 
 
 def _open_mpi(paths: Paths) -> tuple[dict[str, str], dict[str, str]]:
@@ -96,6 +98,16 @@ def _mpich(paths: Paths) -> dict[str, str]:
         "HYDRA_LAUNCHER_EXEC": str(paths.rsh),
         "HYDRA_HOST_FILE": str(paths.hostfile),
     }
+
+
+# As Open MPI 4 hands the launcher's own settings to its daemons.
+_OF_THE_LAUNCHER = re.compile(r' -mca (?:plm|plm_rsh_agent|orte_default_hostfile) "[^"]*"')
+
+
+def daemon_command(command: str) -> str:
+    """mpirun's `command` for a daemon, without files that only the launcher has: Open MPI 4's daemon ends if it
+    does not find the remote shell that it was told of, although it starts nothing by it."""
+    return _OF_THE_LAUNCHER.sub("", command)
 
 
 def placing_options(implementation: Implementation, own_address: str) -> list[str]:

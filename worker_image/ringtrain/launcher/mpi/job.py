@@ -23,7 +23,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.mpi.broker import Broker
 from ringtrain.launcher.mpi.command_line import MpirunLine, is_mpirun, parse, refuse_sizes
-from ringtrain.launcher.mpi.hosts import Paths, host_names, hostfile, mpirun_environment
+from ringtrain.launcher.mpi.hosts import Paths, daemon_command, host_names, hostfile, mpirun_environment
 from ringtrain.launcher.mpi.mpirun_shim import write_mpirun_shims
 from ringtrain.launcher.mpi.own_agent import OwnAgent
 from ringtrain.launcher.mpi.remote import DaemonNotStarted, RemoteDaemon
@@ -170,7 +170,7 @@ class MpiJob:
         if channel is None:
             raise DaemonNotStarted(f"no worker of this job has that address; it has {', '.join(self._channels)}")
         config = self._config
-        claim = Claim(config.job.uid, config.job.attempt, command)
+        claim = Claim(config.job.uid, config.job.attempt, daemon_command(command))
         return RemoteDaemon(channel, config.secrets.token, claim, config.timeout_s)
 
     def _note_daemon(self, host: str, code: int, said: str) -> None:
