@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 from ..contract import API_VERSION, KIND
@@ -16,6 +15,7 @@ from ..errors import Problem, SpecInvalid, shown
 from ..spec.parse import parse_job
 from ..spec.template import shape_problems
 from .mpijob import Converted, take_devices, whole
+from .torchrun import read_torchrun
 
 GROUP = "trainer.kubeflow.org"
 VERSION = "v1alpha1"
@@ -56,8 +56,6 @@ _WHY = {
     "spec.managedBy": "it names a controller of TrainJobs; set spec.managedBy if this job is to have one",
     "runtime.spec.mlPolicy.mpi.sshAuthMountPath": "there are no ssh keys to mount",
 }
-# torchrun's options without a value.
-_FLAGS = {"--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "-m", "--module"}
 
 
 def is_trainjob(obj: Mapping[str, Any]) -> bool:
@@ -220,23 +218,13 @@ def _without_torchrun(command: list[str], reader: _Reader) -> list[str]:
         raise SpecInvalid(
             [Problem(path, "is missing, as in the runtime; the image's entrypoint cannot be seen here")]
         )
-    if PurePosixPath(command[0]).name != "torchrun":
+    found = read_torchrun(command)
+    if found is None:
         if any("torchrun" in word for word in command):
             reader.notes.append("the command calls torchrun: leave that out, ranks are started one by one")
         return command
-    rest, program = command[1:], ["python"]
-    while rest and rest[0].startswith("-"):
-        option = rest.pop(0)
-        if option in ("-m", "--module"):
-            program.append("-m")
-        elif option in ("--no-python", "--no_python"):
-            program = []
-        elif option not in _FLAGS and "=" not in option and rest:
-            rest.pop(0)
-    reader.notes.append(
-        f"{' '.join(command[: len(command) - len(rest)])} is left out: the agent starts every rank"
-    )
-    return [*program, *rest]
+    reader.notes.append(f"{' '.join(found.own)} is left out: the agent starts every rank")
+    return list(found.program)
 
 
 def _slots(wanted: object, devices: Mapping[str, int], reader: _Reader) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_torch() -> None:
     spec, container = made["spec"], made["spec"]["worker"]["template"]["spec"]["containers"][0]
     assert made["metadata"] == {"name": "fashion", "namespace": "team", "labels": {"team": "vision"}}
     assert (spec["worker"]["replicas"], spec["worker"]["devices"]) == (3, {"nvidia.com/gpu": 2})
-    assert container["command"] == ["python", "train.py", "--epochs", "3"]
+    assert container["command"] == ["python", "-u", "train.py", "--epochs", "3"]
     assert container["image"] == "registry.example/fashion:2"
     assert container["env"] == [{"name": "OTHER", "value": "1"}, {"name": "NCCL_DEBUG", "value": "WARN"}]
     assert container["resources"] == {"limits": {"memory": "16Gi"}}
