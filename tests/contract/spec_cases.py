@@ -109,6 +109,9 @@ ACCEPTED = [
     ),
     Case("launcher-node-selector", manifest(launcher={"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}})),
     Case("launcher-container-without-image", manifest(launcher={"template": {"spec": {"containers": [{}]}}})),
+    Case(
+        "logs-in-a-store", manifest(logs={"uri": "s3://bucket/logs", "secretRef": {"name": "s3"}, "emptyDir": {}})
+    ),
     Case("logs-on-a-claim", manifest(logs={"persistentVolumeClaim": {"claimName": "logs"}})),
     Case("logs-in-an-emptydir", manifest(logs={"emptyDir": {"sizeLimit": "1Gi"}})),
     Case("checkpoint", manifest(checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data/c"})),
@@ -264,6 +267,7 @@ REJECTED = [
         "spec.logs",
         "both",
     ),
+    Case("logs-secret-without-a-store", manifest(logs={"secretRef": {"name": "s3"}}), "secretRef", "is for uri"),
     Case("checkpoint-nowhere", manifest(checkpoint={"mountPath": "/data"}), "uri", "uri or both"),
     Case(
         "checkpoint-in-an-unknown-store",

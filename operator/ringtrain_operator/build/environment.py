@@ -51,6 +51,7 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
             contract.ENV_STATUS_TOKEN: status_token,
             contract.ENV_LOG_DIR: contract.LOG_DIR,
             **({contract.ENV_LOG_REPORT: "1"} if job.spec.logs.report else {}),
+            **_log_uri(job),
             ENV_NVIDIA_VISIBLE_DEVICES: "void",
             **_bounds(job, formation),
         }
@@ -125,6 +126,12 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
     if data is not None:
         variables |= {contract.ENV_DATA_WORKERS: str(data.replicas), contract.ENV_DATA_KIND: data.kind}
     return variables | _checkpoints(job)
+
+
+def _log_uri(job: Job) -> dict[str, str]:
+    """Where logs are copied to; empty for a job that keeps them on its own volume alone."""
+    uri = job.spec.logs.uri
+    return {contract.ENV_LOG_URI: f"{uri.rstrip('/')}/{job.namespace}/{checkpoint_folder(job)}"} if uri else {}
 
 
 def _checkpoints(job: Job) -> dict[str, str]:

@@ -27,6 +27,7 @@ _VARIABLES = frozenset(
         contract.ENV_NUM_WORKERS,
         contract.ENV_SLOTS_PER_WORKER,
         contract.ENV_LOG_DIR,
+        contract.ENV_LOG_URI,
     }
 )
 # What decides where a pod may run, with which image, and whose files it may read.
@@ -61,7 +62,7 @@ def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agen
         automountServiceAccountToken=False,
         enableServiceLinks=False,
         securityContext={**launcher["securityContext"], "fsGroupChangePolicy": "OnRootMismatch"},
-        containers=[_container(main, lives_s, agent_image)],
+        containers=[_container(main, lives_s, job, agent_image)],
         volumes=[volume for volume in launcher["volumes"] if volume["name"] == VOLUME_LOGS],
     )
     restrict_pod(spec)
@@ -80,12 +81,14 @@ def _metadata(job: Job, suffix: str) -> dict[str, Any]:
     }
 
 
-def _container(main: dict[str, Any], lives_s: int, agent_image: str) -> dict[str, Any]:
+def _container(main: dict[str, Any], lives_s: int, job: Job, agent_image: str) -> dict[str, Any]:
     context = {k: v for k, v in (main.get("securityContext") or {}).items() if k in _USER_FIELDS}
     ours = [entry for entry in main["env"] if entry["name"] in _VARIABLES]
     # The user's own, such as PATH. What comes from Secrets may be gone, and is not needed.
     theirs = [e for e in main["env"] if "value" in e and not e["name"].startswith("RINGTRAIN_")]
     mounts = [{**m, "readOnly": True} for m in main["volumeMounts"] if m["name"] == VOLUME_LOGS]
+    secret = job.spec.logs.secret_ref
+    sources = {"envFrom": [{"secretRef": {"name": secret.name}}]} if secret else {}
     chosen = {field: main[field] for field in ("image", "imagePullPolicy", "resources") if main.get(field)}
     command = ["sleep", str(lives_s)]
     if agent_image:
@@ -93,6 +96,7 @@ def _container(main: dict[str, Any], lives_s: int, agent_image: str) -> dict[str
         command = [PYTHON, "-c", f"import time; time.sleep({lives_s})"]
     return {
         **chosen,
+        **sources,
         "name": CONTAINER,
         "command": command,
         "env": ours + theirs,

@@ -36,8 +36,10 @@ def add_secret(spec: dict[str, Any], name: str, role: str) -> None:
 
 
 def add_logs(spec: dict[str, Any], job: Job) -> None:
-    """Mount the log store."""
+    """Mount the log store, and give the launcher the variables of the Secret of spec.logs, if there is one."""
     logs = job.spec.logs
+    if logs.secret_ref is not None:
+        add_variables(spec, logs.secret_ref.name)
     source: Volume
     if logs.persistent_volume_claim is not None:
         source = {"persistentVolumeClaim": {"claimName": logs.persistent_volume_claim.claim_name}}

@@ -14,7 +14,7 @@ from ..errors import OperatorError, SpecInvalid
 from ..spec.parse import parse_job
 from ..status.counts import counted
 from ..status.model import parse_status
-from .ended_logs import LogsIncomplete, attempt_of, claim_of, read_ended, where_kept
+from .ended_logs import LogsIncomplete, attempt_of, is_kept, read_ended, where_kept
 from .following import next_attempt
 from .launcher_output import Printed, Shown, Wanted, launcher_output, missing_lines
 from .session import Json, Session
@@ -76,7 +76,7 @@ async def _find(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]
     with suppress(NotFound):
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     own = pod is not None and wanted.attempt in (None, attempt_of(pod))
-    if pod is None or not is_running(pod) or not (own or claim_of(job)):
+    if pod is None or not is_running(pod) or not (own or is_kept(job)):
         return read_ended(session, wanted, job, pod, Printed())
     if own and wanted.rank is None:
         return _live(session, wanted, job, Printed())

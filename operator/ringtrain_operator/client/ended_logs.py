@@ -51,7 +51,7 @@ async def read_ended(
         missing, why_not = None, ""
         if own:
             missing, why_not = await _keep_output(session, wanted, own, kept, printed)
-        if _is_short(missing) and claim_of(job) and (own or _is_over(job, attempt)):
+        if _is_short(missing) and is_kept(job) and (own or _is_over(job, attempt)):
             begun = False
             try:
                 async with aclosing(from_claim(session, wanted, job, attempt, printed)) as chunks:
@@ -141,6 +141,16 @@ def claim_of(job: Json) -> str:
     return str(claim.get("claimName") or "")
 
 
+def uri_of(job: Json) -> str:
+    """The place in an object store to which the job's logs are copied; empty if there is none."""
+    return str((job["spec"].get("logs") or {}).get("uri") or "")
+
+
+def is_kept(job: Json) -> bool:
+    """Whether the job's logs outlive its pods."""
+    return bool(claim_of(job) or uri_of(job))
+
+
 def where_kept(job: Json, attempt: int | None) -> str:
     """Where the log of an attempt lies when its pods are gone."""
     meta = job["metadata"]
@@ -148,6 +158,10 @@ def where_kept(job: Json, attempt: int | None) -> str:
     claim = claim_of(job)
     if claim:
         return f"attempt {attempt or 1} is kept on the volume of claim {claim}, in {folder}job.log and rank-*.log"
+    uri = uri_of(job)
+    if uri:
+        folder = f"{meta['namespace']}/{meta['name']}-{meta['uid']}/{attempt or 1:04d}/"
+        return f"attempt {attempt or 1} is kept below {uri.rstrip('/')}/{folder}"
     tail = ((job.get("status") or {}).get("failure") or {}).get("logTail")
     hint = f"; the failed rank's last lines are in its status (dtj why {meta['name']})" if tail else ""
-    return f"its logs went with its pod, because spec.logs names no claim{hint}"
+    return f"its logs went with its pod, because spec.logs names neither a claim nor a uri{hint}"

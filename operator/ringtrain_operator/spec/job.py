@@ -36,6 +36,16 @@ class ClaimSource(SpecModel):
     claim_name: ObjectName = Field(description="Name of the claim.")
 
 
+# A store that every pod reaches: files and memory are a process's own.
+STORE_URI = r"^(s3|s3a|gs|gcs|az|abfs|abfss)://[^\s/?#]+(/[^\s?#]*)?$"
+
+
+class SecretSource(SpecModel):
+    """A Secret of the job's namespace."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+
+
 class Logs(SpecModel):
     """Where the launcher keeps every rank's log. Default: an emptyDir, gone with the launcher's pod."""
 
@@ -47,6 +57,18 @@ class Logs(SpecModel):
         default=False,
         description="The launcher ends each attempt by writing it as one HTML page, report.html, beside its logs.",
     )
+    uri: str | None = Field(
+        default=None,
+        pattern=STORE_URI,
+        max_length=1024,
+        description="Place in an object store to which the launcher copies logs while the job runs and at its "
+        "end, for example s3://bucket/logs (also gs:// and az://). dtj logs reads them there when no pod is left.",
+    )
+    secret_ref: SecretSource | None = Field(
+        default=None,
+        description="Secret whose keys are variables of the launcher, such as AWS_ACCESS_KEY_ID. Unset: the "
+        "identity of the pod's service account.",
+    )
 
     RULES = (
         Rule(
@@ -55,17 +77,13 @@ class Logs(SpecModel):
             path="emptyDir",
             holds=lambda v: v.persistent_volume_claim is None or v.empty_dir is None,
         ),
+        Rule(
+            cel="!has(self.secretRef) || has(self.uri)",
+            message="secretRef is for uri; give uri or remove it",
+            path="secretRef",
+            holds=lambda v: v.secret_ref is None or v.uri is not None,
+        ),
     )
-
-
-# A store that every pod reaches: files and memory are a process's own.
-STORE_URI = r"^(s3|s3a|gs|gcs|az|abfs|abfss)://[^\s/?#]+(/[^\s?#]*)?$"
-
-
-class SecretSource(SpecModel):
-    """A Secret of the job's namespace."""
-
-    name: ObjectName = Field(description="Name of the Secret.")
 
 
 class Checkpoint(SpecModel):

@@ -2,15 +2,18 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, StorageError
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.reading import LogMissing, find_attempt, find_log, follow, read_from, tail_position
+from ringtrain.logs.shipping import read_shipped, shipped_attempts, shipped_names
+from ringtrain.storage import ObjectStore
 
 
 @click.command()
@@ -33,13 +36,18 @@ def logs(
         raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
     try:
         env = Environment(os.environ)
+        if directory is None and not following and (shipped := _shipped(env, rank, attempt, tail)) is not None:
+            for chunk in shipped:
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            return
         if directory is not None or contract.ENV_JOB_NAME not in os.environ:
             files, present = find_attempt(directory or Path("runs"), attempt), True
             path = find_log(files, rank)
         else:
             files, present = _files(env, attempt)
             path = _present_log(env, files, rank) if present else find_log(files, rank)
-    except (ConfigurationError, LogMissing) as exc:
+    except (ConfigurationError, LogMissing, StorageError) as exc:
         raise click.ClickException(str(exc)) from exc
     path = files.metrics if reports else path
     start = 0 if tail is None else tail_position(path, tail)
@@ -47,6 +55,24 @@ def logs(
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
+
+
+def _shipped(env: Environment, rank: int | None, attempt: int | None, tail: int | None) -> Iterator[bytes] | None:
+    """What the job's object store has of a log that no volume here has; None where there is no store."""
+    uri = env.optional(contract.ENV_LOG_URI)
+    if not uri or contract.ENV_JOB_NAME not in os.environ:
+        return None
+    files, _ = _files(env, attempt)
+    if files.job_log.exists():
+        return None
+    store = ObjectStore(uri)
+    number = int(files.directory.name)
+    path = files.job_log if rank is None else files.rank_log(rank)
+    names = shipped_names(store, number)
+    if path.name not in names:
+        kept = ", ".join(map(str, shipped_attempts(store))) or "none"
+        raise LogMissing(f"{uri} has no {path.name} of attempt {number}; it has logs of attempts {kept}")
+    return read_shipped(store, number, path.name, tail)
 
 
 def _present_log(env: Environment, files: AttemptFiles, rank: int | None) -> Path:

@@ -38,6 +38,7 @@ class LauncherConfig(PodSettings):
     status_token: str = ""
     writes_report: bool = False
     elastic: ElasticSettings | None = None
+    log_uri: str = ""
     data_workers: int = 0
     data_kind: str = contract.DATA_KINDS[0]
 
@@ -108,6 +109,7 @@ class LauncherConfig(PodSettings):
             status_token=read.optional(contract.ENV_STATUS_TOKEN) or "",
             writes_report=read.optional(contract.ENV_LOG_REPORT) == "1",
             log_root=Path(read.text(contract.ENV_LOG_DIR, contract.LOG_DIR)),
+            log_uri=read.optional(contract.ENV_LOG_URI) or "",
             pod=read.text(contract.ENV_POD_NAME, "launcher"),
             node=read.optional(contract.ENV_NODE_NAME) or "",
             mpi=mpi,

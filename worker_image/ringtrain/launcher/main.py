@@ -37,6 +37,7 @@ from ringtrain.launcher.status import Reports, Snapshot
 from ringtrain.launcher.verdict import GangView, Patience, decide
 from ringtrain.logs.events import Events
 from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.shipping import LogShipping
 from ringtrain.logs.store import LogStore
 from ringtrain.page.access import Access
 from ringtrain.processes import signal_handler
@@ -72,6 +73,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         follow_reports(snapshot, console)
         stop = StopFlag()
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
+        _ship_logs(config, store, stop, stack)
         _open_ports(config, gang, snapshot, launcher, stack)
         verdict = launcher.supervise(stop)
         if verdict is None:
@@ -268,6 +270,13 @@ def _open_store(config: LauncherConfig, files: AttemptFiles) -> LogStore:
             f"{contract.ENV_LOG_DIR}={str(config.log_root)!r}: logs cannot be kept there ({exc}); give user "
             f"{os.getuid()} a volume that it can write (securityContext.fsGroup) and that has room"
         ) from exc
+
+
+def _ship_logs(config: LauncherConfig, store: LogStore, stop: StopFlag, stack: ExitStack) -> None:
+    """Copy the log store to the job's place in an object store, if it has one; at the end what is left of it."""
+    if config.log_uri:
+        shipping = LogShipping(config.log_uri, store.files, config.job.attempt, store.resumed, store.sizes)
+        stack.callback(shipping.finish, config.timeout_s, lambda: stop.count > 1)
 
 
 def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStack) -> MpiJob | None:

@@ -108,6 +108,16 @@ class LogStore:
         finally:
             self._lock.release()
 
+    def sizes(self) -> dict[Path, int]:
+        """How long each file is: whole writes that the journal has, and no others. Raises TimeoutError."""
+        if not self._lock.acquire(timeout=_LOCK_S):
+            raise TimeoutError(f"a write in {self.files.directory} has not ended for {_LOCK_S:g} s")
+        try:
+            found = (self.files.job_log, self.files.metrics, *self.files.directory.glob("rank-*.log"))
+            return {path: path.stat().st_size for path in found if path.exists()}
+        finally:
+            self._lock.release()
+
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The reports written so far, each with its rank."""
         if not self.files.metrics.exists():

@@ -44,7 +44,7 @@ def reader(**spec: Any) -> Json:
         "logs": {"persistentVolumeClaim": {"claimName": "runs"}},
         "checkpoint": {"persistentVolumeClaim": {"claimName": "saved"}},
     }
-    manifest = job(**claims, **spec)
+    manifest = job(**{**claims, **spec})
     manifest["metadata"].update(namespace="team", uid="0a1b2c3d-0000")
     return build_log_reader_pod(parse_job(manifest, templates=False), 2, "abc", 60)
 
@@ -101,3 +101,13 @@ def test_where_the_agent_was_brought_it_has_the_agents_image() -> None:
     pod = build_log_reader_pod(parse_job(manifest, templates=False), 2, "abc", 60, "agent:7")
     (container,) = pod["spec"]["containers"]
     assert (container["image"], container["command"][0]) == ("agent:7", "/python/bin/python3")
+
+
+def test_a_reader_of_logs_in_a_store_is_told_where() -> None:
+    """It has the URI and the Secret of spec.logs, and no other variables from Secrets."""
+    logs = {"uri": "s3://bucket/logs", "secretRef": {"name": "s3-keys"}}
+    pod = reader(logs=logs, checkpoint={"uri": "s3://bucket/c", "secretRef": {"name": "others"}})
+    (container,) = pod["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "s3-keys"}}]
+    found = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert str(found["RINGTRAIN_LOG_URI"]).startswith("s3://bucket/logs/")

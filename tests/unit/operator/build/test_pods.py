@@ -439,3 +439,13 @@ def test_checkpoints_in_a_store_need_no_volume() -> None:
         assert contract.ENV_CHECKPOINT_DIR not in env(pod)
         assert pod["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "s3-keys"}}]
         assert "ringtrain-checkpoint" not in {volume["name"] for volume in pod["spec"]["volumes"]}
+
+
+def test_logs_in_a_store_are_the_launchers() -> None:
+    """The launcher alone is told where, and has the Secret's keys; its volume stays what it was."""
+    given_job = parsed(logs={"uri": "s3://bucket/logs", "secretRef": {"name": "s3-keys"}})
+    worker, launcher = build_worker_pod(given_job, 1, 0), build_launcher_pod(given_job, 1)
+    assert env(launcher)[contract.ENV_LOG_URI] == "s3://bucket/logs/default/digits-0a1b2c3d-0000"
+    assert launcher["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "s3-keys"}}]
+    assert contract.ENV_LOG_URI not in env(worker)
+    assert "envFrom" not in worker["spec"]["containers"][0]

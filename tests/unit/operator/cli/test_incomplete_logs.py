@@ -115,7 +115,7 @@ def test_some_are_missing(kept: int, missing: int, rank: int | None, printed: by
     out, error = read(kept, rank, pod=launcher(**TOTAL))
     assert out.endswith(printed)
     assert f"{missing} of the 3 lines that all ranks wrote are no longer" in error
-    assert "its logs went with its pod, because spec.logs names no claim" in error
+    assert "its logs went with its pod, because spec.logs names neither a claim nor a uri" in error
 
 
 def test_the_ranks_own_count() -> None:
@@ -138,7 +138,8 @@ def test_no_launcher() -> None:
     """Nothing is printed, and where the log is, or that it is gone, is told."""
     assert read(4, None) == (
         b"",
-        "digits has no launcher now; its logs went with its pod, because spec.logs names no claim",
+        "digits has no launcher now; its logs went with its pod, because spec.logs names neither a claim "
+        "nor a uri",
     )
     out, error = read(4, 0, attempt=1, pod=launcher(attempt=2, **TOTAL), logs=CLAIM)
     assert (out, error.partition(";")[0]) == (b"", "the launcher of digits is of attempt 2")
