@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local images images-check lint docs bench bench-operator bench-gangs bench-queues bench-data elastic-chaos generate pod-schema verify clean
+.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-data elastic-chaos generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -103,6 +103,9 @@ lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers, links and names
 # Strict: a dead link, a heading or a docstring that is not there ends it.
 docs: $(VENV)/.installed  ## the pages and the reference of the Python API, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebook: $(VENV)/.installed  ## run docs/sdk.ipynb and keep what it puts out
+	$(BIN)/python docs/notebook.py
 
 # The peers live in an environment of their own.
 bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wildcard worker_image/ringtrain/kernels/native/*)

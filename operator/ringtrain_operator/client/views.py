@@ -29,7 +29,7 @@ class Why:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Snapshot:
     """A job as it was when it was looked at."""
 
@@ -62,6 +62,9 @@ class Snapshot:
         parts += [f"restarts {restarts}"] if restarts != "0" else []
         parts += [part for part in (progress, told) if part != "-"]
         return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
     def _repr_html_(self) -> str:
         return table([self])
