@@ -23,10 +23,8 @@ def worker_environment(
     job: Job, attempt: int, index: int, grace_s: int, incarnation: int = 0
 ) -> list[dict[str, Any]]:
     """Variables of the main container of worker `index`, whose pod gets `grace_s` from SIGTERM to SIGKILL."""
-    elastic = {
-        contract.ENV_GRACE_PERIOD: str(min(grace_s, MOST_GRACE_S)),
-        contract.ENV_INCARNATION: str(incarnation),
-    }
+    elastic, saves = job.spec.elastic is not None, job.spec.checkpoint is not None
+    grace = {contract.ENV_GRACE_PERIOD: str(min(grace_s, MOST_GRACE_S))} if elastic or saves else {}
     return _variables(
         _common(job, contract.ROLE_WORKER, attempt)
         | {
@@ -36,7 +34,8 @@ def worker_environment(
             contract.ENV_RING_PORT_BASE: str(contract.PORT_RING_BASE),
             contract.ENV_MASTER_PORT: str(contract.PORT_MASTER),
             contract.ENV_TF_PORT_BASE: str(contract.PORT_TF_BASE),
-            **(elastic if job.spec.elastic is not None else {}),
+            **grace,
+            **({contract.ENV_INCARNATION: str(incarnation)} if elastic else {}),
         }
     )
 

@@ -36,6 +36,7 @@ class AgentConfig(PodSettings):
     node: str
     checkpoint_dir: str
     restore_from: str
+    checkpoint_uri: str = ""
     encrypt: str = "none"
     on_loss: str = ""
     pod_grace_s: float = 30.0
@@ -103,6 +104,12 @@ class AgentConfig(PodSettings):
         """How long ranks may take to end after they were asked to."""
         return min(10.0, self.timeout_s / 6)
 
+    @property
+    def save_s(self) -> float:
+        """How long ranks may take to save and end when their pod, or the job, is asked to stop."""
+        keeps = bool(self.checkpoint_dir or self.checkpoint_uri)
+        return max(self.grace_s, self.pod_grace_s - LEAVE_S) if keeps else self.grace_s
+
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "AgentConfig":
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
@@ -124,6 +131,7 @@ class AgentConfig(PodSettings):
             pod_ip=read.optional(contract.ENV_POD_IP) or "",
             node=read.text(contract.ENV_NODE_NAME, socket.gethostname()),
             checkpoint_dir=read.optional(contract.ENV_CHECKPOINT_DIR) or "",
+            checkpoint_uri=read.optional(contract.ENV_CHECKPOINT_URI) or "",
             restore_from=read.optional(contract.ENV_RESTORE_FROM) or "",
             encrypt=encrypt,
             on_loss=_read_on_loss(read),

@@ -112,7 +112,8 @@ class Lifecycle:
                     self._pod.start_ranks(world)
             case Stop(verdict):
                 self._verdict = verdict
-                self._stop_ranks(signal.SIGTERM)
+                asked = verdict.failure is None or verdict.failure.reason is Reason.AGENT_LOST
+                self._stop_ranks(signal.SIGTERM, self._config.save_s if asked else None)
                 self._pod.stopping = True
                 self._pod.coordinator.changed()
             case Release(verdict):
@@ -145,7 +146,7 @@ class Lifecycle:
             # The launcher forms the next world without these ranks: they hand over and are told to leave.
             self._notice_ends_at = time.monotonic() + self._config.notice_s
         else:
-            self._stop_ranks(number)
+            self._stop_ranks(number, self._config.save_s)
         self._pod.coordinator.changed()
 
     def _on_refused(self, reason: str, misconfigured: bool) -> None:
@@ -157,13 +158,13 @@ class Lifecycle:
         else:
             self._fail(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, reason)
 
-    def _stop_ranks(self, number: int) -> None:
+    def _stop_ranks(self, number: int, within_s: float | None = None) -> None:
         self._pod.reap()  # what ended before now ended by itself
         if self._pod.ranks.all_ended:
             return
         self._pod.ranks.stop(number)
         if self._kill_at is None:
-            self._kill_at = time.monotonic() + self._config.grace_s
+            self._kill_at = time.monotonic() + (self._config.grace_s if within_s is None else within_s)
 
     def _check_clocks(self) -> None:
         now = time.monotonic()

@@ -5,12 +5,14 @@
 
 from ringtrain.checkpoint.locations import attempt_directory, job_directory, job_uri, readable_directories
 from ringtrain.checkpoint.sharded import ShardedCheckpoints
+from ringtrain.checkpoint.stopping import StopRequest
 from ringtrain.checkpoint.store import Checkpoints, Saved
 
 __all__ = [
     "Checkpoints",
     "Saved",
     "ShardedCheckpoints",
+    "StopRequest",
     "attempt_directory",
     "job_directory",
     "job_uri",
