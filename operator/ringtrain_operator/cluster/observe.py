@@ -86,6 +86,11 @@ class Memory:
             if pod.deletion_time is not None and pod.node_ready is not False
         }
 
+    def object_gone(self, ref: ObjectRef) -> None:
+        """One was deleted. Who looks at this moment may have seen it before, so that the next look asks anew."""
+        self.owned.discard(ref)
+        self.looked_at = float("-inf")
+
     def forget_objects(self, attempt: int) -> None:
         """Look at them again; the Secret, which nobody may read, is made anew once in each attempt."""
         if self.secret_attempt != attempt:
@@ -117,7 +122,7 @@ async def read_surroundings(
             int(status.get("attempt") or 0)
         )  # the pods that are made next must find all that they mount and run as
     if began and not ended:  # before, its creations tell whether a name is taken; afterwards nothing is created
-        await _look_at_objects(api, job, memory)
+        await look_at_objects(api, job, memory)
     others = [Foreign(ObjectRef("Pod", p["metadata"]["name"]), owner_name(p)) for p in pods if p not in ours]
     nodes = await _readiness_of_suspects(api, ours, now)
     views = tuple(view_pod(p, nodes) for p in ours)
@@ -142,17 +147,21 @@ def _is_of(pod: Json, attempt: object) -> bool:
     return (pod["metadata"].get("labels") or {}).get(contract.LABEL_ATTEMPT) == str(attempt)
 
 
-async def _look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory) -> None:
+async def look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory) -> None:
     """Fill `memory` with what exists besides pods, if it is new to us, long ago, or in our way."""
     now = time.monotonic()
     fresh = now - memory.looked_at < REREAD_AFTER_S and not memory.foreign
     if fresh:
         return
-    found = await asyncio.gather(*(find_owner(api, job, r, job["metadata"]["name"]) for r in COMPANIONS))
+    memory.looked_at = now  # before they are asked for: news that come meanwhile are news
+    try:
+        found = await asyncio.gather(*(find_owner(api, job, r, job["metadata"]["name"]) for r in COMPANIONS))
+    except BaseException:
+        memory.looked_at = float("-inf")
+        raise
     secrets = {ref for ref in memory.owned if ref.kind == "Secret"}
     memory.owned = secrets | {ref for ref in found if isinstance(ref, ObjectRef)}
     memory.foreign = {other.ref: other for other in found if isinstance(other, Foreign)}
-    memory.looked_at = now
 
 
 async def find_owner(

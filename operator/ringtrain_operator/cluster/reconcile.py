@@ -97,7 +97,7 @@ class Reconciler:
         """An object of the job that is no pod was deleted: it does not exist until somebody finds it again."""
         memory = self._memories.get(self._uids.get(key, ""))
         if memory is not None:
-            memory.owned.discard(ref)
+            memory.object_gone(ref)
 
     def extra_changed(self, key: Key, kind: str) -> None:
         """The job's Workload, or a group of its pods, is another by now, or gone."""

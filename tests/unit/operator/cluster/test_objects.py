@@ -1,0 +1,39 @@
+"""What an operator knows of the objects that a job has besides pods."""
+
+import asyncio
+
+from support import jobs
+from support.fakeapi import FakeApi
+
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, NETWORK_POLICIES
+from ringtrain_operator.cluster.observe import Memory, look_at_objects
+from ringtrain_operator.observe.model import ObjectRef
+
+POLICIES = NETWORK_POLICIES.plural
+POLICY = ObjectRef("NetworkPolicy", "digits")
+
+
+async def test_one_that_is_deleted_during_a_look_is_looked_for_again() -> None:
+    """Its deletion may be told before the look ends, which has seen it; nothing else would ever tell of it."""
+    async with FakeApi() as fake, ApiClient(Connection(fake.url)) as api:
+        job = await api.create(JOBS, "default", jobs.job())
+        owner = {"kind": "DistributedTrainingJob", "uid": job["metadata"]["uid"], "controller": True}
+        meta = {"name": "digits", "ownerReferences": [{"apiVersion": JOBS.api_version, "name": "digits", **owner}]}
+        for resource in COMPANIONS:
+            made = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+            await api.create(resource, "default", made)
+        memory, held = Memory(), asyncio.Event()
+        fault = fake.faults.add("GET", "services", 0, hold=held)
+        look = asyncio.create_task(look_at_objects(api, job, memory))
+        async with asyncio.timeout(60):
+            while not fault.fired or not any(c.plural == POLICIES and c.verb == "get" for c in fake.calls):
+                await asyncio.sleep(0)
+            await api.delete(NETWORK_POLICIES, "default", "digits")
+            memory.object_gone(POLICY)
+            held.set()
+            await look
+            await look_at_objects(api, job, memory)
+        assert POLICY not in memory.owned
+        assert len(memory.owned) == len(COMPANIONS) - 1
