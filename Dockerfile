@@ -52,8 +52,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
-RUN /opt/pip/bin/pip install /src/worker_image \
-    && /opt/venv/bin/python /src/worker_image/standalone/build.py /agent \
+RUN /opt/pip/bin/pip install '/src/worker_image[s3,gcs,azure,otel]' \
+    && /opt/venv/bin/python /src/worker_image/standalone/build.py /agent s3 gcs azure otel \
     && /agent/bin/ringtrain --version
 
 # What the operator brings into pods of any image: agent and launcher with their own Python, libraries and loader, and

@@ -1,4 +1,6 @@
-"""`python build.py TARGET`: the self-contained directory with agent and launcher, for pods of any image.
+"""`python build.py TARGET [EXTRA...]`: a self-contained directory with agent and launcher, for pods of any image.
+
+EXTRA: of ringtrain's extras those whose packages it is to have, such as s3 for logs in an object store.
 
 Run it with the Python that it is to have, in which ringtrain is installed. It needs a C compiler (CC) that can
 link statically, strip, and ldd.
@@ -18,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from importlib import metadata, util
 from pathlib import Path
 
@@ -72,13 +74,13 @@ _ELF = b"\x7fELF"
 _RESOLVED = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 
 
-def build(target: Path) -> None:
+def build(target: Path, extras: Set[str]) -> None:
     """Make the directory; `target` must not exist or be empty."""
     python = target / "python"
     library = python / "lib" / VERSION
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=shutil.ignore_patterns(*UNUSED))
     # Beside the standard library: which other folders a Python looks at differs between distributions.
-    for name in sorted(_needed("ringtrain")):
+    for name in sorted(_needed("ringtrain", extras)):
         _copy_distribution(metadata.distribution(name), library)
     _copy_ringtrain(library)
     _copy_programs(target, python)
@@ -91,15 +93,18 @@ def build(target: Path) -> None:
     compileall.compile_dir(library, stripdir=target, quiet=2, invalidation_mode=unchecked)
 
 
-def _needed(root: str) -> set[str]:
-    """Distributions that `root` requires, without extras, and what those require."""
+def _needed(root: str, extras: Set[str]) -> set[str]:
+    """Distributions that `root` requires, with these of its extras, and what those require."""
     found: set[str] = set()
     open_ = [root]
     while open_:
-        for line in metadata.distribution(open_.pop()).requires or ():
+        distribution = open_.pop()
+        wanted = extras if distribution == root else set()
+        for line in metadata.distribution(distribution).requires or ():
             requirement, _, marker = line.partition(";")
             name = re.split(r"[^A-Za-z0-9._-]", requirement.strip())[0].lower().replace("_", "-")
-            if "extra" in marker or name in OF_TRAINING | found:
+            extra = re.search(r"extra == ['\"]([^'\"]+)", marker)
+            if (extra and extra[1] not in wanted) or name in OF_TRAINING | found:
                 continue
             try:
                 metadata.distribution(name)
@@ -185,4 +190,4 @@ def _resolved(files: list[Path]) -> Iterator[tuple[str, Path]]:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]).absolute())
+    build(Path(sys.argv[1]).absolute(), set(sys.argv[2:]))

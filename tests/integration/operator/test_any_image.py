@@ -238,3 +238,11 @@ def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:
             [program, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60
         )
         assert (done.stdout.strip(), done.stderr) == (str(sorted(env.items())), "")
+
+
+def test_the_agent_has_what_a_launcher_ships_logs_with(agent: Image) -> None:
+    """`spec.logs.uri` needs nothing of the job's image, nor numpy."""
+    program = agent.root / "python" / "bin" / "python3"
+    code = "import ringtrain.storage, ringtrain.launcher.main, s3fs, ssl, sys; print('numpy' in sys.modules)"
+    done = subprocess.run([program, "-c", code], env={}, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
