@@ -15,6 +15,9 @@ import pytest
 from support import elastic_rank
 from support.gang import DEADLINE_S, runs, until
 
+from ringtrain.logs.events import read_events
+from ringtrain.logs.layout import AttemptFiles
+
 RANK = (sys.executable, str(Path(elastic_rank.__file__)))
 LINE = re.compile(r"formation (\d+) rank (\d+) of (\d+) generation \d+ pid (\d+)")
 
@@ -113,7 +116,8 @@ def test_replace(run: StartRun, number: int) -> None:
 
 
 def test_shrink(run: StartRun) -> None:
-    """The others go on at once, and take the one in that comes in the lost one's place."""
+    """The others go on at once, and take the one in that comes in the lost one's place. All
+    three worlds are on the page's line of time, with the loss and the recovery."""
     one = run("-np", "3", "--min-np", "1", "--on-loss", "Shrink")
     first = one.world(0, 1, 2)
     before = {slot: one.pid(slot) for slot in range(3)}
@@ -121,9 +125,17 @@ def test_shrink(run: StartRun) -> None:
     os.kill(before[0], signal.SIGKILL)
     smaller = one.world(1, 2, after=first)
     (one.directory / "slow-0").unlink()
-    one.world(0, 1, 2, after=smaller)
+    last = one.world(0, 1, 2, after=smaller)
     assert (one.pid(1), one.pid(2)) == (before[1], before[2])
     assert one.finish(3)[0] == 0
+    events = read_events(AttemptFiles(one.directory / "runs/local/demo/1"))
+    kinds = [event["kind"] for event in events]
+    assert kinds.index("Loss") < kinds.index("Recovery") < kinds.index("Succeeded"), events
+    assert [event["text"] for event in events if event["kind"] == "Formation"] == [
+        f"formation {first}: 3 ranks",
+        f"formation {smaller}: 2 ranks",
+        f"formation {last}: 3 ranks",
+    ]
 
 
 def test_restart(run: StartRun) -> None:

@@ -12,11 +12,12 @@ def test_each_change_is_noted_once(tmp_path: Path) -> None:
     events = Events(files)
     world = {"formation": 1, "ranks": 3, "recoveries": 0, "degraded": False, "lastRecoverySeconds": None}
     lost = {**world, "degraded": True}
-    after = {**world, "formation": 2, "ranks": 2, "recoveries": 1, "lastRecoverySeconds": 1.25}
+    formed = {**world, "formation": 2, "ranks": 2}
+    after = {**formed, "recoveries": 1, "lastRecoverySeconds": 1.25}
     for now in ("Waiting", "Running"):
         for _ in range(2):
             events.see(now, world)
-    for seen in (lost, lost, after, after):
+    for seen in (lost, lost, formed, after, after):
         events.see("Running", seen)
     events.see("Failed", after, "rank 1 exited with 1")
     assert [(event["kind"], event["text"]) for event in read_events(files)] == [
@@ -24,7 +25,8 @@ def test_each_change_is_noted_once(tmp_path: Path) -> None:
         ("Formation", "formation 1: 3 ranks"),
         ("Running", "all ranks were started"),
         ("Loss", "a rank was lost, or fewer train than are wanted"),
-        ("Recovery", "formation 2: 2 ranks, 1.2 s after the loss"),
+        ("Formation", "formation 2: 2 ranks"),
+        ("Recovery", "all ranks have met again, 1.2 s after the loss"),
         ("Failed", "rank 1 exited with 1"),
     ]
 

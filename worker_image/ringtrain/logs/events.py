@@ -33,8 +33,11 @@ class Events:
         if now.get("degraded") and not self._elastic.get("degraded"):
             self._note("Loss", "a rank was lost, or fewer train than are wanted")
         if now.get("formation", 0) > self._elastic.get("formation", 0):
-            recovered = now["recoveries"] > self._elastic.get("recoveries", 0)
-            self._note("Recovery" if recovered else "Formation", _formation(now, recovered))
+            ranks = "1 rank" if now["ranks"] == 1 else f"{now['ranks']} ranks"
+            self._note("Formation", f"formation {now['formation']}: {ranks}")
+        if now.get("recoveries", 0) > self._elastic.get("recoveries", 0):  # once its ranks have met
+            took = now["lastRecoverySeconds"]
+            self._note("Recovery", "all ranks have met again" + (f", {took:.1f} s after the loss" if took else ""))
         if phase != self._phase and phase != "Waiting":
             self._note(phase, why or {"Running": "all ranks were started"}.get(phase, ""))
         self._phase, self._elastic = phase, now
@@ -48,14 +51,6 @@ class Events:
                 file.write(json.dumps({"time": time.time(), "kind": kind, "text": text}) + "\n")
         except OSError as exc:  # the attempt goes on, whether or not the disk is full
             log.debug("%s is not in %s: %s", kind, self._path, exc)
-
-
-def _formation(now: Mapping[str, Any], recovered: bool) -> str:
-    ranks = "1 rank" if now["ranks"] == 1 else f"{now['ranks']} ranks"
-    took = now.get("lastRecoverySeconds")
-    return f"formation {now['formation']}: {ranks}" + (
-        f", {took:.1f} s after the loss" if recovered and took else ""
-    )
 
 
 def read_events(files: AttemptFiles) -> list[dict[str, Any]]:
