@@ -28,7 +28,7 @@ from ringtrain_operator.client.launcher_output import Wanted
 )
 def test_logs_are_asked_for_as_they_are_answered(wanted: Wanted, understood: dict[str, object]) -> None:
     """`ringtrain logs` takes every option that `dtj logs` passes on."""
-    program, command, *options = wanted.command(attempt=2, follow=wanted.follow)
+    program, command, *options = wanted.command("ringtrain", attempt=2, follow=wanted.follow)
     assert program == "ringtrain"
     found = main.get_command(None, command)  # type: ignore[arg-type]  # the context is not looked at
     assert found is not None

@@ -17,6 +17,8 @@ PRODUCT = {
 FOREIGN = {
     "_BatchNorm",  # torch: the base of what SyncBatchNorm replaces
     "_create_all_weights",  # Keras 2: makes an optimizer's variables outside a branch
+    "_log_exporter",  # OpenTelemetry: logs are stable on the wire, and not yet so named in Python
+    "_logs",
     "_exit",  # os: the documented way for a forked child
     "_jsc",  # PySpark: the context in Java, which alone knows how many tasks can run at once
     "_make_subclass",  # torch.Tensor: the documented way to a subclass that shares storage

@@ -12,6 +12,8 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.formation import Rules
 from ringtrain.mpi.settings import MpiSettings, read_mpi
 
+_OTLP_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+
 
 @dataclass(frozen=True)
 class ElasticSettings:
@@ -41,6 +43,7 @@ class LauncherConfig(PodSettings):
     log_uri: str = ""
     data_workers: int = 0
     data_kind: str = contract.DATA_KINDS[0]
+    otel: tuple[str, ...] = ()
 
     @property
     def status_tokens(self) -> tuple[str, ...]:
@@ -116,6 +119,7 @@ class LauncherConfig(PodSettings):
             elastic=elastic,
             data_workers=read.integer(contract.ENV_DATA_WORKERS, 0, low=0, high=100_000),
             data_kind=read.choice(contract.ENV_DATA_KIND, contract.DATA_KINDS, contract.DATA_KINDS[0]),
+            otel=_read_otel(read),
         )
 
 
@@ -138,3 +142,15 @@ def _read_elastic(read: Environment, pod: PodSettings) -> ElasticSettings:
     script = read.optional(contract.ENV_HOST_DISCOVERY_SCRIPT) or ""
     formation = read.integer(contract.ENV_ELASTIC_FORMATION, 0, low=0, high=FORMATIONS - 1)
     return ElasticSettings(rules, start, script, formation)
+
+
+def _read_otel(read: Environment) -> tuple[str, ...]:
+    """What is sent to OpenTelemetry's receiver: traces, logs, both or nothing."""
+    text = read.optional(contract.ENV_OTEL) or ""
+    asked = tuple(filter(None, (word.strip() for word in text.split(","))))
+    if not set(asked) <= {"traces", "logs"}:
+        raise ConfigurationError(f"{contract.ENV_OTEL}={text!r}: expected traces, logs, or both with a comma")
+    protocol = read.optional(_OTLP_PROTOCOL) or "grpc"
+    if asked and protocol != "grpc":
+        raise ConfigurationError(f"{_OTLP_PROTOCOL}={protocol!r}: launchers send OTLP by grpc alone; leave it out")
+    return asked

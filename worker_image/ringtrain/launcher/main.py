@@ -34,6 +34,7 @@ from ringtrain.launcher.page_server import PageServer
 from ringtrain.launcher.progress import follow_reports, say_total
 from ringtrain.launcher.service import CoordinatorService, DataWorkersService
 from ringtrain.launcher.status import Reports, Snapshot
+from ringtrain.launcher.telemetry import Telemetry, open_telemetry
 from ringtrain.launcher.verdict import GangView, Patience, decide
 from ringtrain.logs.events import Events
 from ringtrain.logs.layout import AttemptFiles
@@ -71,14 +72,20 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         console = Console(sys.stdout.fileno(), person=not config.node)
         stack.callback(console.close, 5.0)
         follow_reports(snapshot, console)
+        launcher.telemetry = telemetry = open_telemetry(config, store)
+        if telemetry is not None:
+            stack.callback(telemetry.close)
         stop = StopFlag()
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
         _ship_logs(config, store, stop, stack)
         _open_ports(config, gang, snapshot, launcher, stack)
         verdict = launcher.supervise(stop)
+        if verdict is not None:
+            launcher.drain(verdict, stop)
+        if telemetry is not None:
+            telemetry.end(gang.view(), verdict)
         if verdict is None:
             return _hand_over(config, snapshot)
-        launcher.drain(verdict, stop)
         say_total(snapshot, console)
         message = termination_message(
             verdict,
@@ -114,6 +121,7 @@ class _Launcher:
         self._ticked = time.monotonic()
         self._events = Events(snapshot.store.files)
         self.elastic: ElasticWorld | None = None
+        self.telemetry: Telemetry | None = None
 
     def healthy(self) -> bool:
         """Whether the main loop still turns."""
@@ -225,6 +233,8 @@ class _Launcher:
         self._ticked = time.monotonic()
         self._note()
         self._gang.wait(_TICK_S)
+        if self.telemetry is not None:
+            self.telemetry.look(self._gang.view())
 
     def _note(self) -> None:
         snapshot = self._snapshot

@@ -1,0 +1,107 @@
+"""Spans and log records by OpenTelemetry's own SDK, over OTLP/gRPC. Imported when it is asked for: an extra."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+# Of the SDK: a line for each record that its full queue drops would fill the log. We count, and say it once.
+logging.getLogger("opentelemetry.sdk").setLevel(logging.CRITICAL)
+
+
+def resource(attributes: Mapping[str, Any]) -> Any:
+    """Who sends: `service.name` is ringtrain unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES name one."""
+    others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in others
+    return Resource.create({**({} if named else {"service.name": "ringtrain"}), **attributes})
+
+
+class _Sent:
+    """How much was given to be sent, and how much the receiver has taken."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self._taken = 0
+
+    @property
+    def lost(self) -> int:
+        """What was given and not taken."""
+        return self.given - self._taken
+
+    def counting(self, exporter: Any) -> Any:
+        """`exporter`, counted."""
+        export = exporter.export
+
+        def counted(batch: Any) -> Any:
+            result = export(batch)
+            if result.name == "SUCCESS":
+                self._taken += len(batch)
+            return result
+
+        exporter.export = counted
+        return exporter
+
+
+class Spans(_Sent):
+    """Makes spans of one trace."""
+
+    def __init__(self, about: Any) -> None:
+        super().__init__()
+        self._provider = TracerProvider(resource=about, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(self.counting(OTLPSpanExporter())))
+        self._tracer = self._provider.get_tracer("ringtrain")
+
+    def start(self, name: str, parent: Any, attributes: dict[str, Any], began: float | None = None) -> Any:
+        """A span that its caller ends. `began`: seconds since the epoch, default now."""
+        context = None if parent is None else trace.set_span_in_context(parent)
+        start = None if began is None else int(began * 1e9)
+        span = self._tracer.start_span(name, context, attributes=attributes, start_time=start)
+        self.given += span.is_recording()  # not what OTEL_TRACES_SAMPLER leaves out
+        return span
+
+    def fail(self, span: Any, message: str) -> None:
+        """Have `span` be one of a failure."""
+        span.set_status(trace.Status(trace.StatusCode.ERROR, message))
+
+    def close(self) -> None:
+        """Send what is left; may take as long as the SDK waits for the receiver."""
+        self._provider.shutdown()
+
+
+class Lines(_Sent):
+    """Makes log records."""
+
+    def __init__(self, about: Any) -> None:
+        super().__init__()
+        self._provider = LoggerProvider(resource=about, shutdown_on_exit=False)
+        self._provider.add_log_record_processor(BatchLogRecordProcessor(self.counting(OTLPLogExporter())))
+        self._logger = self._provider.get_logger("ringtrain")
+
+    def emit(self, text: str, attributes: dict[str, Any], span: Any) -> None:
+        """Hand on one line, in the trace of `span` if there is one."""
+        self.given += 1
+        now = time.time_ns()
+        record = LogRecord(
+            timestamp=now,
+            observed_timestamp=now,
+            context=None if span is None else trace.set_span_in_context(span),
+            severity_number=SeverityNumber.INFO,
+            body=text,
+            attributes=attributes,
+        )
+        self._logger.emit(record)
+
+    def close(self) -> None:
+        """Send what is left; may take as long as the SDK waits for the receiver."""
+        self._provider.shutdown()
