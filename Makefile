@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-data elastic-chaos generate pod-schema verify clean
+.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local version release-check images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-data elastic-chaos generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,12 @@ e2e-local: $(VENV)/.installed  ## the same tests on a real API server here, with
 ENGINE = $(shell for e in docker podman; do $$e images -q >/dev/null 2>&1 && echo $$e && break; done)
 IMAGES := operator agent worker worker-torch worker-tensorflow
 VERSION = $(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' charts/ringtrain-operator/Chart.yaml)
+
+version:  ## the version that chart and images share
+	@echo $(VERSION)
+
+release-check:  ## both distributions, the client and the chart are of one version, and of the tag's where there is one
+	$(PYTHON) charts/release_check.py
 
 images:  ## build the images; IMAGES, ENGINE and BUILD_FLAGS are yours to set
 	@test -n "$(ENGINE)" || { echo "make images needs docker or podman, and neither answers" >&2; exit 2; }

@@ -24,5 +24,5 @@ def test_what_a_workflow_runs_is_here(workflow: Path) -> None:
     assert set(makes) <= TARGETS
     assert [s for s in scripts if not os.access(ROOT / s, os.X_OK)] == []
     versions = re.findall(r"[\"v](1\.\d+)\.", workflow.read_text())
-    assert versions
-    assert min(int(v.partition(".")[2]) for v in versions) >= 30
+    assert versions or workflow.stem == "release", "no cluster is named, and the tests need one"
+    assert not versions or min(int(v.partition(".")[2]) for v in versions) >= 30
