@@ -10,8 +10,9 @@ from typing import Any
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import Settings
+from ringtrain_operator.observe.capacity import view_request
 from ringtrain_operator.observe.groups import view_group
-from ringtrain_operator.observe.model import Foreign, GangsView, ObjectRef, Observed, Refusal
+from ringtrain_operator.observe.model import CapacityView, Foreign, GangsView, ObjectRef, Observed, Refusal
 from ringtrain_operator.observe.pods import OtherStatusVersion, read_report, view_pod
 from ringtrain_operator.plan import Event, Plan, plan_object
 from ringtrain_operator.plan.result import WorkloadChange
@@ -60,6 +61,8 @@ class World:
     kueue: PlayedKueue | None = None
     schedulers: GangsView | None = None
     groups: dict[ObjectRef, Json] = field(default_factory=dict)
+    autoscaler: CapacityView | None = None
+    asked: dict[ObjectRef, Json] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.job["metadata"].update(uid="0a1b2c3d-e", namespace="default", generation=1)
@@ -89,6 +92,7 @@ class World:
             refusals=self.refusals,
             kueue=self.kueue.view() if self.kueue is not None else None,
             gangs=self._gangs(),
+            capacity=self._capacity(),
             status=self.job.get("status") or {},
         )
 
@@ -97,6 +101,20 @@ class World:
             return None
         groups = tuple(view_group(group, ref.api_version) for ref, group in self.groups.items())
         return replace(self.schedulers, groups=groups)
+
+    def _capacity(self) -> CapacityView | None:
+        if self.autoscaler is None:
+            return None
+        requests = tuple(view_request(o, r.api_version) for r, o in self.asked.items() if r.api_version)
+        templates = {r: o["metadata"]["uid"] for r, o in self.asked.items() if r.kind == "PodTemplate"}
+        return replace(self.autoscaler, requests=requests, templates=templates)
+
+    def autoscaler_says(self, kind: str, message: str = "", reason: str = "") -> None:
+        """A condition of the job's only ProvisioningRequest holds from now on."""
+        (request,) = (o for ref, o in self.asked.items() if ref.kind == "ProvisioningRequest")
+        told = {"type": kind, "status": "True", "reason": reason or "Done", "message": message}
+        conditions = request.setdefault("status", {}).setdefault("conditions", [])
+        conditions.append({**told, "lastTransitionTime": format_time(self.now)})
 
     def plan(self) -> Plan:
         """What the plan is now."""
@@ -264,6 +282,13 @@ class World:
             obj["metadata"]["uid"] = f"uid-{self.writes}"
             self.groups[ref] = obj
             return
+        if obj["kind"] in ("PodTemplate", "ProvisioningRequest"):
+            version = obj["apiVersion"] if obj["kind"] == "ProvisioningRequest" else ""
+            ref = ObjectRef(obj["kind"], name, version)
+            assert ref not in self.asked, f"{ref} exists"
+            obj["metadata"]["uid"] = f"uid-{self.writes}"
+            self.asked[ref] = obj
+            return
         if obj["kind"] != "Pod":
             self.objects[ObjectRef(obj["kind"], name)] = obj
             return
@@ -289,6 +314,9 @@ class World:
             return
         if deletion.ref in self.groups:
             assert self.groups.pop(deletion.ref)["metadata"]["uid"] == deletion.uid
+            return
+        if deletion.ref in self.asked:
+            assert self.asked.pop(deletion.ref)["metadata"]["uid"] == deletion.uid
             return
         pod = self.pods[deletion.ref.name]
         assert pod["metadata"]["uid"] == deletion.uid

@@ -93,6 +93,14 @@ InitContainer
   verbs: [get, list, watch, create, delete]
 {{- end }}
 {{- end }}
+{{- if .Values.provisioning.enabled }}
+- apiGroups: [autoscaling.x-k8s.io]
+  resources: [provisioningrequests]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [podtemplates]
+  verbs: [get, list, create, delete]
+{{- end }}
 {{- end -}}
 
 {{- /* What an admission's nodes and a Workload's priority are. */}}

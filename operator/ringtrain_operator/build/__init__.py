@@ -1,5 +1,13 @@
 """The objects of a job, as dicts: pods, Service, ServiceAccount, NetworkPolicy, Secret. Nothing is touched."""
 
+from .capacity import (
+    AUTOSCALER_GROUP,
+    build_pod_template,
+    build_request,
+    on_provisioned,
+    request_name,
+    template_name,
+)
 from .credentials import Issuer, build_secret, issue_credentials
 from .gangs import SCHEDULERS, build_group, group_name, in_group, scheduler_of
 from .lasting import build_data_worker_pod, build_evaluator_pod
@@ -18,6 +26,7 @@ from .settings import LAUNCHER_RESOURCES, AgentSource, Settings
 from .workload import POD_SETS, build_workload, grouped, is_prebuilt, pod_counts, queued_alone, workload_name
 
 __all__ = [
+    "AUTOSCALER_GROUP",
     "LAUNCHER_RESOURCES",
     "POD_SETS",
     "RESTARTED_CODES",
@@ -31,6 +40,8 @@ __all__ = [
     "build_group",
     "build_launcher_pod",
     "build_network_policy",
+    "build_pod_template",
+    "build_request",
     "build_secret",
     "build_service",
     "build_service_account",
@@ -45,10 +56,13 @@ __all__ = [
     "issue_credentials",
     "job_labels",
     "launcher_name",
+    "on_provisioned",
     "pod_counts",
     "queued_alone",
+    "request_name",
     "scheduler_of",
     "secret_name",
+    "template_name",
     "worker_name",
     "worker_selector",
     "workload_name",

@@ -81,7 +81,7 @@ def _pod_sets(job: Job, settings: Settings) -> list[Json]:
     workers: Json = {
         "name": "workers",
         "count": job.num_workers,
-        "template": _template(build_worker_pod(job, 1, 0, settings=settings)),
+        "template": weighed_template(build_worker_pod(job, 1, 0, settings=settings)),
     }
     elastic, topology = job.spec.elastic, job.spec.scheduling.topology
     if topology is not None:
@@ -89,22 +89,26 @@ def _pod_sets(job: Job, settings: Settings) -> list[Json]:
         workers["topologyRequest"] = {**level, "podIndexLabel": contract.LABEL_WORKER_INDEX}
     if elastic is not None and elastic.min_replicas < job.num_workers:
         workers["minCount"] = elastic.min_replicas
-    launcher = {"name": "launcher", "count": 1, "template": _template(build_launcher_pod(job, 1, "", settings))}
+    launcher = {
+        "name": "launcher",
+        "count": 1,
+        "template": weighed_template(build_launcher_pod(job, 1, "", settings)),
+    }
     return [launcher, workers, *_lasting_pod_sets(job)]
 
 
 def _lasting_pod_sets(job: Job) -> list[Json]:
     found: list[Json] = []
     if job.spec.data_workers is not None:
-        template = _template(build_data_worker_pod(job, 0))
+        template = weighed_template(build_data_worker_pod(job, 0))
         found.append({"name": "data", "count": pod_counts(job)["data"], "template": template})
     if job.spec.evaluator is not None:
-        template = _template(build_evaluator_pod(job, job.num_workers))
+        template = weighed_template(build_evaluator_pod(job, job.num_workers))
         found.append({"name": "evaluator", "count": 1, "template": template})
     return found
 
 
-def _template(pod: Json) -> Json:
+def weighed_template(pod: Json) -> Json:
     """The pod's template, as far as quota and places are concerned."""
     spec = pod["spec"]
     weighed = {name: copy.deepcopy(spec[name]) for name in _WEIGHED if spec.get(name)}

@@ -125,6 +125,12 @@ def _resources(given: dict[str, Any]) -> dict[str, Any]:
     show_default=True,
     help="spec.agent of jobs that do not have it.",
 )
+@click.option(
+    "--provisioning/--no-provisioning",
+    default=False,
+    show_default=True,
+    help="Write ProvisioningRequests for jobs with scheduling.provisioning.",
+)
 @click.option("--kubeconfig", default=None, help="Kubeconfig to use instead of the pod's ServiceAccount.")
 @click.version_option(package_name="ringtrain-operator", prog_name="ringtrain-operator")
 def operator(

@@ -17,6 +17,10 @@ from ringtrain_operator.plan import Deletion, Plan
 log = logging.getLogger(__name__)
 
 POD_GROUP = "PodGroup"
+# What an autoscaler is asked for.
+REQUEST_KINDS = ("ProvisioningRequest", "PodTemplate")
+# These name others, which have to be there first.
+LAST_KINDS = (PODS.kind, "ProvisioningRequest")
 Outcome = Refusal | Foreign | None
 
 
@@ -40,8 +44,8 @@ async def apply_plan(versions: Versions, job: Mapping[str, Any], plan: Plan, mem
     next plan to report. Faults of the API itself are raised, after everything was tried.
     """
     work = _Work(versions, job, memory)
-    pods = [obj for obj in plan.create if obj["kind"] == PODS.kind]
-    others = [obj for obj in plan.create if obj["kind"] != PODS.kind]
+    pods = [obj for obj in plan.create if obj["kind"] in LAST_KINDS]
+    others = [obj for obj in plan.create if obj["kind"] not in LAST_KINDS]
     outcomes = await _together(
         *(_delete(work, deletion) for deletion in plan.delete),
         *(_create(work, obj) for obj in others),
@@ -49,7 +53,7 @@ async def apply_plan(versions: Versions, job: Mapping[str, Any], plan: Plan, mem
     # Admission refuses a pod whose ServiceAccount is not there yet, so pods come second; and none comes where
     # another's object is in the way, or without its Secret.
     if not any(isinstance(outcome, Foreign | Refusal) for outcome in outcomes):
-        if others:
+        if any(obj["kind"] != "PodTemplate" for obj in others):
             memory.looked_at = time.monotonic()  # what was just made need not be read
         outcomes += await _together(*(_create(work, obj) for obj in pods))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))
@@ -82,8 +86,8 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
         return Refusal(ref, refused.code, refused.reason, refused.message)
     if resource is PODS:
         work.versions.saw_pod(version)
-    elif ref.kind == POD_GROUP:
-        work.memory.groups_known = False
+    elif _is_read_again(work, ref):
+        pass
     elif resource is SECRETS:
         _note_secret(work, ref)
     else:
@@ -118,18 +122,24 @@ async def _explain_taken(work: _Work, resource: Resource, ref: ObjectRef) -> For
     if isinstance(found, Foreign):
         work.memory.foreign[ref] = found
         return found
-    if ref.kind == POD_GROUP:
-        work.memory.groups_known = False
-    elif found is not None and resource is not PODS:
+    if not _is_read_again(work, ref) and found is not None and resource is not PODS:
         work.memory.owned.add(ref)
         work.memory.foreign.pop(ref, None)
     return None
 
 
-async def _delete(work: _Work, deletion: Deletion) -> None:
-    ref = deletion.ref
+def _is_read_again(work: _Work, ref: ObjectRef) -> bool:
+    """Whether it is of a kind that the next look reads anew, since something was done to it."""
     if ref.kind == POD_GROUP:
         work.memory.groups_known = False
+    elif ref.kind in REQUEST_KINDS:
+        work.memory.capacity_known = False
+    return ref.kind == POD_GROUP or ref.kind in REQUEST_KINDS
+
+
+async def _delete(work: _Work, deletion: Deletion) -> None:
+    ref = deletion.ref
+    _is_read_again(work, ref)
     try:
         await work.versions.api.delete(
             resource_of(ref.kind, ref.api_version),

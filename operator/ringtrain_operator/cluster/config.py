@@ -16,7 +16,8 @@ class OperatorConfig:
     `stuck_after_s`: a reconcile is a handful of requests with deadlines of their own, and the loop that watches
     turns all the time; what takes longer than this is stuck, and /healthz says so. `kueue`: whether Workloads of
     Kueue may be written. `gangs`: gang schedulers whose PodGroups may be written, each with its
-    schedulerName. `objects`: settings of jobs' objects; the namespace in it follows from `lease_namespace`.
+    schedulerName. `provisioning`: whether cluster autoscalers may be asked for nodes.
+    `objects`: settings of jobs' objects; the namespace in it follows from `lease_namespace`.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -34,6 +35,7 @@ class OperatorConfig:
     stuck_after_s: float = 300.0
     kueue: bool = False
     gangs: Mapping[str, str] = field(default_factory=dict)
+    provisioning: bool = False
     objects: Settings = field(default_factory=Settings)
 
     def address(self) -> tuple[str | None, int]:

@@ -14,7 +14,15 @@ from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
 from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, Resource
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.versions import Versions
-from ringtrain_operator.observe.model import Foreign, GroupView, ObjectRef, Observed, PodView, Refusal
+from ringtrain_operator.observe.model import (
+    CapacityView,
+    Foreign,
+    GroupView,
+    ObjectRef,
+    Observed,
+    PodView,
+    Refusal,
+)
 from ringtrain_operator.observe.pods import owned_by, owner_name, view_pod
 from ringtrain_operator.spec.parse import parse_time
 
@@ -49,7 +57,7 @@ class Memory:
     because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
     Kueue's, None: there is none; it is `workload_known` until a watch tells of another. The same holds for the
-    `groups` of gang schedulers.
+    `groups` of gang schedulers, and for what an autoscaler was asked for (`capacity`).
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -64,6 +72,8 @@ class Memory:
     workload_refused: str = ""
     groups_known: bool = False
     groups: tuple[GroupView, ...] = ()
+    capacity_known: bool = False
+    capacity: CapacityView = field(default_factory=CapacityView)
     ending: dict[str, Ending] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
 

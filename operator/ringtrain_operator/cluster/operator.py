@@ -15,6 +15,7 @@ from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.errors import ApiError, Conflict, Forbidden, NotFound, NotLeader
 from ringtrain_operator.cluster.api.resources import JOBS, Resource
 from ringtrain_operator.cluster.api.transport import Limits
+from ringtrain_operator.cluster.capacity import Capacity
 from ringtrain_operator.cluster.config import OperatorConfig
 from ringtrain_operator.cluster.gangs import Gangs
 from ringtrain_operator.cluster.health import ApiReach, ReachTimes, health_server
@@ -71,7 +72,14 @@ class Operator:
         settings = replace(config.objects, operator_namespace=namespace)
         gangs = Gangs(self.api, config.gangs)
         self._reconciler = Reconciler(
-            self._versions, self.queue, self._poller, self.metrics, clock, settings, gangs
+            self._versions,
+            self.queue,
+            self._poller,
+            self.metrics,
+            clock,
+            settings,
+            gangs,
+            Capacity(self.api, config.provisioning),
         )
         self._standby = False
         self._watch_turned_at: float | None = None
@@ -162,6 +170,7 @@ class Operator:
             if self.config.kueue:
                 self._reconciler.kueue.version = await served_version(self.api)
             await self._reconciler.gangs.find()
+            await self._reconciler.capacity.find()
         except ApiError as exc:
             log.warning("whether Kueue and gang schedulers are there is not known: %s", exc)
             return isinstance(exc, Forbidden)
@@ -170,7 +179,8 @@ class Operator:
     def _extras(self) -> tuple[Resource, ...]:
         """What is watched of Kueue and of gang schedulers, as far as they are there."""
         version = self._reconciler.kueue.version
-        return (*((workloads(version),) if version else ()), *self._reconciler.gangs.watched())
+        asked = (*self._reconciler.gangs.watched(), *self._reconciler.capacity.watched())
+        return (*((workloads(version),) if version else ()), *asked)
 
     async def _keep_pod_schema(self) -> None:
         """An API server that is upgraded knows new fields."""

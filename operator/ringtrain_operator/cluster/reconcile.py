@@ -12,6 +12,7 @@ from ringtrain_operator.build import Settings
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import JOBS
 from ringtrain_operator.cluster.apply import apply_plan
+from ringtrain_operator.cluster.capacity import Capacity
 from ringtrain_operator.cluster.events import send_events
 from ringtrain_operator.cluster.gangs import Gangs
 from ringtrain_operator.cluster.line import WaitingLine
@@ -48,6 +49,7 @@ class Reconciler:
         clock: Clock,
         settings: Settings,
         gangs: Gangs,
+        capacity: Capacity,
     ) -> None:
         self._settings = settings
         self._api = versions.api
@@ -61,6 +63,7 @@ class Reconciler:
         self._nodes = NodeRoom(versions.api)
         self.kueue = Kueue(versions.api)
         self.gangs = gangs
+        self.capacity = capacity
         self._memories: dict[str, Memory] = {}
         self._uids: dict[Key, str] = {}
 
@@ -76,7 +79,9 @@ class Reconciler:
         reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
         reading = await self._with_others(key, reading)
         kueue, gangs = await self.kueue.observe(job, memory), await self.gangs.observe(job, memory)
-        reading = replace(reading, observed=replace(reading.observed, kueue=kueue, gangs=gangs))
+        capacity = await self.capacity.observe(job, memory)
+        observed = replace(reading.observed, kueue=kueue, gangs=gangs, capacity=capacity)
+        reading = replace(reading, observed=observed)
         plan = self._plan(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
         if plan.status and not plan.acts and self._settles(job, reading, now):
@@ -104,8 +109,10 @@ class Reconciler:
         memory = self._memories.get(self._uids.get(key, ""))
         if memory is not None and kind == "Workload":
             memory.workload_known = False
-        elif memory is not None:
+        elif memory is not None and kind == "PodGroup":
             memory.groups_known = False
+        elif memory is not None:
+            memory.capacity_known = False
 
     async def _write_status(self, key: Key, job: Json, plan: Plan) -> Json:
         """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""

@@ -172,6 +172,35 @@ class GangsView:
 
 
 @dataclass(frozen=True)
+class RequestView:
+    """A ProvisioningRequest of the job. `counts`: pods of its pod sets. `words`: what the autoscaler says last.
+
+    `provisioned`: the nodes are there. `over_since`: since when it has failed, or what it was given is taken back.
+    """
+
+    ref: ObjectRef
+    uid: str
+    created: datetime
+    counts: tuple[int, ...] = ()
+    provisioned: bool = False
+    over_since: datetime | None = None
+    words: str = ""
+    ending: bool = False
+
+
+@dataclass(frozen=True)
+class CapacityView:
+    """Where nodes may be asked for. `allowed`: by the installation. `version`: of the autoscaler's API; empty:
+    there is none. `requests` and `templates`, with their uids, are the job's.
+    """
+
+    allowed: bool = False
+    version: str = ""
+    requests: tuple[RequestView, ...] = ()
+    templates: Mapping[ObjectRef, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Observed:
     """What exists for one job at one moment.
 
@@ -182,7 +211,7 @@ class Observed:
     `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as it was read.
     `contention`: other jobs that wait for places. `nodes`: what each node of the cluster has of extended
     resources; None: not known, or of no interest. `kueue`: None where it is not served, or not allowed.
-    `gangs`: None where pods are not placed by a scheduler, as on one machine.
+    `gangs`, `capacity`: None where pods are not placed by a scheduler, as on one machine.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -197,6 +226,7 @@ class Observed:
     refusals: tuple[Refusal, ...] = ()
     kueue: KueueView | None = None
     gangs: GangsView | None = None
+    capacity: CapacityView | None = None
     status: dict[str, Any] = field(default_factory=dict)
     contention: Contention = Contention()
     nodes: tuple[Mapping[str, int], ...] | None = None

@@ -17,6 +17,7 @@ from ..status.compose import compose, rejected
 from ..status.model import JobStatus, dump_status, parse_status
 from ..status.situation import Situation
 from .active_deadline import active_deadline
+from .capacity import wakes_for_capacity
 from .data_workers import data_workers_wake_at, note_data_scale
 from .decision import Decision, Policy, PolicyResult, condition_of
 from .disruption import disruption
@@ -108,7 +109,11 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     new = compose(decided, condition_of(decision), s)
     settled = replace(s, status=new)
     todo = changes(settled, settings)
-    timers += [*([todo.requeue_at] if todo.requeue_at else []), *wakes_for_gang(settled)]
+    timers += [
+        *([todo.requeue_at] if todo.requeue_at else []),
+        *wakes_for_gang(settled),
+        *wakes_for_capacity(settled),
+    ]
     timers += [*wakes_at(settled), *launcher_wakes_at(settled)]
     timers += [*lasting_wakes_at(settled), *data_workers_wake_at(settled)]
     answer = Plan(

@@ -19,6 +19,7 @@ _STAGES = frozenset(
         "BackOff",
         "Suspended",
         "WaitingForQueue",
+        "WaitingForCapacity",
         "Finished",
     }
 )

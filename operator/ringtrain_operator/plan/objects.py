@@ -12,9 +12,11 @@ from ..build import Settings
 from ..contract import KIND, LABEL_ATTEMPT, LABEL_ROLE
 from ..observe.model import ObjectRef, PodView
 from ..spec.job import Job
+from ..status.capacity import awaits_capacity
 from ..status.gang import gang_problem
 from ..status.incarnations import avoided_nodes, incarnations_of, number_of
 from ..status.situation import Situation
+from .capacity import missing_request, on_provisioned, unwanted_requests
 from .cleanup import deletion, expiry, force_time, unwanted_pods
 from .gangs import in_gang, missing_group, unwanted_groups
 from .incarnations import due_workers, unwanted_workers
@@ -39,7 +41,7 @@ class Changes:
 def changes(s: Situation, settings: Settings) -> Changes:
     """What separates what exists from what the status says should."""
     found = _changes(s, settings)
-    return replace(found, delete=(*found.delete, *unwanted_groups(s)))
+    return replace(found, delete=(*found.delete, *unwanted_groups(s), *unwanted_requests(s)))
 
 
 def _changes(s: Situation, settings: Settings) -> Changes:
@@ -57,7 +59,9 @@ def _changes(s: Situation, settings: Settings) -> Changes:
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
         return replace(kept, requeue_at=_earliest(kept.requeue_at, start))
-    gang = (in_gang(s, _for_queue(s, pod)) for pod in _missing_pods(s, settings))
+    if awaits_capacity(s):
+        return replace(kept, create=missing_request(s, settings))
+    gang = (on_provisioned(s, in_gang(s, _for_queue(s, pod))) for pod in _missing_pods(s, settings))
     beside = (_for_queue(s, pod) for pod in _missing_lasting(s))
     made = (*_companions(s, settings), *missing_group(s), *gang, *beside)
     launchers = tuple(pod for pod in s.pods if is_unwanted(s, pod))

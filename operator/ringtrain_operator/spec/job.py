@@ -23,6 +23,10 @@ from .template import PartialTemplate, WorkerTemplate, device_count, template_de
 
 # Kueue's own way to name a queue; where spec.scheduling.queue is set, that counts.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+KUEUE_PROVISIONS = (
+    "scheduling.provisioning is not for a job in a queue of Kueue, which asks for nodes itself: give the "
+    "ClusterQueue an admission check of kueue.x-k8s.io/provisioning-request, or remove one of the two"
+)
 # Of spec.scheduling.gang.
 VOLCANO = "Volcano"
 DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
@@ -394,6 +398,15 @@ class JobSpec(SpecModel):
             message="scheduling.minAvailable is for elastic jobs; any other needs the launcher and all workers",
             path="scheduling.minAvailable",
             holds=lambda s: s.scheduling.min_available is None or s.elastic is not None,
+        ),
+        Rule(
+            cel="!has(self.scheduling.provisioning) || !has(self.scheduling.queue) || self.scheduling.gang == "
+            "'Volcano'",
+            message=KUEUE_PROVISIONS,
+            path="scheduling.provisioning",
+            holds=lambda s: (
+                s.scheduling.provisioning is None or s.scheduling.queue is None or s.scheduling.gang == VOLCANO
+            ),
         ),
         _frozen("backend"),
         _frozen("slotsPerWorker", optional=True),

@@ -14,7 +14,7 @@ from ..contract import API_VERSION, KIND
 from ..errors import Problem, SpecInvalid, did_you_mean, shown
 from .base import Rule
 from .documents import MAX_DEPTH
-from .job import Job, JobSpec
+from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .pod_schema import PodSchema, packaged_schema
 from .reserved import clashes, dangling
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
@@ -56,6 +56,13 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     problems += spec_problems
     if problems or parsed is None:
         raise SpecInvalid(problems)
+    job = _job(metadata, parsed)
+    if parsed.scheduling.provisioning is not None and job.queue:
+        raise SpecInvalid([Problem(f"metadata.labels[{QUEUE_LABEL}]", KUEUE_PROVISIONS)])
+    return job
+
+
+def _job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
     return Job(
         name=metadata["name"],
         namespace=metadata.get("namespace") or "default",

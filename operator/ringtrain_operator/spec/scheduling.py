@@ -41,6 +41,31 @@ class Topology(SpecModel):
     )
 
 
+# As the cluster autoscaler bounds it.
+_Parameter = Annotated[str, Field(max_length=255)]
+
+
+class Provisioning(SpecModel):
+    """Nodes that a cluster autoscaler is asked for before the pods of an attempt are made."""
+
+    class_name: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        description="provisioningClassName of the ProvisioningRequest, for example "
+        "check-capacity.autoscaling.x-k8s.io.",
+    )
+    parameters: dict[str, _Parameter] = Field(
+        default={}, max_length=100, description="Parameters of that class, passed on as they are."
+    )
+    timeout_seconds: int = Field(
+        default=3600,
+        ge=60,
+        le=604800,
+        description="After so long without an answer the request is withdrawn and made anew.",
+    )
+
+
 class Scheduling(SpecModel):
     """How the job's pods are placed together, and which queue the job waits in."""
 
@@ -72,6 +97,11 @@ class Scheduling(SpecModel):
         le=86400,
         description="How long a gang that is not placed whole may hold places without another being added while "
         "other jobs wait. Then the next has its turn. A gang scheduler has times of its own.",
+    )
+    provisioning: Provisioning | None = Field(
+        default=None,
+        description="Asks a cluster autoscaler for the nodes of launcher and workers, as a ProvisioningRequest an "
+        "attempt; pods are made when they are there. Not for a job in a queue of Kueue.",
     )
     topology: Topology | None = Field(
         default=None, description="Workers near each other. Unset: wherever there is room."

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ..errors import SpecInvalid
+from .capacity import awaits_capacity
 from .counts import counts
 from .data_workers import input_stalled, lasting_fields
 from .elastic import degraded, elastic_fields
@@ -49,7 +50,7 @@ def _waits_its_turn(s: Situation, status: JobStatus) -> bool:
     """Whether the job waits for room without holding any: given back, or withheld by a gang scheduler."""
     if status.is_true("Suspended") or status.is_true("Queued"):
         return False
-    return s.status.ledger.queued_since is not None or stuck_gang(s) is not None
+    return s.status.ledger.queued_since is not None or awaits_capacity(s) or stuck_gang(s) is not None
 
 
 def rejected(previous: JobStatus, error: SpecInvalid, generation: int, now: datetime) -> JobStatus:

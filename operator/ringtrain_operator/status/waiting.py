@@ -8,6 +8,7 @@ from ..build import group_name
 from ..contract import KIND
 from ..observe.model import Foreign, Refusal
 from ..spec.job import Job
+from .capacity import waiting_for_capacity
 from .counts import counted
 from .gang import gang_problem
 from .model import ConditionChange, format_time
@@ -43,7 +44,7 @@ def running_or_why_not(s: Situation) -> ConditionChange:
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
-    return stuck_gang(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
+    return waiting_for_capacity(s) or stuck_gang(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
 
 
 def _queued(s: Situation) -> ConditionChange:

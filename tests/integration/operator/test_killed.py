@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.autoscaler import REQUESTS, provisioning
 from support.cluster import WAIT_S, fake_cluster
 from support.fakeapi.server import Call
 from support.jobs import condition, state, workers_with_devices
@@ -21,7 +22,7 @@ from support.standin import WORKLOADS, admitting, evict
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import workload_name
-from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS, pod_groups
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, POD_TEMPLATES, PODS, pod_groups
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 
 POD_GROUPS = pod_groups("scheduling.k8s.io/v1alpha2")
@@ -128,6 +129,35 @@ async def in_gang(s: Scenario) -> None:
     await until_groups(s, [])
 
 
+async def with_nodes_asked_for(s: Scenario) -> None:
+    """A ProvisioningRequest for each of three attempts, and a suspension between two."""
+    async with provisioning(s.cluster.api, s.namespace):
+        wanted = {"className": "check-capacity.autoscaling.x-k8s.io"}
+        await s.submit(scheduling={"gang": "None", "provisioning": wanted})
+        await s.until_running()
+        s.fail(code=3)
+        await s.until(lambda j: (j.get("status") or {}).get("attempt") == 2)
+        await s.pass_by(30)
+        await s.until_running(attempt=2)
+        await s.change({"runPolicy": {"suspend": True}})
+        await s.until_state("Suspended")
+        await s.pass_by(LAUNCHER_ENDS_S)  # this launcher does not end by itself
+        await s.until_pods(0)
+        await until_nothing_is_asked(s)
+        await s.change({"runPolicy": {"suspend": False}})
+        await s.until_running(attempt=3)
+        s.succeed(attempt=3)
+        await s.until_state("Succeeded")
+        await until_nothing_is_asked(s)
+
+
+async def until_nothing_is_asked(s: Scenario) -> None:
+    """Return when nothing asks for nodes."""
+    async with asyncio.timeout(WAIT_S):
+        while [one for kind in (REQUESTS, POD_TEMPLATES) for one in await s.cluster.api.select(kind, s.namespace)]:
+            await s.cluster.pause()
+
+
 async def groups_of(s: Scenario) -> list[int]:
     """Attempts of which there is a group."""
     groups = await s.cluster.api.select(POD_GROUPS, s.namespace)
@@ -230,7 +260,7 @@ async def live(course: Course, killer: Killer, folder: Path) -> Life:
 @functools.cache
 def _rights() -> list[dict[str, Any]]:
     """The chart's, with what Kueue and gangs take."""
-    return render("kueue.enabled=true", "gangs.kubernetes=true")
+    return render("kueue.enabled=true", "gangs.kubernetes=true", "provisioning.enabled=true")
 
 
 def _without_cause(event: dict[str, Any]) -> str:
@@ -249,12 +279,16 @@ def _attempt_and_name(metadata: dict[str, Any]) -> tuple[str, str]:
 async def restart_when_killed(scenario: Scenario, killer: Killer) -> None:
     """Run an operator; when it is killed, run another."""
     connection = scenario.cluster.operator_connection
-    operator, running = await start_operator(connection, scenario.clock, kueue=True, gangs=GANGS)
+    operator, running = await start_operator(
+        connection, scenario.clock, kueue=True, gangs=GANGS, provisioning=True
+    )
     try:
         await killer.struck.wait()
         await cut_off(operator, running)
         killer.dead = False
-        operator, running = await start_operator(connection, scenario.clock, kueue=True, gangs=GANGS)
+        operator, running = await start_operator(
+            connection, scenario.clock, kueue=True, gangs=GANGS, provisioning=True
+        )
         await running
     finally:
         await cut_off(operator, running)
@@ -296,6 +330,7 @@ def timeless(status: dict[str, Any]) -> dict[str, Any]:
         pytest.param(queued, 6, 2, id="queued"),
         pytest.param(in_kueue, 6, 2, id="queued-preempted-admitted"),
         pytest.param(in_gang, 9, 2, id="in-a-gang"),
+        pytest.param(with_nodes_asked_for, 9, 2, id="nodes-asked-for"),
     ],
 )
 async def test_the_job_ends_the_same_wherever_the_operator_died(

@@ -47,6 +47,15 @@ KINDS = (
     Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", generation=True),
     Kind("coordination.k8s.io", "v1", "Lease", "leases"),
     Kind("scheduling.k8s.io", "v1alpha2", "PodGroup", "podgroups", subresources=("status",), generation=True),
+    Kind("", "v1", "PodTemplate", "podtemplates"),
+    Kind(
+        "autoscaling.x-k8s.io",
+        "v1",
+        "ProvisioningRequest",
+        "provisioningrequests",
+        subresources=("status",),
+        generation=True,
+    ),
     Kind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", subresources=("status",), generation=True),
     Kind(
         "apiextensions.k8s.io",

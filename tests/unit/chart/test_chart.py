@@ -227,6 +227,20 @@ def test_rights_on_groups_come_with_each_gang_scheduler(scope: list[str]) -> Non
 
 
 @pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]])
+def test_rights_to_ask_for_nodes_come_with_their_value(scope: list[str]) -> None:
+    """Not one rule names requests or templates unless provisioning.enabled is set; the operator is told, too."""
+
+    def granted(*values: str) -> set[str]:
+        rules = [rule for obj in render(*values, *scope) for rule in obj.get("rules") or ()]
+        return {name for rule in rules for name in rule["resources"]} & {"provisioningrequests", "podtemplates"}
+
+    assert granted() == set()
+    assert granted("provisioning.enabled=true") == {"provisioningrequests", "podtemplates"}
+    assert "--provisioning" in container(render("provisioning.enabled=true", *scope))["args"]
+    assert "--provisioning" not in container(render(*scope))["args"]
+
+
+@pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]])
 def test_rights_on_kueue_come_with_its_value(scope: list[str]) -> None:
     """Not one rule names Kueue unless kueue.enabled is set; then the operator is told, too."""
 

@@ -29,14 +29,15 @@ SECRETS = Resource("v1", "Secret", "secrets")
 SERVICES = Resource("v1", "Service", "services")
 SERVICE_ACCOUNTS = Resource("v1", "ServiceAccount", "serviceaccounts")
 EVENTS = Resource("v1", "Event", "events")
+POD_TEMPLATES = Resource("v1", "PodTemplate", "podtemplates")
 NODES = Resource("v1", "Node", "nodes", namespaced=False)
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 COMPANIONS = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
 """What a job has besides pods and its Secret."""
-BY_KIND = {r.kind: r for r in (JOBS, PODS, SECRETS, *COMPANIONS)}
-"""What plans create and delete, but for groups of pods."""
+BY_KIND = {r.kind: r for r in (JOBS, PODS, SECRETS, POD_TEMPLATES, *COMPANIONS)}
+"""What plans create and delete, but for groups of pods and requests for nodes."""
 
 
 def pod_groups(api_version: str) -> Resource:
@@ -44,6 +45,13 @@ def pod_groups(api_version: str) -> Resource:
     return Resource(api_version, "PodGroup", "podgroups")
 
 
+def provisioning_requests(api_version: str) -> Resource:
+    """What cluster autoscalers are asked for."""
+    return Resource(api_version, "ProvisioningRequest", "provisioningrequests")
+
+
 def resource_of(kind: str, api_version: str) -> Resource:
-    """Where the API serves a kind; `api_version` counts for groups of pods only."""
-    return BY_KIND[kind] if kind in BY_KIND else pod_groups(api_version)
+    """Where the API serves a kind; `api_version` counts for groups of pods and requests for nodes only."""
+    if kind in BY_KIND:
+        return BY_KIND[kind]
+    return pod_groups(api_version) if kind == "PodGroup" else provisioning_requests(api_version)

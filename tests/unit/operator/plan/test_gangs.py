@@ -130,6 +130,16 @@ def test_a_choice_that_is_not_there_is_said(view: GangsView, says: str) -> None:
     assert (len(w.pods), len(w.groups)) == (3, 1)
 
 
+def test_an_elastic_job_waits_for_its_scheduler_without_a_word() -> None:
+    """No number is given to a pod that is not made: nothing is written while nothing changes."""
+    w = world(gangs("Kubernetes"), scheduling={"gang": "Volcano"}, elastic={"maxReplicas": 4})
+    w.run(hours=1)
+    assert (w.pods, condition(w, "Running")[1]) == ({}, "GangUnavailable")
+    w.schedulers = gangs("Volcano")
+    w.run(seconds=60)
+    assert {pod["metadata"]["labels"]["ringtrain.dev/incarnation"] for pod in w.pods.values()} == {"1"}
+
+
 def test_on_one_machine_there_is_nobody_to_ask() -> None:
     """`dtj local` runs a job whose gang scheduler is somewhere else."""
     assert len(world(None, scheduling={"gang": "Volcano"}).pods) == 3

@@ -1,0 +1,83 @@
+"""Cluster autoscalers that take ProvisioningRequests: whether there are any, and reading a job's requests."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ringtrain_operator import contract
+from ringtrain_operator.build import AUTOSCALER_GROUP
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.errors import NotFound
+from ringtrain_operator.cluster.api.resources import POD_TEMPLATES, Resource, provisioning_requests
+from ringtrain_operator.cluster.observe import Memory
+from ringtrain_operator.observe.capacity import view_request
+from ringtrain_operator.observe.model import CapacityView, ObjectRef
+from ringtrain_operator.observe.pods import owned_by
+
+Json = dict[str, Any]
+
+# The newest first.
+VERSIONS = ("v1", "v1beta1")
+
+
+class Capacity:
+    """Reads ProvisioningRequests, if they are `allowed`. `version`: their apiVersion; empty: there are none."""
+
+    def __init__(self, api: ApiClient, allowed: bool) -> None:
+        self._api = api
+        self._allowed = allowed
+        self.version = ""
+
+    async def find(self) -> None:
+        """Look whether there are any. Raises ApiError."""
+        if not self._allowed:
+            return
+        try:
+            group = await self._api.raw_get(f"/apis/{AUTOSCALER_GROUP}")
+        except NotFound:
+            self.version = ""
+            return
+        served = [str(one.get("version")) for one in group.get("versions") or ()]
+        found = next((version for version in VERSIONS if version in served), "")
+        self.version = f"{AUTOSCALER_GROUP}/{found}" if found else ""
+
+    def watched(self) -> tuple[Resource, ...]:
+        """Whose changes are of interest."""
+        return (provisioning_requests(self.version),) if self.version else ()
+
+    async def observe(self, job: Mapping[str, Any], memory: Memory) -> CapacityView:
+        """What `plan` sees of nodes that may be asked for, for one job. Raises ApiError.
+
+        Requests are read once, and again when a watch tells of one.
+        """
+        if not self.version or not (job.get("status") or {}).get("attempt"):
+            return CapacityView(self._allowed, self.version)
+        if not memory.capacity_known:
+            memory.capacity_known = True  # before they are asked for: news that come meanwhile are news
+            try:
+                memory.capacity = await self._read(job)
+            except BaseException:
+                memory.capacity_known = False
+                raise
+        return memory.capacity
+
+    async def _read(self, job: Mapping[str, Any]) -> CapacityView:
+        meta = job["metadata"]
+        selector = f"{contract.LABEL_JOB}={meta['name']},{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
+        kinds = (provisioning_requests(self.version), POD_TEMPLATES)
+        try:
+            found = await asyncio.gather(
+                *(self._api.select(kind, meta["namespace"], labels=selector) for kind in kinds)
+            )
+        except NotFound:  # uninstalled since
+            return CapacityView(self._allowed, self.version)
+        requests, templates = ([one for one in some if owned_by(one, meta["uid"])] for some in found)
+        return CapacityView(
+            self._allowed,
+            self.version,
+            tuple(view_request(one, self.version) for one in requests),
+            {
+                ObjectRef("PodTemplate", t["metadata"]["name"]): str(t["metadata"].get("uid") or "")
+                for t in templates
+            },
+        )
