@@ -1,10 +1,12 @@
 """A release has one version."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,3 +42,12 @@ def test_what_does_not_fit_is_named(check: ModuleType, second: str, ref: str, sa
     found = check.problem({"a": "1.0", "b": second}, ref)
     assert says in found
     assert bool(says) is bool(found)
+
+
+def test_krew_is_told_of_every_archive_that_a_release_makes() -> None:
+    """Each platform of the workflow has its place in the manifest, and no other."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())
+    made = {entry["platform"] for entry in workflow["jobs"]["plugin"]["strategy"]["matrix"]["include"]}
+    manifest = (ROOT / ".krew.yaml").read_text()
+    chosen = {f"{os}-{arch}" for os, arch in re.findall(r"os: (\w+), arch: (\w+)", manifest)}
+    assert made == chosen == set(re.findall(r"/kubectl-dtj-([a-z0-9-]+)\.tar\.gz", manifest))
