@@ -24,6 +24,8 @@ TRAIN = """
 import os, pathlib, sys, time, ringtrain as rt
 rt.init()
 here = pathlib.Path(sys.argv[1])
+if rt.rank() == 0:
+    print("\\n".join(f"filler {number}." for number in range(1500)), flush=True)
 (here / f"pid-{rt.rank()}").write_text(str(os.getpid()))
 end = time.monotonic() + 120
 for step in range(1, 7):
@@ -112,6 +114,27 @@ async def test_a_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
             await tab.until("document.getElementById('state').innerText === '✓ Succeeded'")
             await tab.until("document.getElementById('link').innerText.includes('The launcher has ended')")
             assert "6 of 6" in await tab.value("document.getElementById('facts').innerText")
+
+
+async def test_older_lines_come_on_demand(tmp_path: Path) -> None:
+    """The page begins with the newest thousand; one press of a button brings those before, above them."""
+    with _run(tmp_path / "run") as run:
+        async with open_browser(tmp_path / "browser") as tab:
+            await _see(tab, run)
+            await tab.until("document.getElementById('lines').innerText.includes('[0] filler 1499.')")
+            await tab.value("document.getElementById('rank').value = '0'")
+            await tab.value("document.getElementById('rank').dispatchEvent(new Event('input'))")
+            only = "document.getElementById('lines').innerText.split('\\n').every(line => line.startsWith('[0] '))"
+            await tab.until(f"{only} && document.getElementById('count').innerText.startsWith('1000 lines')")
+            await tab.until("!document.getElementById('older').disabled")
+            assert await tab.value("document.getElementById('lines').innerText.includes('[0] filler 0.')") is False
+            await tab.value("document.getElementById('older').focus()")
+            await tab.press("Enter")
+            await tab.until("document.getElementById('lines').innerText.startsWith('[0] filler 0.')")
+            lines = (await tab.value("document.getElementById('lines').innerText")).splitlines()
+            assert lines[:1500] == [f"[0] filler {number}." for number in range(1500)]
+            assert await tab.value("document.getElementById('older').hidden") is True
+            assert tab.complaints == []
 
 
 async def test_a_killed_rank_shows(tmp_path: Path) -> None:
