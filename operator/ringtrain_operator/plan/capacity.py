@@ -40,7 +40,7 @@ def missing_request(s: Situation, settings: Settings) -> tuple[dict[str, Any], .
     secret = s.secret.name
     pods = {
         "launcher": build.build_launcher_pod(s.job, s.attempt, secret, settings),
-        "workers": build.build_worker_pod(s.job, s.attempt, 0, secret),
+        "workers": build.build_worker_pod(s.job, s.attempt, 0, secret, settings=settings),
     }
     templates = tuple(
         build.build_pod_template(s.job, s.attempt, pod_set, in_gang(s, pods[pod_set]))
