@@ -1,7 +1,7 @@
 """`make bench-queues`: jobs that wait in the real Kueue, on a real API server on this machine; writes JSON.
 
 Requests that 1,000 queued jobs cost while nothing changes, and the time from an admission to the last pod: of jobs
-that are admitted one after the other, and of several at once.
+that are admitted one after the other, of several at once, and of jobs that come at a rate.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--alone", type=int, default=30, help="jobs that get quota one after the other")
     parser.add_argument("--at-once", type=int, nargs="*", default=[5, 20, 100], help="jobs that get it together")
+    parser.add_argument(
+        "--rates", type=float, nargs="*", default=[0.5, 1, 2, 4], help="jobs that get it each second"
+    )
+    parser.add_argument("--rate-jobs", type=int, default=40, help="jobs at each rate")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -119,20 +123,34 @@ async def _queue_and_admit(plane: ControlPlane, process: psutil.Process, options
         gate = Gate(api, options.workers)
         alone = [wait for _ in range(options.alone) for wait in await gate.admit(1)]
         at_once = [await _spending(plane, process, gate, count) for count in options.at_once]
+        at_rates = {
+            f"{rate:g}": await _spending(plane, process, gate, options.rate_jobs, every_s=1 / rate)
+            for rate in options.rates
+        }
     return {
         "jobs": options.jobs,
         "workers": options.workers,
         "seconds_until_all_are_queued": queued_s,
         "idle": idle,
         "admission_to_last_pod": {"one after the other": summary(alone), "at once": at_once},
+        "admission_to_last_pod_at_jobs_a_second": at_rates,
     }
 
 
-async def _spending(plane: ControlPlane, process: psutil.Process, gate: Gate, count: int) -> Json:
-    """What the admission of so many jobs at once takes, and whose CPU seconds."""
-    spent, began = Spending(plane, process), time.perf_counter()
-    waits = await gate.admit(count)
-    return {**summary(waits), "seconds": round(time.perf_counter() - began, 1), "cpu_seconds": spent.so_far()}
+async def _spending(
+    plane: ControlPlane, process: psutil.Process, gate: Gate, count: int, every_s: float = 0.0
+) -> Json:
+    """What the admission of so many jobs takes, at once or one every so often; whose CPU seconds, and requests."""
+    spent, began, before = Spending(plane, process), time.perf_counter(), requests_so_far(plane)
+    waits = await gate.admit(count, every_s)
+    seconds = round(time.perf_counter() - began, 1)
+    requests = sum((requests_so_far(plane) - before).values())
+    return {
+        **summary(waits),
+        "seconds": seconds,
+        "requests_a_job": round(requests / count, 1),
+        "cpu_seconds": spent.so_far(),
+    }
 
 
 @dataclass
@@ -143,9 +161,11 @@ class Gate:
     workers: int
     admitted: set[str] = field(default_factory=set)
 
-    async def admit(self, count: int) -> list[float]:
-        """Quota for so many more jobs: seconds from each job's admission to its last pod."""
-        waits = await _admit(self.api, count, self.workers, self.admitted)
+    async def admit(self, count: int, every_s: float = 0.0) -> list[float]:
+        """Quota for so many more jobs, at once or for one every so often: seconds from each job's admission to its
+        last pod.
+        """
+        waits = await _admit(self.api, count, self.workers, self.admitted, every_s)
         self.admitted |= set(waits)
         before = -1
         while (now := len(await self.api.select(EVENTS, NAMESPACE))) != before:  # until nobody is busy with these
@@ -154,7 +174,9 @@ class Gate:
         return list(waits.values())
 
 
-async def _admit(api: ApiClient, count: int, workers: int, before: set[str]) -> dict[str, float]:
+async def _admit(
+    api: ApiClient, count: int, workers: int, before: set[str], every_s: float = 0.0
+) -> dict[str, float]:
     """Quota for so many jobs besides those `before`: by job, seconds from its admission to its last pod."""
     admitted: dict[str, float] = {}
     pods: dict[str, dict[str, float]] = {}
@@ -173,13 +195,21 @@ async def _admit(api: ApiClient, count: int, workers: int, before: set[str]) -> 
         return sum(len(times) == workers + 1 for times in pods.values()) == count
 
     try:
-        async with asyncio.timeout(120), asyncio.TaskGroup() as watching:
+        async with asyncio.timeout(120 + count * every_s), asyncio.TaskGroup() as watching:
             watching.create_task(_follow(api, WORKLOADS, note_workload))
             watching.create_task(_follow(api, PODS, note_pod))
-            await api.patch(CLUSTER_QUEUES, None, "all", {"spec": _quota((len(before) + count) * workers)})
+            await _grant(api, len(before), count, workers, every_s)
     except TimeoutError:
         raise TimeoutError(f"of {count} jobs {len(admitted)} were admitted; pods: {pods}") from None
     return {name: max(0.0, max(times.values()) - admitted[name]) for name, times in pods.items()}
+
+
+async def _grant(api: ApiClient, before: int, count: int, workers: int, every_s: float) -> None:
+    """Quota for so many jobs more: for all of them, or for one every so often."""
+    began = time.perf_counter()
+    for more in range(1, count + 1) if every_s else (count,):
+        await api.patch(CLUSTER_QUEUES, None, "all", {"spec": _quota((before + more) * workers)})
+        await asyncio.sleep(max(0.0, began + more * every_s - time.perf_counter()) if every_s else 0)
 
 
 async def _follow(api: ApiClient, resource: Resource, enough: Callable[[Json], bool]) -> None:

@@ -13,8 +13,9 @@ from support.autoscaler import CRD, REQUESTS, provisioning, say
 from support.cluster import WAIT_S, Cluster, fake_cluster, real_cluster
 from support.installation import ROOT, install_rights
 from support.kubelet import Kubelet, ScriptedRuntime
-from support.operating import running_operator
+from support.operating import cut_off, running_operator, start_operator
 from support.rendering import render
+from support.sampling import Sample
 from support.scenario import Clock, Scenario
 
 from ringtrain_operator.client.causes import explain
@@ -143,6 +144,61 @@ async def test_nothing_is_left_that_asks_for_nodes(server: Any, tmp_path: Path) 
         s.succeed(attempt=3)
         await s.until_state("Succeeded")
         await until_asked(s, None)
+
+
+@pytest.mark.sampled
+async def test_the_end_is_the_same_wherever_the_operator_died(server: Any, tmp_path: Path, sample: Sample) -> None:
+    """Its writes end at the nth, as a killed process's do; the next goes on, and nothing is left behind."""
+    for at in sample.of(range(1, 16), 3, "nodes asked for"):
+        cluster: Cluster
+        async with server() as cluster:
+            namespace, runtime, clock = await cluster.new_namespace(), ScriptedRuntime(), Clock()
+            folder = tmp_path / str(at)
+            async with (
+                Kubelet(cluster.api, runtime, folder, namespace=namespace) as kubelet,
+                provisioning(cluster.api, namespace),
+            ):
+                s = Scenario(cluster, namespace, runtime, kubelet, None, clock)
+                died = asyncio.create_task(_operator_that_dies(s, at))
+                await s.submit(**ASKS)
+                await died
+                async with running_operator(
+                    cluster.operator_connection, clock, namespaces=(namespace,), provisioning=True
+                ):
+                    await s.until_running()
+                    await until_asked(s, 1)
+                    await s.change({"runPolicy": {"suspend": True}})
+                    await s.until_state("Suspended")
+                    await s.pass_by(LAUNCHER_ENDS_S)
+                    await s.until_pods(0)
+                    await until_asked(s, None)
+                    await s.change({"runPolicy": {"suspend": False}})
+                    await s.until_running(attempt=2)
+                    s.succeed(attempt=2)
+                    await s.until_state("Succeeded")
+                    await until_asked(s, None)
+
+
+async def _operator_that_dies(s: Scenario, at: int) -> None:
+    """Run an operator until it has asked to write `at` times, or has nothing more to write; then it is cut off."""
+    connection, asks, struck = s.cluster.operator_connection, 0, asyncio.Event()
+    operator, running = await start_operator(connection, s.clock, namespaces=(s.namespace,), provisioning=True)
+
+    def may_write() -> bool:
+        nonlocal asks
+        asks += 1
+        if asks >= at:
+            struck.set()
+        return asks < at
+
+    operator.api.fence(may_write)
+    writes_end = asyncio.create_task(s.until_running())  # a life has fewer writes than `at`, perhaps
+    death = asyncio.create_task(struck.wait())
+    await asyncio.wait((writes_end, death), return_when=asyncio.FIRST_COMPLETED)
+    for task in (writes_end, death):
+        task.cancel()
+    await asyncio.gather(writes_end, death, return_exceptions=True)
+    await cut_off(operator, running)
 
 
 async def test_a_deleted_job_asks_for_nothing(server: Any, tmp_path: Path) -> None:
