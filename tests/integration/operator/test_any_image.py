@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from support import jobs
-from support.cluster import Cluster, OpenCluster, fake_cluster
+from support.cluster import Cluster, OpenCluster, can_open, fake_cluster
 from support.jobs import state
 from support.kubelet import Kubelet
 from support.kubelet.roots import USER, Image, RootRuntime, why_no_roots
@@ -80,6 +80,7 @@ async def run(
     return done, log
 
 
+@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
 @pytest.mark.parametrize("volume", ["InitContainer", "ImageVolume"])
 async def test_a_program_runs_in_an_image_without_python(
     open_cluster: OpenCluster, agent: Image, shell: Image, tmp_path: Path, volume: AgentVolume
