@@ -13,6 +13,7 @@ from ringtrain_operator.client.ended_logs import read_ended
 from ringtrain_operator.client.launcher_output import Printed, Wanted
 from ringtrain_operator.client.session import Session
 from ringtrain_operator.cluster.api.errors import Forbidden, ServerError
+from ringtrain_operator.cluster.api.resources import SERVICES, Resource
 from ringtrain_operator.errors import OperatorError
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "runs"}}
@@ -60,9 +61,10 @@ class Api:
         for line in self.lines[-tail_lines:] if tail_lines else self.lines:
             yield line
 
-    async def get(self, *_: Any) -> None:
-        """Nothing else is read."""
-        raise AssertionError
+    async def get(self, resource: Resource, *_: Any) -> None:
+        """The job's Service may not be read, either; nothing else is."""
+        assert resource is SERVICES
+        raise Forbidden("may not get services")
 
     async def select(self, *_: Any, **__: Any) -> list[Any]:
         """No pods."""
