@@ -284,11 +284,12 @@ def test_a_status_of_an_operator_without_a_ledger_loses_nothing() -> None:
     w = running()
     new = w.job["status"]
     noted = new["ledger"]
-    old = {**{k: v for k, v in new.items() if k != "ledger"}, **noted, "attemptWorkers": 2, "credentials": 3}
+    secret = {"credentials": 3, "credentialsMounted": 3}
+    old = {**{k: v for k, v in new.items() if k != "ledger"}, **noted, "attemptWorkers": 2, **secret}
     w.job["status"] = old
     assert w.plan() == Plan()
-    assert w.status.ledger.model_dump(by_alias=True, mode="json", exclude_none=True) == {**noted, "credentials": 3}
+    assert w.status.ledger.model_dump(by_alias=True, mode="json", exclude_none=True) == {**noted, **secret}
     w.launcher_says("Running", step=9)
     w.settle()
-    assert w.job["status"]["ledger"] == {**noted, "credentials": 3}
+    assert w.job["status"]["ledger"] == {**noted, **secret}
     assert "attemptWorkers" not in w.job["status"]
