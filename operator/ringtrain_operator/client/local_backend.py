@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from ..cluster.api.errors import AlreadyExists, NotFound
 from ..errors import OperatorError, SpecInvalid
 from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manifest
-from ..local.kept import JOB_FILE, NoSuchRun, Run, keep_job, kept_runs, newest_run
+from ..local.kept import JOB_FILE, KeptRun, NoSuchRun, keep_job, kept_runs, newest_run
 from ..local.manifest import as_stored
 from ..local.run import new_directory
 from ..spec.parse import parse_job, update_problems
@@ -165,7 +165,7 @@ class LocalBackend:
             process.wait(_ENDS_WITHIN_S)
         self._drivers.clear()
 
-    def _run(self, name: str) -> Run:
+    def _run(self, name: str) -> KeptRun:
         try:
             return newest_run(self._runs, name)
         except NoSuchRun as exc:
@@ -221,7 +221,7 @@ def _check_rank(job: Json, wanted: Wanted) -> None:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")
 
 
-def _open(run: Run, wanted: Wanted, attempt: int, *, must: bool) -> BinaryIO | None:
+def _open(run: KeptRun, wanted: Wanted, attempt: int, *, must: bool) -> BinaryIO | None:
     """The log, None while there is none yet. One that `must` be there raises NotFound."""
     try:
         return run.log(wanted.rank, attempt).open("rb")

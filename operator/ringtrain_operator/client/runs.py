@@ -264,7 +264,7 @@ class AsyncClient:
 
 def _one_job(manifest: Mapping[str, Any] | str | Path) -> Json:
     if isinstance(manifest, Mapping):
-        parse_job(manifest)
+        parse_job(manifest, templates=False)  # the backend knows which templates its cluster takes
         return dict(manifest)
     path = Path(manifest)
     jobs = load_objects(path)

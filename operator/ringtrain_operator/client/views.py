@@ -94,7 +94,7 @@ def _row(snapshot: Snapshot) -> str:
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-class Display(Protocol):
+class StatusDisplay(Protocol):
     """Shows how a run goes."""
 
     def show(self, snapshot: Snapshot) -> None:
@@ -130,7 +130,7 @@ class NotebookDisplay:
             self._handle.update(snapshot)
 
 
-def display_here() -> Display:
+def display_here() -> StatusDisplay:
     """In a notebook a table, anywhere else lines on stderr."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -20,7 +20,7 @@ class NoSuchRun(OperatorError):
 
 
 @dataclass(frozen=True)
-class Run:
+class KeptRun:
     """One `dtj local`: its directory, and the job as an API server would hold it."""
 
     directory: Path
@@ -53,7 +53,7 @@ def keep_job(run_dir: Path, job: dict[str, Any]) -> None:
     os.replace(draft, run_dir / JOB_FILE)
 
 
-def kept_runs(runs: Path) -> list[Run]:
+def kept_runs(runs: Path) -> list[KeptRun]:
     """All runs under `runs`, the newest first."""
     found = []
     for path in runs.glob(f"*/{JOB_FILE}"):
@@ -62,11 +62,11 @@ def kept_runs(runs: Path) -> list[Run]:
         except (OSError, ValueError):
             continue  # of a run that is being removed, or not ours
         if isinstance(job, dict) and {"metadata", "spec"} <= job.keys():
-            found.append(Run(path.parent, job))
+            found.append(KeptRun(path.parent, job))
     return sorted(found, key=lambda run: run.job["metadata"]["creationTimestamp"], reverse=True)
 
 
-def newest_run(runs: Path, name: str) -> Run:
+def newest_run(runs: Path, name: str) -> KeptRun:
     """The newest run of the job `name`. Raises NoSuchRun."""
     found = kept_runs(runs)
     for run in found:
