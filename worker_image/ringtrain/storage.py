@@ -27,6 +27,8 @@ _DRIVERS = {
     "abfss": ("adlfs", "azure"),
 }
 _PLAIN = ("file", "memory")
+# The server's words; the URI itself may have "bucket" in it.
+_NO_BUCKET = "specified bucket does not exist"
 DEADLINE_S = 120.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
@@ -135,7 +137,7 @@ class ObjectStore:
                 path = f"{self._root()}/{name}".rstrip("/")
                 return work(fs, path, max(0.1, left))
             except FileNotFoundError as error:
-                if done == "written" or "bucket" in str(error):  # "not there" must not read as "nothing yet"
+                if done == "written" or _NO_BUCKET in str(error):  # must not read as "nothing yet"
                     raise StorageError(
                         f"{self.uri}/{name} cannot be {done}: {error}; make the bucket, or correct the URI"
                     ) from error

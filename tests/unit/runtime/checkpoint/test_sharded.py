@@ -359,6 +359,19 @@ def test_a_bucket_that_is_not_there_is_not_an_empty_one(proxy: Proxy) -> None:
         _load("s3://mistyped/digits")
 
 
+def test_a_bucket_may_be_called_so(server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job begins below `my-bucket`, where nothing is yet: what is not there is no missing bucket."""
+    server.make_bucket("my-bucket")
+    job = "s3://my-bucket/digits-1"
+    monkeypatch.setenv("RINGTRAIN_CHECKPOINT_URI", job)
+    assert _load(job) is None
+    _save(job, 1, [1, 2])
+    _change(job, next(name for name in _objects(job, ".safetensors") if "0000000002" in name), None)
+    saved = _load(job)
+    assert saved is not None
+    assert saved.step == 1
+
+
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
