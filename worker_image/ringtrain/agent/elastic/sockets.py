@@ -233,12 +233,12 @@ class RankSockets:
         listening = self._listening.pop(caller, None)
         if listening is None:
             return
+        with suppress(OSError):
+            listening.path.unlink()  # first: who sees the connection end finds no file
         if listening.connection is not None:
             self._drop(listening.connection)
         self._selector.unregister(listening.socket)
         listening.socket.close()
-        with suppress(OSError):
-            listening.path.unlink()
 
     def _stop(self) -> None:
         for caller in list(self._listening):
