@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import ringtrain.torch as hvd
+from ringtrain.checkpoint import ShardedCheckpoints
 from ringtrain.checkpoint.format import read_state, split, write_state
 from ringtrain.optim import SGD, Adam, AdamW
 
@@ -212,6 +213,29 @@ def check_host_optimizer_names_a_parameter_that_was_replaced():
     nn.functional.mse_loss(layers(x), y).backward()
     with pytest.raises(ValueError, match=r"parameter '0\.weight' was replaced .* make the HostOptimizer last"):
         optimizer.step()
+
+
+def check_host_optimizer_state_is_saved_in_parts():
+    """Each rank's goes below a URI, and a model in another process goes on from all of them."""
+    net = nn.Linear(300, 20)
+    optimizer = hvd.HostOptimizer(net, Adam(lr=1e-2))
+    net(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    optimizer.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        uri = "file://" + hvd.broadcast_object(folder)
+        with ShardedCheckpoints(uri) as checkpoints:
+            checkpoints.save(1, {"optimizer": optimizer.shard_dict()})
+            other = nn.Linear(300, 20)
+            resumed = hvd.HostOptimizer(other, Adam(lr=1e-2))
+            checkpoints.latest(lambda state: resumed.load_state_dict(state["optimizer"]))
+        hvd.barrier()
+    assert resumed.updates == 1
+    assert torch.equal(other.weight, net.weight)
+    moments = resumed.state_dict()["arrays"]
+    for slot, arrays in optimizer.state_dict()["arrays"].items():
+        for name, tensor in arrays.items():
+            assert torch.equal(moments[slot][name], tensor), (slot, name)
 
 
 def check_host_optimizer_state_is_saved_by_torch():

@@ -186,6 +186,11 @@ class HostOptimizer:
         tensors: dict[str, Any] = map_leaves(state, lambda v: to_tensor(v) if isinstance(v, np.ndarray) else v)
         return tensors
 
+    def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
+        """Copy this rank's part of weights and state, for `ShardedCheckpoints`. Not collective; as of
+        `ringtrain.optim.HostOptimizer`."""
+        return self._host.shard_dict(error_feedback)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set weights and state, of any world size, from tensors or arrays; the model's parameters follow."""
         arrays = map_leaves(state, lambda v: to_arrays([v])()[0] if isinstance(v, torch.Tensor) else v)
