@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local version release-check images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-data elastic-chaos generate pod-schema verify clean
+.PHONY: help venv demo test test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,6 +89,17 @@ version:  ## the version that chart and images share
 release-check:  ## both distributions, the client and the chart are of one version, and of the tag's where there is one
 	$(PYTHON) charts/release_check.py
 
+# A Python of its own: PyInstaller takes what is installed beside it.
+plugin:  ## kubectl's plugin dtj as one program that needs no Python, its archive and krew's manifest, in dist/
+	$(PYTHON) -m venv build/plugin
+	build/plugin/bin/pip install -qq ./operator 'pyinstaller>=6,<7'
+	build/plugin/bin/pyinstaller --log-level WARN --noconfirm --onefile --name kubectl-dtj --collect-all ringtrain_operator \
+		--copy-metadata ringtrain-operator --distpath build/plugin/dist --workpath build/plugin/work --specpath build/plugin \
+		build/plugin/bin/kubectl-dtj
+	build/plugin/dist/kubectl-dtj render manifests/samples/digits-ring.yaml > /dev/null
+	$(PYTHON) charts/plugin.py archive build/plugin/dist/kubectl-dtj dist
+	$(PYTHON) charts/plugin.py manifest dist $(VERSION) > dist/dtj.yaml
+
 images:  ## build the images; IMAGES, ENGINE and BUILD_FLAGS are yours to set
 	@test -n "$(ENGINE)" || { echo "make images needs docker or podman, and neither answers" >&2; exit 2; }
 	for image in $(IMAGES); do \
@@ -99,12 +110,13 @@ images-check: $(VENV)/.installed  ## what the images hold, and the samples run i
 	@test -n "$(ENGINE)" || { echo "make images-check needs docker or podman, and neither answers" >&2; exit 2; }
 	RINGTRAIN_IMAGES="$(IMAGES)" IMAGE_ENGINE=$(ENGINE) $(BIN)/pytest -v tests/images
 
-lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers, links and names on pages
+lint: $(VENV)/.installed  ## ruff, mypy --strict, import layers, links and names on pages, workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/check.py
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
 
 # Strict: a dead link, a heading or a docstring that is not there ends it.
 docs: $(VENV)/.installed  ## the pages and the reference of the Python API, into site/
@@ -144,6 +156,14 @@ bench-data: $(FOR_TESTS)  ## a loader that is as slow as the step: data workers,
 
 bench-gangs: $(VENV)/.installed  ## jobs that compete for devices, on the real kube-scheduler: ROUNDS=200
 	$(BIN)/python bench/operator/gangs.py --rounds $(or $(ROUNDS),20)
+
+bench-ring: $(VENV)/.installed  ## the ring's protocol in simulated time, up to 8,192 ranks: ten minutes
+	$(BIN)/python -m bench.scale.ring check
+	$(BIN)/python -m bench.scale.ring slopes
+
+bench-scale: $(VENV)/.installed bench/.venv/.installed  ## a real launcher with 10, 100 and 1,000 simulated agents: five minutes
+	$(BIN)/python -m bench.scale.run
+	bench/.venv/bin/python -m bench.scale.plot
 
 bench-queues: $(VENV)/.installed  ## jobs that wait in the real Kueue: what they cost, and how fast they start once admitted
 	$(BIN)/python bench/operator/queues.py

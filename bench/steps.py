@@ -99,7 +99,7 @@ def host_optimizer_step() -> Work:
     import ringtrain.torch as hvd
     from ringtrain.optim import AdamW
 
-    model, pace = _handing_over(0.0)
+    model, pace = _handing_over(0.0, handed_on=True)
     return _torch_step(model, hvd.HostOptimizer(model, AdamW(lr=1e-3)), pace)
 
 
@@ -113,9 +113,13 @@ def _torch_step(model: Any, optimizer: Any, pace: dict[str, float]) -> Work:
     return work
 
 
-def _handing_over(backward_s: float) -> tuple[Any, dict[str, float]]:
+def _handing_over(backward_s: float, handed_on: bool = False) -> tuple[Any, dict[str, float]]:
     """A model of ResNet-50's parameters whose backward pass hands over gradients that exist already, and its pace:
-    when it began, which is the caller's to say, and how many numbers it has handed over."""
+    when it began, which is the caller's to say, and how many numbers it has handed over.
+
+    `handed_on`: where `param.grad` is None, autograd takes a gradient as it is, as it does from the layers of a
+    real model; otherwise it clones it, because the model keeps it.
+    """
     import torch
 
     gradients = [torch.from_numpy(g) for g in _gradients()]
@@ -132,7 +136,7 @@ def _handing_over(backward_s: float) -> tuple[Any, dict[str, float]]:
         def backward(ctx: Any, gradient: Any) -> Any:
             pace["done"] += gradients[ctx.index].numel()
             sleep_until(pace["begin"] + backward_s * pace["done"] / total)
-            return gradients[ctx.index], None
+            return gradients[ctx.index].detach() if handed_on else gradients[ctx.index], None
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:

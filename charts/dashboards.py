@@ -15,6 +15,7 @@ RATE = "[$__rate_interval]"
 BY_JOB = "by (job_namespace, job_name)"
 JOBS = 'job_namespace=~"$namespace"'
 JOB = 'job_namespace="$namespace",job_name="$job"'
+OWN_WORK = f'{JOB},part!="reduction"'
 NAME = "{{job_namespace}}/{{job_name}}"
 # Of an operator's own process; the same names are those of every program that Prometheus scrapes.
 OURS = "and on (instance, job) ringtrain_operator_build_info"
@@ -135,6 +136,12 @@ ALL_JOBS = Dashboard(
             "percentunit",
             text="Jobs with data workers.",
         ),
+        Panel(
+            "Straggler",
+            [(f"max {BY_JOB} (ringtrain_straggler_ratio{{{JOBS}}})", NAME)],
+            "percentunit",
+            text="How much longer the rank that works longest does than the others, as a part of a step.",
+        ),
         Panel("Attempt", [(f"max {BY_JOB} (ringtrain_job_attempt{{{JOBS}}})", NAME)]),
         Panel("Ranks by state", [(f"sum by (state) (ringtrain_ranks{{{JOBS}}})", "{{state}}")]),
         Panel("World size", [(f"max {BY_JOB} (ringtrain_world_size{{{JOBS}}})", NAME)]),
@@ -195,6 +202,34 @@ ONE_JOB = Dashboard(
             text="How much later a rank reports a step, by the clocks of the ranks' hosts.",
         ),
         Panel(
+            "Where a step's time goes",
+            [(f"max by (part) (ringtrain_step_time_seconds{{{JOB}}})", "{{part}}")],
+            "s",
+            text="Mean of the ranks. Compute is what is neither of the others.",
+        ),
+        Panel(
+            "Own work of each rank in a step",
+            [
+                (
+                    f"sum by (rank) (max by (rank, part) (ringtrain_rank_step_time_seconds{{{OWN_WORK}}}))",
+                    "rank {{rank}}",
+                )
+            ],
+            "s",
+            text="All but its wait for reductions: the others wait for the rank whose work takes longest.",
+        ),
+        Panel(
+            "Wait for reductions",
+            [
+                (
+                    f'max by (rank) (ringtrain_rank_step_time_seconds{{{JOB},part="reduction"}})',
+                    "rank {{rank}}",
+                ),
+            ],
+            "s",
+            text="Of a step. The rank that the others wait for waits least.",
+        ),
+        Panel(
             "Wait for input",
             [
                 (f"max by (rank) (ringtrain_rank_input_wait_ratio{{{JOB}}})", "rank {{rank}}"),
@@ -208,6 +243,11 @@ ONE_JOB = Dashboard(
                 (f"sum(rate(ringtrain_log_lines_total{{{JOB}}}{RATE}))", "kept"),
                 (f"sum(rate(ringtrain_log_lines_dropped_total{{{JOB}}}{RATE}))", "dropped"),
             ],
+        ),
+        Panel(
+            "Log bytes not in the object store",
+            [(f"max(ringtrain_log_unshipped_bytes{{{JOB}}})", "bytes")],
+            "bytes",
         ),
         Panel(
             "Elastic: world",

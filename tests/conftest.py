@@ -10,6 +10,8 @@ import pytest
 from ring.leftovers import note_others
 from support.sampling import MARK, Sample
 
+pytest_plugins = ["support.storefixtures"]
+
 # Of a test that is a coroutine. Generous: the machine may be busy; a passing test takes seconds.
 DEADLINE_S = 240.0
 

@@ -1,4 +1,4 @@
-"""Make the pictures of the page: `python docs/images/page.py`. Trains for some seconds, and needs chromium."""
+"""Make the pictures of page and report: `python docs/images/page.py`. Trains a little, and needs chromium."""
 
 import asyncio
 import re
@@ -14,19 +14,26 @@ sys.path.insert(0, str(HERE.parents[1] / "tests"))
 
 from support.browser import open_browser  # noqa: E402
 
-# Eight ranks, of which one comes last and waits longest for its input.
+# Eight ranks, of which one waits longest for its input and another one computes longer than all others.
 TRAIN = """
 import math, random, sys, time, pathlib
 import ringtrain as rt
-from ringtrain.report import add_input_wait
 rt.init()
+from ringtrain.optim import SGD, HostOptimizer
 chance = random.Random(rt.rank())
-for step in range(1, 241):
-    begin = time.perf_counter()
-    wait = 0.008 * (0.3 + chance.random() + (3 if rt.rank() == 5 else 0))
-    time.sleep(wait)
-    add_input_wait(time.perf_counter() - begin)
-    time.sleep(0.03)
+class Slow(SGD):
+    def update(self, *args):
+        time.sleep(0.004)
+        super().update(*args)
+def batches():
+    for step in range(1, 241):
+        time.sleep(0.006 * (0.3 + chance.random() + (2 if rt.rank() == 5 else 0)))
+        yield step
+optimizer = HostOptimizer({"w": [0.0] * 1000}, Slow(lr=0.1), clip_norm=1.0)
+for step in rt.timeline.inputs(batches()):
+    time.sleep(0.02 + (0.02 if rt.rank() == 2 else 0) + 0.003 * chance.random())
+    optimizer.submit("w", [1.0] * 1000)
+    optimizer.step()
     loss = 2.3 * math.exp(-step / 70) + 0.15 + chance.gauss(0, 0.03)
     rt.report(step, total_steps=240, samples=64, loss=loss, unit="images",
               metrics={"accuracy": 1 - math.exp(-step / 60), "learning rate": 0.05 * (1 + math.cos(step / 80))})
@@ -34,7 +41,6 @@ for step in range(1, 241):
         print(f"epoch {step // 60} step {step} loss {loss:.4f}", flush=True)
     if step == 190 and rt.rank() == 3 and sys.argv[1:] == ["fail"]:
         raise ValueError("sample 48213 of shard 3 has 0 pixels")
-    rt.barrier()
 """
 
 
@@ -65,12 +71,22 @@ async def _picture(
     await asyncio.to_thread(process.wait, 120)
 
 
+async def _picture_of_the_report(folder: Path) -> None:
+    """Of the run that was shown last, which is over."""
+    command = [sys.executable, "-m", "ringtrain", "report", str(Path(tempfile.gettempdir()) / "training")]
+    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    async with open_browser(folder / "report-browser") as tab:
+        await tab.open(Path(made), 1000)
+        await tab.picture(HERE / "report.png", height=await tab.value("document.body.scrollHeight"))
+
+
 async def _main() -> None:
     step = "Number(document.getElementById('facts').innerText.match(/(\\d+) of 240/)?.[1]) >= 150"
     failed = "document.getElementById('state').innerText === '✗ Failed'"
     with tempfile.TemporaryDirectory() as folder:
         await _picture(Path(folder), "page", step)
         await _picture(Path(folder), "page-narrow", failed, "fail", width=360, dark=True)
+        await _picture_of_the_report(Path(folder))
 
 
 if __name__ == "__main__":

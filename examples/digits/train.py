@@ -22,7 +22,7 @@ from model import Floats, backward, forward, initial_weights, loss
 from numpy.typing import NDArray
 
 import ringtrain as rt
-from ringtrain.checkpoint import Checkpoints, job_directory
+from ringtrain.checkpoint import Checkpoints, ShardedCheckpoints, job_directory, job_uri
 from ringtrain.data import Batch, Shard, read_mnist, shard
 from ringtrain.data.service import distribute
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, Cosine, HostOptimizer, Rule, Warmup
@@ -74,8 +74,7 @@ def train(options: argparse.Namespace) -> None:
     if rt.rank() == 0:
         print(part.describe(), flush=True)
     optimizer = make_optimizer(options, part, data.train_images.shape[1])
-    directory = options.checkpoint_dir or job_directory()
-    checkpoints = Checkpoints(directory) if directory else None
+    checkpoints = open_checkpoints(options.checkpoint_dir or job_directory())
     first_epoch = resume(checkpoints, optimizer)
     for epoch in range(first_epoch, options.epochs):
         last_loss = train_epoch(data, part, optimizer, epoch, options.epochs, options.on_data_workers)
@@ -83,7 +82,7 @@ def train(options: argparse.Namespace) -> None:
         if rt.rank() == 0:
             print(f"epoch {epoch + 1}/{options.epochs}  loss {last_loss:.4f}  accuracy {score:.4f}", flush=True)
         if checkpoints and ((epoch + 1) % options.checkpoint_every == 0 or epoch + 1 == options.epochs):
-            checkpoints.save(epoch + 1, {"optimizer": optimizer.state_dict(root=0), "epochs": epoch + 1})
+            save(checkpoints, optimizer, epoch + 1)
     score = accuracy(data, optimizer)
     if rt.rank() == 0:
         print(f"weights sha256: {fingerprint(optimizer)}")
@@ -160,7 +159,21 @@ def accuracy(data: Data, optimizer: HostOptimizer) -> float:
     return float(counts[0] / counts[1])
 
 
-def resume(checkpoints: Checkpoints | None, optimizer: HostOptimizer) -> int:
+def open_checkpoints(directory: Path | None) -> Checkpoints | ShardedCheckpoints | None:
+    """Where checkpoints are: in `directory`, in the job's object store, or nowhere."""
+    if directory:
+        return Checkpoints(directory)
+    return ShardedCheckpoints(job_uri()) if job_uri() else None
+
+
+def save(checkpoints: Checkpoints | ShardedCheckpoints, optimizer: HostOptimizer, epochs: int) -> None:
+    """Rank 0 writes all of the state into a directory; into a store every rank writes its part."""
+    sharded = isinstance(checkpoints, ShardedCheckpoints)
+    state = optimizer.shard_dict() if sharded else optimizer.state_dict(root=0)
+    checkpoints.save(epochs, {"optimizer": state, "epochs": epochs})
+
+
+def resume(checkpoints: Checkpoints | ShardedCheckpoints | None, optimizer: HostOptimizer) -> int:
     """Return the epoch to begin with: 0, or the one after the latest checkpoint."""
     saved = checkpoints.latest() if checkpoints else None
     if saved is None:

@@ -55,4 +55,4 @@ def test_the_samples_are_valid() -> None:
     """Every DistributedTrainingJob among the samples is accepted."""
     objects = [obj for sample in SAMPLES for obj in yaml.safe_load_all(sample.read_text())]
     jobs = [parse_job(obj).name for obj in objects if obj["kind"] == "DistributedTrainingJob"]
-    assert {"digits", "digits-gpu", "digits-pvc"} <= set(jobs)
+    assert {"digits", "digits-gpu", "digits-pvc", "digits-s3"} <= set(jobs)

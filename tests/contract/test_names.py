@@ -16,6 +16,11 @@ PRODUCT = {
 # Of libraries, which offer no other way.
 FOREIGN = {
     "_BatchNorm",  # torch: the base of what SyncBatchNorm replaces
+    "_C",  # torch: who else shares a tensor's memory
+    "_cdata",
+    "_Options",  # torch: of gloo's process group; its address and timeout have no other names
+    "_devices",
+    "_timeout",
     "_create_all_weights",  # Keras 2: makes an optimizer's variables outside a branch
     "_log_exporter",  # OpenTelemetry: logs are stable on the wire, and not yet so named in Python
     "_logs",

@@ -1,7 +1,10 @@
 """A release has one version."""
 
+import hashlib
 import importlib.util
 import re
+import subprocess
+import tarfile
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +17,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
     """What `make release-check` runs."""
-    spec = importlib.util.spec_from_file_location("release_check", ROOT / "charts" / "release_check.py")
+    return loaded("release_check")
+
+
+def loaded(name: str) -> ModuleType:
+    """A script of charts/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "charts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -42,6 +50,37 @@ def test_what_does_not_fit_is_named(check: ModuleType, second: str, ref: str, sa
     found = check.problem({"a": "1.0", "b": second}, ref)
     assert says in found
     assert bool(says) is bool(found)
+
+
+def test_krew_installs_what_is_packed(tmp_path: Path) -> None:
+    """The manifest has krew's fields, and leads to an archive with its checksum, whose program runs."""
+    plugin = loaded("plugin")
+    program = tmp_path / "built"
+    program.write_text("#!/bin/sh\necho this is $0\n")
+    archive = plugin.pack(program, tmp_path / "dist")
+    made = yaml.safe_load(plugin.manifest(tmp_path / "dist", "1.2.3"))
+    assert (made["apiVersion"], made["kind"]) == ("krew.googlecontainertools.github.com/v1alpha2", "Plugin")
+    spec = made["spec"]
+    assert (made["metadata"]["name"], spec["version"]) == ("dtj", "v1.2.3")
+    assert 0 < len(spec["shortDescription"]) <= 50
+    assert "\n" not in spec["shortDescription"]
+    [chosen] = spec["platforms"]
+    assert "-".join(chosen["selector"]["matchLabels"][key] for key in ("os", "arch")) == plugin.this_platform()
+    assert chosen["uri"] == archive.as_uri()
+    assert chosen["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    with tarfile.open(archive) as unpacked:
+        assert {Path(name).parent for name in unpacked.getnames()} == {Path()}
+        unpacked.extractall(tmp_path / "store", filter="data")
+    # krew calls the program by the plugin's name through a link to it.
+    link = tmp_path / f"kubectl-{made['metadata']['name']}"
+    link.symlink_to(tmp_path / "store" / chosen["bin"])
+    assert subprocess.run([link], check=True, capture_output=True, text=True).stdout == f"this is {link}\n"
+
+
+def test_a_manifest_of_nothing_is_none(tmp_path: Path) -> None:
+    """Which archives there could be is told."""
+    with pytest.raises(SystemExit, match=r"kubectl-dtj-linux-amd64\.tar\.gz, kubectl-dtj-linux-arm64"):
+        loaded("plugin").manifest(tmp_path, "1.2.3")
 
 
 def test_krew_is_told_of_every_archive_that_a_release_makes() -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from frameworks.tensorflow_training import RANK, SIZE, batch, pooled
 
 import ringtrain.tensorflow as hvd
+from ringtrain.agent.world_file import unusable_tf_config
 from ringtrain.tensorflow import distribute
 
 v1 = tf.compat.v1
@@ -113,6 +114,14 @@ def resolver(size: int, rank: int):
     cluster = tf.train.ClusterSpec({"worker": [f"host-{number}:1" for number in range(size)]})
     made = tf.distribute.cluster_resolver.SimpleClusterResolver
     return made(cluster, task_type="worker", task_id=rank)
+
+
+def check_a_cluster_that_is_too_long_for_a_variable_is_refused():
+    """TensorFlow reads a large world's TF_CONFIG as an error that says where the cluster is, and not as none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_CONFIG", unusable_tf_config(20_000, {"type": "worker", "index": 3}))
+        with pytest.raises(TypeError, match="20000 are too many for TF_CONFIG: see RINGTRAIN_WORLD_FILE"):
+            tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def check_strategies_have_one_behaviour():

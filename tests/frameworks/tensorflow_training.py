@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 import ringtrain.tensorflow as hvd
+from ringtrain.step_time import measured
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
@@ -195,3 +196,22 @@ def check_sync_batch_normalization():
     np.testing.assert_allclose(ours(x, training=False), plain(x, training=False), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="fused"):
         hvd.SyncBatchNormalization(fused=True)
+
+
+def check_where_the_time_of_a_step_goes():
+    """The wait for reductions is measured; the update where Python makes it, not within a graph."""
+    model, optimizer = network(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    measured.reset()
+    step = stepper(model, optimizer)
+    for number in range(3):
+        step(*batch(RANK, number))
+    in_graph = measured.take()
+    assert (in_graph.get("reductionWait", 0) > 0, "updateTime" in in_graph) == (SIZE > 1, False)
+    x, y = batch(RANK, 0)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+    optimizer.apply_gradients(
+        zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+    )
+    eagerly = measured.take()
+    assert (eagerly.get("reductionWait", 0) > 0, eagerly["updateTime"] > 0) == (SIZE > 1, True)

@@ -72,6 +72,20 @@ def test_a_difference_names_both_ranks_and_values(change, words):
     assert re.search(words, agreed.error)
 
 
+def test_known_requests_run_beside_one_that_waits_for_a_rank():
+    """Whether all ranks say the same numbers, others than these, or more beside them."""
+    ranks, names = agreements(2), ["a", "b", "c"]
+    exchange(ranks, [rank.next_round([allreduce(name) for name in names]) for rank in ranks])
+    orders = (["a", "b"], ["a", "b"]), (["a", "c"], ["b", "a"]), (["b"], ["c"]), (["a"], ["a"])
+    agreed = []
+    for order in orders:
+        said = [
+            rank.next_round([allreduce(name) for name in mine]) for rank, mine in zip(ranks, order, strict=True)
+        ]
+        agreed.append([entry.name for entry in exchange(ranks, said).agreed])
+    assert agreed == [["a", "b"], ["a"], ["c", "b"], ["a"]]
+
+
 def test_an_expired_name_says_who_is_missing():
     ranks = agreements(3)
     messages = [

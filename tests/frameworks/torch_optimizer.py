@@ -19,6 +19,7 @@ from torch import nn
 
 import ringtrain.torch as hvd
 from ringtrain.optim import SGD
+from ringtrain.step_time import measured
 
 
 def check_gradients_are_accumulated_over_backward_passes():
@@ -206,6 +207,104 @@ def check_gradients_that_change_in_a_later_step():
         optimizer.zero_grad()
 
 
+def check_gradients_that_are_zeroed_and_not_taken_away():
+    """They stay the same tensors, and weights get the bits that they get otherwise."""
+    net, other = model(), model()
+    optimizer, usual = distributed(net), distributed(other)
+    grads: list[torch.Tensor] = []
+    for step, (x, y) in enumerate(batches(RANK, 14)):
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        held = [param.grad for param in net.parameters()]
+        assert step == 0 or all(a is b for a, b in zip(held, grads, strict=True))
+        grads = held
+        optimizer.zero_grad(set_to_none=False)
+        usual.zero_grad()
+        nn.functional.mse_loss(other(x), y).backward()
+        usual.step()
+        agree(net, other, 0)
+    same_everywhere(net)
+
+
+def check_a_gradient_that_is_kept_over_a_step():
+    """It stays as it was, also when the next gradient is reduced."""
+    net = model()
+    optimizer = distributed(net)
+    kept = []
+    for x, y in batches(RANK, 3):
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        kept.append((net[0].weight.grad, net[0].weight.grad.clone()))
+        optimizer.zero_grad()
+    assert all(torch.equal(grad, copy) for grad, copy in kept)
+    assert not torch.equal(kept[0][1], kept[1][1])
+
+
+def check_gradients_in_memory_of_the_user():
+    """What is reduced is there, in each step, although the optimizer has memory of its own."""
+    net, other = model(), model()
+    optimizer, usual = distributed(net), distributed(other)
+    memory = torch.zeros(sum(param.numel() for param in net.parameters()))
+    parts = memory.split([param.numel() for param in net.parameters()])
+    for param, part in zip(net.parameters(), parts, strict=True):
+        param.grad = part.view(param.shape)
+    for x, y in batches(RANK, 12):
+        memory.zero_()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.synchronize()
+        train(other, usual, [(x, y)])
+        assert torch.equal(memory, torch.cat([param.grad.view(-1) for param in other.parameters()]))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    agree(net, other, 0)
+
+
+def check_parameters_in_another_order():
+    """Names pair gradients, whatever the order in which a rank's optimizer has them."""
+    net, other = model(), model()
+    named = list(net.named_parameters())
+    named = named if RANK % 2 == 0 else named[::-1]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([param for _, param in named], lr=0.1), named)
+    train(net, optimizer, batches(RANK, 3))
+    agree(net, train(other, distributed(other), batches(RANK, 3)), 0)
+
+
+def check_models_that_differ():
+    """The parameter is named, with both shapes."""
+    if SIZE == 1:
+        return
+    net = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 2 if RANK == 0 else 3, bias=False))
+    optimizer = distributed(net)
+    net(torch.ones(1, 6)).sum().backward()
+    with pytest.raises(
+        hvd.HorovodInternalError, match=r"gradient\.1\.weight': shape is \(2, 2\) on rank 0 and \(3, 2\)"
+    ):
+        optimizer.step()
+    net = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 2, bias=RANK == 0))
+    optimizer = distributed(net)
+    net(torch.ones(1, 6)).sum().backward()
+    with pytest.raises(hvd.HorovodInternalError, match=r"gradient\.1\.bias"):
+        optimizer.step()
+
+
+def check_gradients_that_change_in_a_later_step_after_they_were_reduced():
+    """Where gradients lie in the optimizer's memory, a change through `.data` is seen in what was reduced."""
+    if SIZE == 1:
+        return
+    net = nn.Linear(100, 100)
+    optimizer = distributed(net)
+    for step in range(13):
+        net(torch.ones(1, 100)).sum().backward()
+        if step == 12:
+            hvd.barrier()  # comes after the gradients
+            net.weight.grad.data.mul_(0.5)
+            with pytest.raises(ValueError, match=r"gradient\.weight.*changed"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
 def check_step_without_synchronize_within_skip_synchronize():
     if SIZE == 1:
         return
@@ -364,3 +463,31 @@ def check_adasum_optimizer():
     same_everywhere(net)
     with pytest.raises(AssertionError, match="no meaning with Adasum"), optimizer.skip_synchronize():
         pass
+
+
+def check_where_the_time_of_a_step_goes():
+    """The wait for reductions and the wrapped optimizer's step are measured; with a closure the step is not."""
+    net = model()
+    optimizer = distributed(net)
+    measured.reset()
+    train(net, optimizer, batches(RANK, 3))
+    times = measured.take()
+    assert times["updateTime"] > 0
+    assert (times.get("reductionWait", 0) > 0) == (SIZE > 1)
+    measured.reset()
+    x, y = batches(RANK, 1)[0]
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(net(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert "updateTime" not in measured.take()
+    other = model()
+    host = hvd.HostOptimizer(other, SGD(lr=0.1))
+    measured.reset()
+    train(other, host, batches(RANK, 3))
+    host.close()
+    assert measured.take()["reductionWait"] > 0

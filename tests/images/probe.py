@@ -28,6 +28,8 @@ def is_stale(source):
         return is_python(source)
     with open(cached, "rb") as file:
         head = file.read(16)
+    if int.from_bytes(head[4:8], "little") == 1:  # by a hash that is never checked
+        return False
     told_s, told_bytes = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
     found = os.stat(source)
     # A second apart is the same: pip rounds a file's time as a float, a layer cuts it off.
@@ -58,9 +60,15 @@ def main():
             seen["owned"].append(path)
         if os.path.basename(path) in (".cache", "pip") and "/site-packages/" not in path:
             seen["caches"].append(path)
-        if path.startswith("/opt/") and path.endswith(".py") and "/tests/" not in path and is_stale(path):
+        if (
+            path.startswith(("/opt/", "/python/"))
+            and path.endswith(".py")
+            and "/tests/" not in path
+            and is_stale(path)
+        ):
             seen["uncompiled"].append(path)
-    seen["lists"] = os.listdir("/var/lib/apt/lists")
+    lists = "/var/lib/apt/lists"
+    seen["lists"] = os.listdir(lists) if os.path.exists(lists) else []
     seen["unwanted"] = [name for name in UNWANTED if shutil.which(name)] + [
         path for path in ("/usr/sbin/sshd", "/usr/lib/gcc") if os.path.exists(path)
     ]

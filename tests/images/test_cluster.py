@@ -42,7 +42,8 @@ ARGUMENTS = {
     "tensorflow-mnist": ["--epochs", "1"],
     "keras-mnist": ["--epochs", "1"],
 }
-NEEDS_MORE = {"gpu", "digits-pvc", "digits-queued"}  # GPUs; volumes from a provisioner; Kueue
+# GPUs; volumes from a provisioner; Kueue; a bucket
+NEEDS_MORE = {"gpu", "digits-pvc", "digits-queued", "digits-s3"}
 
 
 def samples() -> list[str]:
@@ -149,8 +150,36 @@ def test_a_sample_succeeds_in_its_image(
     asyncio.run(run())
 
 
-async def succeed(engine: Engine, cluster: Cluster, job: Json, folder: Path) -> None:
-    """The job ends in Succeeded at its first attempt; raises with what its launcher said."""
+ASKS = """
+import importlib.util, os
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], importlib.util.find_spec("ringtrain"))
+"""
+
+
+def test_a_job_succeeds_in_an_image_without_ringtrain(
+    engine: Engine, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """Its own Python runs as ranks; agent and launcher come from the image `agent`."""
+    image = name_of("operator")  # of ours the one that has Python, and of ringtrain only the operator
+    container = {"name": "train", "image": image, "command": ["python3", "-c", ASKS]}
+    template = {"spec": {"containers": [container]}}
+    job = {
+        "apiVersion": "ringtrain.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "stock"},
+        "spec": {"worker": {"replicas": 2, "template": template}, "runPolicy": {"backoffLimit": 0}},
+    }
+
+    async def run() -> str:
+        async with real_cluster(control_plane) as cluster:
+            return await succeed(engine, cluster, job, tmp_path)
+
+    log = asyncio.run(run())
+    assert "[1] rank 1 of 2 None\n" in log
+
+
+async def succeed(engine: Engine, cluster: Cluster, job: Json, folder: Path) -> str:
+    """The job ends in Succeeded at its first attempt; what its launcher said, also in what is raised."""
     assert cluster.plane is not None
     namespace, name = await cluster.new_namespace(), job["metadata"]["name"]
     async with (
@@ -165,6 +194,7 @@ async def succeed(engine: Engine, cluster: Cluster, job: Json, folder: Path) -> 
     print(log[-2000:])
     assert state(done) == "Succeeded", f"{done['status']}\n{log}"
     assert done["status"]["restarts"] == 0
+    return log
 
 
 def test_the_user_of_the_tests_is_the_charts() -> None:

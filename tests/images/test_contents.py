@@ -10,7 +10,7 @@ from support.images import USER, Engine
 
 PROBE = (Path(__file__).parent / "probe.py").read_text()
 # MB on disk with Debian trixie, amd64. A build that passes these has got something that it did not have.
-LARGEST_MB = {"operator": 230, "worker": 320, "worker-torch": 7000, "worker-tensorflow": 2500}
+LARGEST_MB = {"operator": 230, "agent": 210, "worker": 320, "worker-torch": 7000, "worker-tensorflow": 2500}
 
 Json = dict[str, Any]
 
@@ -25,7 +25,8 @@ def target(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def contents(engine: Engine, target: str) -> Json:
     """What the probe finds in the image's file system."""
-    done = engine.run(name_of(target), "--entrypoint=python3", argv=["-"], stdin=PROBE, user="0:0")
+    python = "/python/bin/python3" if target == "agent" else "python3"
+    done = engine.run(name_of(target), f"--entrypoint={python}", argv=["-"], stdin=PROBE, user="0:0")
     assert done.returncode == 0, done.stdout
     found: Json = json.loads(done.stdout)
     return found

@@ -1,7 +1,9 @@
 """The data path is gRPC: it talks with gRPC's own library both ways, and strangers get nothing from it."""
 
+import contextlib
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from support.gang import until
 from support.ports import free_addresses
 from support.pulls import (
     DEADLINE_S,
@@ -310,6 +313,26 @@ def test_a_connection_that_was_closed_meanwhile_is_dialled_again() -> None:
             assert pulled() is second
     finally:
         path.close(1.0)
+
+
+def test_connections_that_rest_have_no_thread_of_their_own() -> None:
+    """However many peers have pulled: soon one thread waits for all of them, and each can pull again, end,
+    or be left over to a server that closes."""
+
+    def serving() -> int:
+        return sum(thread.name == "ringtrain-data" for thread in threading.enumerate())
+
+    with our_server(Sizes()) as port, contextlib.ExitStack() as peers:
+        pulls = [peers.enter_context(our_client(port)) for _ in range(4)]
+        with our_client(port) as ending:
+            for _ in range(2):
+                for pull in (*pulls, ending):
+                    assert read(pull(asking(5)), [5]) == [payload(5, 0)]
+                until("all connections rest", lambda: serving() == 0)
+        until("the end of one was seen", lambda: serving() == 0)
+        with ThreadPoolExecutor(4) as pool:  # all at once
+            assert list(pool.map(lambda pull: read(pull(asking(5)), [5]), pulls)) == [[payload(5, 0)]] * 4
+        until("all connections rest again", lambda: serving() == 0)
 
 
 def test_ranks_whose_data_ports_are_out_of_reach_use_the_ring_s(caplog: pytest.LogCaptureFixture) -> None:

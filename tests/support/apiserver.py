@@ -297,6 +297,12 @@ def _flags(values: dict[str, Any]) -> list[str]:
     return [f"--{name}={value}" for name, value in values.items()]
 
 
+async def install_crd(api: ApiClient, crd: dict[str, Any]) -> None:
+    """Have the API server serve another kind."""
+    await api.create(CUSTOM_RESOURCE_DEFINITIONS, None, crd)
+    await _established(api, crd["metadata"]["name"])
+
+
 async def _established(api: ApiClient, name: str) -> None:
     async with asyncio.timeout(READY_WITHIN_S):
         while True:

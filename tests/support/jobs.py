@@ -1,5 +1,6 @@
 """DistributedTrainingJobs for tests of the operator."""
 
+from pathlib import Path
 from typing import Any
 
 from ringtrain_operator import contract
@@ -16,6 +17,15 @@ def job(name: str = "digits", *, workers: int = 2, **spec: Any) -> Json:
         "metadata": {"name": name},
         "spec": {"worker": {"replicas": workers, "template": template}, **spec},
     }
+
+
+def python_job(name: str, program: str, go_on: Path, *, workers: int = 1, **spec: Any) -> Json:
+    """A job whose ranks run the Python `program`, which finds the path of `go_on` in GO_ON."""
+    made = job(name, workers=workers, **spec)
+    container = made["spec"]["worker"]["template"]["spec"]["containers"][0]
+    told = {"command": ["python", "-c", program], "env": [{"name": "GO_ON", "value": str(go_on)}]}
+    container.update(image="worker", **told)
+    return made
 
 
 def workers_with_devices(count: int) -> Json:

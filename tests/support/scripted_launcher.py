@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ringtrain import contract
+from ringtrain.control.async_server import AsyncServer
 from ringtrain.control.model import Form, Member, Order, RankPhase, RankState, World
-from ringtrain.control.rpc import Peer, serve
+from ringtrain.control.rpc import Peer
 from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.gang import Gang
@@ -26,18 +27,19 @@ class ScriptedLauncher:
         self.gang = Gang(self.config, time.monotonic)
         files = AttemptFiles.of(Path(job.directory / "logs"), identity.namespace, identity.name, identity.attempt)
         self.store = LogStore(files, identity.uid, identity.attempt)
-        service = CoordinatorService(self.gang, self.store, identity.attempt)
+        self._service = service = CoordinatorService(self.gang, self.store, identity.attempt)
         add: Callable[..., None] = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
-        self._server = serve(
+        self._server = AsyncServer.start(
             self.config.port,
             self.config.secrets,
             Peer(contract.ROLE_WORKER, identity.uid),
-            threads=16,
+            clients=16,
             register=lambda server: add(service, server),
         )
 
     def close(self) -> None:
         self._server.close(0)
+        self._service.close()
         self.store.close()
 
     def give(self, order: Order) -> None:

@@ -23,10 +23,14 @@ STATUS: dict[str, Any] = {
     "worldSize": 1,
     "attempt": 1,
     "workers": [{"registered": True}],
-    "ranks": [{"rank": 0, "state": "Running", "step": 1, "lag": 0.0, "inputWait": 0.0}],
+    "ranks": [
+        {"rank": 0, "state": "Running", "step": 1, "lag": 0.0, "inputWait": 0.0, "stepTime": {"compute": 0.1}}
+    ],
+    "stepTime": {"compute": 0.1},
+    "longestWork": {"rank": 0, "seconds": 0.0, "part": 0.0},
     "progress": {"metrics": {"accuracy": 0.5}},
     "lastProgressTime": None,
-    "logs": {"lines": 0, "dropped": 0},
+    "logs": {"lines": 0, "dropped": 0, "shipping": {"pendingBytes": 0, "problem": None}},
     "data": {"registered": 1, "waitFraction": 0.0},
     "elastic": {"formation": 1, "recoveries": 0, "lostSteps": 0, "lastRecoverySeconds": None, "degraded": False},
 }

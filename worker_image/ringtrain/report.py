@@ -14,6 +14,7 @@ from typing import SupportsFloat
 
 from ringtrain import contract
 from ringtrain.errors import ConfigurationError
+from ringtrain.step_time import measured
 
 # int64, as a status of Kubernetes holds it.
 _MOST = 2**63 - 1
@@ -23,21 +24,6 @@ _PATH_CHARS = 300
 
 _lock = threading.Lock()
 _dropped = 0
-_input_wait: float | None = None
-
-
-def add_input_wait(seconds: float) -> None:
-    """Count time that this rank has waited for input; the next report says how much there was."""
-    global _input_wait
-    with _lock:
-        _input_wait = (_input_wait or 0.0) + seconds
-
-
-def _take_input_wait() -> float | None:
-    global _input_wait
-    with _lock:
-        taken, _input_wait = _input_wait, None
-    return taken
 
 
 def report(
@@ -55,7 +41,8 @@ def report(
     `samples`: how many this rank has processed since its last report; `unit`: what they are ("images"). `loss` and
     the values of `metrics` may be anything that `float` takes; what is not finite is reported as null.
 
-    Time that the rank has waited for a stream of `ringtrain.data.service` is reported by itself.
+    What the runtime has measured of the rank's time is reported by itself: its wait for input and for reductions,
+    and its update of weights (docs/page.md says what counts where).
 
     Never blocks and never fails because of whoever reads: a report that finds the pipe full is dropped, and the
     next one says how many were (`dropped`). Does nothing outside a job. Raises ConfigurationError for a wrong
@@ -73,9 +60,9 @@ def report(
         "metrics": {str(name): _finite(str(name), value) for name, value in metrics.items()} if metrics else None,
         "time": time.time(),
     }
-    waited = document["inputWait"] = _take_input_wait()
-    if not _send({name: value for name, value in document.items() if value is not None}) and waited is not None:
-        add_input_wait(waited)  # for the next report
+    parts = measured.take()
+    if not _send({name: value for name, value in {**document, **parts}.items() if value is not None}):
+        measured.give_back(parts)  # for the next report
 
 
 def report_start(step: int, path: str) -> None:

@@ -69,16 +69,22 @@ class ObjectStore:
     URI, the cause and the way out, for everything else.
     """
 
-    def __init__(self, uri: str, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, uri: str, deadline_s: float = DEADLINE_S, connection: StoreConnection | None = None
+    ) -> None:
+        """`connection`: of another store of the same bucket, whose opener closes it."""
         check_uri(uri)
         self.uri = uri.rstrip("/")
         self.deadline_s = deadline_s
-        self._lock = threading.Lock()
-        self._opened: tuple[int, Any] | None = None
+        self._connection = connection or StoreConnection(self.uri)
 
     def below(self, folder: str) -> ObjectStore:
-        """The store of what is in `folder`."""
-        return ObjectStore(f"{self.uri}/{folder}", self.deadline_s)
+        """The store of what is in `folder`, over the same connections: whoever opened this one closes them."""
+        return self.at(f"{self.uri}/{folder}")
+
+    def at(self, uri: str) -> ObjectStore:
+        """The store at another `uri` of the same bucket, over the same connections."""
+        return ObjectStore(uri, self.deadline_s, self._connection)
 
     def write(self, name: str, data: bytes) -> None:
         """Make `data` the object `name`: whoever reads finds all of it, or what was there before."""
@@ -99,17 +105,20 @@ class ObjectStore:
         try:
             found = self._try("listed", folder, lambda fs, path, left: _call(fs, "find", left, path))
         except ObjectMissing:
-            return []
-        root = self._root()
-        return sorted(name.partition(root)[2].strip("/") for name in found)
+            found = []
+        if not found:
+            self._require_bucket(folder)
+        return sorted(self._relative(str(name)) for name in found)
 
     def folders(self, folder: str = "") -> list[str]:
         """Names of what is directly in `folder`, sorted; none where there is no such folder."""
         try:
             found = self._try("listed", folder, lambda fs, path, left: _call(fs, "ls", left, path, detail=False))
         except ObjectMissing:
-            return []
-        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found})
+            found = []
+        if not found:
+            self._require_bucket(folder)
+        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found} - {""})
 
     def remove(self, name: str) -> None:
         """Remove the object `name`; it need not be there."""
@@ -120,20 +129,14 @@ class ObjectStore:
 
     def close(self) -> None:
         """Give connections back. The store may be used again."""
-        with self._lock:
-            opened, self._opened = self._opened, None
-        if opened is None or opened[0] != os.getpid():
-            return
-        session = getattr(opened[1], "_s3", None)
-        if session is not None:
-            opened[1].close_session(opened[1].loop, session)
+        self._connection.close()
 
     def _try(self, done: str, name: str, work: Callable[[Any, str, float], T]) -> T:
         deadline, pause = time.monotonic() + self.deadline_s, _FIRST_PAUSE_S
         while True:
             left = deadline - time.monotonic()
             try:
-                fs = self._filesystem()
+                fs = self._connection.filesystem()
                 path = f"{self._root()}/{name}".rstrip("/")
                 return work(fs, path, max(0.1, left))
             except FileNotFoundError as error:
@@ -149,31 +152,66 @@ class ObjectStore:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
+    def _require_bucket(self, folder: str) -> None:
+        """Raise StorageError where there is no bucket: two drivers list nothing then, as in an empty one."""
+        scheme, bucket = self.uri.partition("://")[0], self._root().partition("/")[0]
+        if scheme in ("gs", "gcs", "az", "abfs", "abfss"):
+            self._try("listed", folder, lambda fs, path, left: _find_bucket(fs, scheme, bucket, left))
+
     def _describe(self, done: str, name: str, error: Exception) -> str:
         cause = str(error) or type(error).__name__
         return f"{self.uri}/{name} cannot be {done}: {cause}; {_way_out(error, self.deadline_s)}"
 
     def _root(self) -> str:
-        scheme, _, path = self.uri.partition("://")
-        return f"/{path.strip('/')}" if scheme in _PLAIN else path.rstrip("/")
+        """The path of this store as the driver has it: without the account, of an Azure URI that names one."""
+        from fsspec.core import strip_protocol
 
-    def _filesystem(self) -> Any:
+        return str(strip_protocol(self.uri)).rstrip("/")
+
+    def _relative(self, path: str) -> str:
+        root = self._root()
+        if not path.startswith(f"{root}/"):  # must not read as "nothing there"
+            raise StorageError(
+                f"{self.uri} cannot be listed: the store names {path!r}, which is not below {root!r}"
+            )
+        return path[len(root) + 1 :]
+
+
+class StoreConnection:
+    """A filesystem of fsspec, opened when it is first used in a process."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._lock = threading.Lock()
+        self._opened: tuple[int, Any] | None = None
+
+    def filesystem(self) -> Any:
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
-                self._opened = os.getpid(), _open(self.uri.partition("://")[0])
+                self._opened = os.getpid(), _open(self._uri)
             return self._opened[1]
 
+    def close(self) -> None:
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is None or opened[0] != os.getpid():
+            return
+        session = getattr(opened[1], "_s3", None)
+        if session is not None:
+            opened[1].close_session(opened[1].loop, session)
 
-def _open(scheme: str) -> Any:
+
+def _open(uri: str) -> Any:
     import fsspec
 
+    scheme = uri.partition("://")[0]
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": scheme != "memory"}
     if scheme in ("s3", "s3a"):
         timeouts = {"connect_timeout": _CONNECT_S, "read_timeout": _SILENT_S}
         options["config_kwargs"] = {**timeouts, "retries": {"max_attempts": 1}}
     if scheme == "file":
         options["auto_mkdir"] = True
-    return fsspec.filesystem(scheme, **options)
+    return fsspec.core.url_to_fs(uri, **options)[0]
 
 
 def _call(fs: Any, method: str, timeout_s: float, *args: Any, **named: Any) -> Any:
@@ -185,6 +223,17 @@ def _call(fs: Any, method: str, timeout_s: float, *args: Any, **named: Any) -> A
     from fsspec.asyn import sync
 
     return sync(fs.loop, getattr(fs, f"_{method}"), *args, timeout=timeout_s, **named)
+
+
+def _find_bucket(fs: Any, scheme: str, bucket: str, left: float) -> None:
+    """Raise FileNotFoundError, worded as S3's is, unless the bucket is there; with no right but that to list."""
+    try:
+        if scheme in ("gs", "gcs"):
+            _call(fs, "call", left, "GET", f"b/{bucket}/o", maxResults=1, json_out=True)
+        elif not _call(fs, "exists", left, bucket):
+            raise FileNotFoundError(bucket)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"the {_NO_BUCKET}: {bucket}") from error
 
 
 def _write_file(fs: Any, path: str, data: bytes) -> None:

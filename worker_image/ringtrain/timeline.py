@@ -14,9 +14,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
+
+from ringtrain.step_time import INPUT
+
+T = TypeVar("T")
 
 # Events are kept until there are so many: a write every few hundred steps costs nothing beside them.
 _FLUSH_EVENTS: Final = 1000
@@ -156,6 +160,24 @@ def span(name: str, category: str = "user", **args: Any) -> Span:
     """
     timeline = _active  # which another thread may stop meanwhile
     return NO_SPAN if timeline is None else _span(timeline, name, category, args)
+
+
+def inputs(batches: Iterable[T]) -> Iterator[T]:
+    """Yield what `batches` yields. The time that each takes to come is this rank's wait for input, in the
+    timeline and in what `ringtrain.report` sends.
+
+        for x, y in rt.timeline.inputs(loader):
+            ...
+
+    Not needed for streams of `ringtrain.data.service`, which measure it themselves.
+    """
+    waiting, end = iter(batches), object()
+    while True:
+        with INPUT, span("next batch", "input"):
+            batch = next(waiting, end)
+        if batch is end:
+            return
+        yield cast(T, batch)
 
 
 def record_since(began_ns: int, name: str, category: str) -> None:

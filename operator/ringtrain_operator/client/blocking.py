@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -26,19 +26,24 @@ class _Loop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ringtrain-sdk", daemon=True)
         self._thread.start()
+        self._lock = threading.Lock()
+        self._closed = False
 
     def is_open(self) -> bool:
         """Whether it runs still."""
-        return self._thread.is_alive()
+        return not self._closed
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Ctrl-C cancels it."""
-        if not self.is_open():
-            work.close()
-            raise RuntimeError("this client is closed; make another")
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """The result of `work`. Ctrl-C cancels it, and so does another thread that closes the client."""
+        with self._lock:
+            if self._closed:
+                work.close()
+                raise RuntimeError("this client is closed; make another")
+            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise RuntimeError("this client was closed by another thread meanwhile; make another") from None
         except BaseException:
             future.cancel()
             raise
@@ -57,10 +62,20 @@ class _Loop:
                 self.run(items.aclose())
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and whatever another thread waits for in it."""
+        with self._lock:
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _first(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

@@ -20,6 +20,7 @@ from .session import Json, Session
 EVENTS_SHOWN = 3
 AGENTS_ASKED = 3
 LOSSES_SHOWN = 3
+PODS_SHOWN = 10
 
 
 async def causes_of(session: Session, name: str) -> list[str]:
@@ -76,7 +77,7 @@ def explain(
     yield from (f"  {line}" for line in conditions)
     if place:
         yield f"    {place}"
-    yield from (f"    {line}" for line in (*_pods(pods), *unreached))
+    yield from (f"    {line}" for line in (*_first_of(list(_pods(pods))), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
     yield from (f"  {line}" for line in (*_losses(status), *_beside(status)))
@@ -95,7 +96,7 @@ def _unlooked(job: Json) -> Iterator[str]:
 
 def _conditions(status: Json) -> Iterator[str]:
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
-    bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = "True"
+    bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = bad["LogsNotShipped"] = "True"
     for condition in status.get("conditions") or []:
         repeated = condition["type"] == "Running" and condition.get("reason") in ("Suspended", "WaitingForQueue")
         matters = not repeated and condition.get("reason") != "Finished"
@@ -107,8 +108,15 @@ def _conditions(status: Json) -> Iterator[str]:
             )
 
 
+def _first_of(pods: list[str]) -> list[str]:
+    """The lines of some pods, and how many more there are: a large job that waits has a thousand."""
+    more = len(pods) - PODS_SHOWN
+    return [*pods[:PODS_SHOWN], f"and {counted(more, 'more pod')} like these"] if more > 1 else pods
+
+
 def _pods(pods: list[Json]) -> Iterator[str]:
-    for pod in map(view_pod, pods):
+    views = sorted(map(view_pod, pods), key=lambda pod: pod.phase == "Pending" and not pod.waiting)
+    for pod in views:  # those that only wait for a place come last
         if pod.waiting:
             yield f"pod {pod.name}: {pod.waiting}: {pod.waiting_message}"
         elif pod.disruption:

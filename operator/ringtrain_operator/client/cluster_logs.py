@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from typing import Literal
 
-from ..cluster.api.errors import Forbidden, NotFound, ServerError, Unreachable
+from ..cluster.api.errors import Forbidden, NotFound, ServerError, TooManyRequests, Unreachable
 from ..cluster.api.execute import execute
 from ..cluster.api.resources import JOBS, PODS
 from ..errors import OperatorError, SpecInvalid
@@ -15,12 +16,14 @@ from ..spec.parse import parse_job
 from ..status.counts import counted
 from ..status.model import parse_status
 from .ended_logs import LogsIncomplete, attempt_of, is_kept, read_ended, where_kept
-from .following import next_attempt
-from .launcher_output import Printed, Shown, Wanted, launcher_output, missing_lines
+from .following import Outage, next_attempt
+from .launcher_output import Missing, OutputChanged, Printed, Shown, Wanted, launcher_output, missing_lines
 from .session import Json, Session
 
 # A container has ended some seconds before its pod says so, more of them on a busy node.
 _ENDS_WITHIN_S = 20.0
+# How long the output of a launcher that may have ended is not asked for again, at first.
+_FIRST_WAIT_S = 1.0
 
 
 class NoSuchRank(OperatorError):
@@ -79,23 +82,81 @@ async def _find(session: Session, wanted: Wanted) -> AsyncGenerator[bytes, None]
     if pod is None or not is_running(pod) or not (own or is_kept(job)):
         return read_ended(session, wanted, job, pod, Printed())
     if own and wanted.rank is None:
-        return _live(session, wanted, job, Printed())
+        return _live(session, wanted, pod, job, Printed())
     return _from_store(session, wanted, job, pod)
 
 
-async def _live(session: Session, wanted: Wanted, job: Json, printed: Printed) -> AsyncGenerator[bytes, None]:
-    """The output of a launcher that runs. When it has ended meanwhile, what its node had dropped is told."""
-    shown = Shown()
-    output = launcher_output(session, wanted, shown, printed)
-    async with aclosing(output) as lines:
-        async for line in lines:
-            yield line
-    if wanted.follow and wanted.tail is None and await _ends(session, wanted.pod):
-        with suppress(NotFound):
-            pod = await session.api.get(PODS, session.namespace, wanted.pod)
-            missing = missing_lines(pod, attempt_of(pod), wanted, shown)
-            if missing:
-                raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of(pod))}")
+async def _live(
+    session: Session, wanted: Wanted, pod: Json, job: Json, printed: Printed
+) -> AsyncGenerator[bytes, None]:
+    """The output of a launcher that runs. When it has ended meanwhile, what its node had dropped is told.
+
+    Followed, it goes on where a connection breaks or ends before the launcher has.
+    """
+    outage, ends_within_s, fate = Outage(), _FIRST_WAIT_S, "runs"
+    while True:
+        shown, lost = Shown(), None
+        try:
+            async with aclosing(launcher_output(session, wanted, shown, printed)) as lines:
+                async for line in lines:
+                    outage.is_over()
+                    ends_within_s = _FIRST_WAIT_S
+                    yield line
+        except OutputChanged as exc:
+            if await _fate(session, pod, outage, 0.0) == "gone":  # it is the next attempt's
+                return
+            session.tell(f"{exc}: lines may be missing here, or come twice")
+            printed = Printed()
+            continue
+        except (Unreachable, ServerError, NotFound) as exc:
+            lost = exc
+        if lost is not None and (not wanted.follow or wanted.tail is not None):
+            raise lost
+        if not wanted.follow:
+            return
+        if isinstance(lost, Unreachable | ServerError):
+            await outage.wait(lost)
+        has_ended = fate == "ended"
+        fate = await _fate(session, pod, outage, ends_within_s if wanted.tail is None else _ENDS_WITHIN_S)
+        if fate == "gone" or isinstance(lost, NotFound) or wanted.tail is not None:
+            break
+        if fate == "ended" and (has_ended or not await _missing(session, wanted, shown)):
+            break
+        ends_within_s = min(2 * ends_within_s, _ENDS_WITHIN_S)
+        if shown.last:
+            printed = Printed(shown.wanted, last=shown.last)
+    if fate == "runs":
+        raise lost or Unreachable(f"{wanted.pod} runs still, and the connection to its output was lost")
+    if fate == "gone" and lost is not None:
+        session.tell(f"{wanted.pod} went while its output was read; {where_kept(job, attempt_of(pod))}")
+    if fate == "ended" and wanted.tail is None and (missing := await _missing(session, wanted, shown)):
+        raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of(pod))}")
+
+
+async def _missing(session: Session, wanted: Wanted, shown: Shown) -> Missing:
+    """What the launcher, which has ended, wrote beyond what was shown."""
+    try:
+        pod = await session.api.get(PODS, session.namespace, wanted.pod)
+    except NotFound:
+        return Missing()
+    return missing_lines(pod, attempt_of(pod), wanted, shown)
+
+
+async def _fate(session: Session, pod: Json, outage: Outage, within_s: float) -> Literal["ended", "gone", "runs"]:
+    """What has become of a pod, after some seconds if it runs; an API server may be away meanwhile."""
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    while True:
+        try:
+            ended = await _ends(session, name, within_s)
+            found = await session.api.get(PODS, session.namespace, name)
+        except NotFound:
+            return "gone"
+        except (Unreachable, ServerError, TooManyRequests) as exc:
+            await outage.wait(exc)
+            continue
+        if found["metadata"]["uid"] != uid:
+            return "gone"
+        return "ended" if ended else "runs"
 
 
 async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) -> AsyncGenerator[bytes, None]:
@@ -126,15 +187,15 @@ async def _from_store(session: Session, wanted: Wanted, job: Json, pod: Json) ->
     if attempt_of(pod) == found and not is_running(pod):
         rest = read_ended(session, wanted, job, pod, printed)
     else:
-        rest = _live(session, wanted, job, printed)
+        rest = _live(session, wanted, pod, job, printed)
     async with aclosing(rest) as chunks:
         async for chunk in chunks:
             yield chunk
 
 
-async def _ends(session: Session, name: str) -> bool:
+async def _ends(session: Session, name: str, within_s: float = _ENDS_WITHIN_S) -> bool:
     """Whether the pod has ended, or does within a few seconds."""
-    give_up_at = time.monotonic() + _ENDS_WITHIN_S
+    give_up_at = time.monotonic() + within_s
     while True:
         try:
             pod = await session.api.get(PODS, session.namespace, name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ringtrain_operator.observe.pods import termination_of, view_pod
 
+from ..errors import OperatorError
 from .session import Json, Session
 
 # What stands before each rank's line in the launcher's output.
@@ -44,10 +45,14 @@ class Wanted:
 
 @dataclass
 class Printed:
-    """What the user has seen already; a line ends where it does for the launcher: a lone return ends one, too."""
+    """What the user has seen already; a line ends where it does for the launcher: a lone return ends one, too.
+
+    `last`: the last line, with its mark, where lines came from the launcher's output.
+    """
 
     lines: int = 0
     size: int = 0
+    last: bytes = b""
     _after_return: bool = False
 
     def feed(self, chunk: bytes) -> None:
@@ -58,12 +63,17 @@ class Printed:
         self._after_return = chunk.endswith(b"\r")
 
 
+class OutputChanged(OperatorError):
+    """The output is not the one that was read before: its node has put older lines away, or it began anew."""
+
+
 @dataclass
 class Shown:
     """What of ranks' lines an output had: all of them by rank, and how many were wanted."""
 
     by_rank: Counter[int] = field(default_factory=Counter)
     wanted: int = 0
+    last: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,10 @@ async def launcher_output(
                 continue
             shown.wanted += 1
             if shown.wanted <= printed.lines:
+                if shown.wanted == printed.lines and printed.last and line != printed.last:
+                    raise OutputChanged(f"what {wanted.pod} wrote is not what it was")
                 continue
+            shown.last = line
             if mark and wanted.tail is not None:
                 last.append(line.removeprefix(mark))
             else:

@@ -28,7 +28,7 @@ from .cluster_logs import NoSuchRank
 from .errors import DriverLost
 from .following import ENDED, state_of
 from .launcher_output import Wanted
-from .manifest import merged
+from .manifest import literal, merged
 from .script import Script
 from .session import Json
 
@@ -201,7 +201,7 @@ def _with_script(job: Json, script: Script, directory: Path) -> Json:
     file = directory / "script" / script.name
     file.parent.mkdir()
     file.write_text(script.text, encoding="utf-8")
-    command = ["python", str(file.resolve())]
+    command = ["python", literal(str(file.resolve()))]
     container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
     rest = container["command"][len(command) :]
     made: Json = json.loads(json.dumps(job))

@@ -17,7 +17,10 @@ CONTAINER = "train"
 
 @dataclass(frozen=True)
 class Training:
-    """What to run and where. `spec` is laid over the spec that the rest makes, as a merge of mappings."""
+    """What to run and where. `spec` is laid over the spec that the rest makes, as a merge of mappings.
+
+    In `command` and `env` a kubelet replaces `$(NAME)` and `$$`.
+    """
 
     command: Sequence[str]
     image: str
@@ -34,6 +37,11 @@ def fresh_name(stem: str) -> str:
     """A name for a job that no other has, from that of its script."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in stem.lower()).strip("-")[:40].strip("-")
     return f"{letters if letters[:1].isalpha() else f'train-{letters}'.strip('-')}-{secrets.token_hex(3)}"
+
+
+def literal(value: Any) -> Any:
+    """A text for a command or a variable which a container then gets as `value` is; anything else as it is."""
+    return value.replace("$", "$$") if isinstance(value, str) else value
 
 
 def manifest_of(training: Training, name: str) -> Json:

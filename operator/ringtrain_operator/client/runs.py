@@ -19,7 +19,7 @@ from .errors import JobEnded, JobFailed, ScriptUnusable, Timeout
 from .following import ENDED, state_of
 from .launcher_output import Wanted
 from .local_backend import LocalBackend
-from .manifest import Training, fresh_name, manifest_of
+from .manifest import Training, fresh_name, literal, manifest_of
 from .script import Script, function_script, read_script
 from .session import Json
 from .views import Snapshot, Why, display_here, snapshot_of
@@ -32,12 +32,13 @@ NO_IMAGE = "local"
 class Options(TypedDict, total=False):
     """What `train` takes beside the code.
 
-    `image`: for ranks, with ringtrain in it; needed on a cluster, ignored on this machine. `workers`: pods.
-    `devices`: of each worker, for example {"nvidia.com/gpu": 2}; each gets a rank unless `slots` says how many
-    ranks a worker has. `args`: texts for a script; JSON values for a function, which gets `kwargs`, too. `env`:
-    variables of the ranks. `resources`: as Kubernetes writes them. `name`: default: the script's, and
-    some letters. `in_image`: the script is not here but in the image, at this path. `spec`: anything else of the
-    job's spec, laid over what the others make: mappings are merged, all else is replaced.
+    `image`: for ranks, with Python and what the code imports; needed on a cluster, ignored on this machine.
+    `workers`: pods. `devices`: of each worker, for example {"nvidia.com/gpu": 2}; each gets a rank unless `slots`
+    says how many ranks a worker has. `args`: texts for a script; JSON values for a function, which gets `kwargs`,
+    too. `env`: variables of the ranks. These texts arrive as they are, `$(NAME)` among them. `resources`: as
+    Kubernetes writes them. `name`: default: the script's, and some letters. `in_image`: the script is not here but
+    in the image, at this path. `spec`: anything else of the job's spec, laid over what the others make: mappings
+    are merged, all else is replaced.
     """
 
     name: str
@@ -207,16 +208,16 @@ class AsyncClient:
                 f"train() has no argument {unknown[0]!r}; {hint or 'anything of the spec goes into spec='}"
             )
         if not options.get("image") and not isinstance(self.backend, LocalBackend):
-            message = "is missing; on a cluster ranks run in an image, with ringtrain in it"
+            message = "is missing; on a cluster ranks run in an image, with Python and what the code imports"
             raise SpecInvalid([Problem("image", message)])
         script, command = self._command(code, options)
         training = Training(
-            command=command,
+            command=[literal(word) for word in command],
             image=options.get("image") or NO_IMAGE,
             workers=options.get("workers", 1),
             devices=options.get("devices") or {},
             slots=options.get("slots"),
-            env=options.get("env") or {},
+            env={key: literal(value) for key, value in (options.get("env") or {}).items()},
             resources=options.get("resources") or {},
             spec=options.get("spec") or {},
         )

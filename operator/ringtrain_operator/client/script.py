@@ -1,17 +1,19 @@
 """Training code as text: a file, or the source of a function. Nothing is ever pickled."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
+import dis
 import inspect
 import json
 import re
 import symtable
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from ..errors import shown
@@ -20,6 +22,8 @@ from .errors import ScriptUnusable
 # What the API server takes in one ConfigMap.
 MAX_BYTES = 1 << 20
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
+# A function within another one is indented. Taking that away would change its texts of several lines, too.
+_INDENTED = "if True:\n"
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,21 @@ def function_script(func: Callable[..., object], args: Sequence[Any], kwargs: Ma
     The function must stand by itself: it imports what it uses, within. Arguments are JSON values.
     """
     definition, source = _definition(func)
-    _check_names(definition, source)
-    given = f"*json.loads({_json('args', list(args))!r}), **json.loads({_json('kwargs', dict(kwargs))!r})"
-    text = (
-        "from __future__ import annotations\n\n"
-        f'{source}\n\nif __name__ == "__main__":\n    import json\n\n    {definition.name}({given})\n'
+    _check_names(definition, source, func.__globals__)
+    given = (
+        f"*__import__('json').loads({_json('args', list(args))!r}), "
+        f"**__import__('json').loads({_json('kwargs', dict(kwargs))!r})"
     )
-    return _checked(Script(f"{definition.name}.py", text))
+    text = (
+        f'from __future__ import annotations\n\n{source}\n\nif __name__ == "__main__":\n'
+        f"    {definition.name}({given})\n"
+    )
+    # Not the function's own name: where a script is called random.py, `import random` finds the script.
+    return _checked(Script(re.sub(r"[^a-zA-Z0-9_]", "_", definition.name) + "_.py", text))
 
 
 def _definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, str]:
-    """The function's `def` and its source, from the first column on."""
+    """The function's `def`, and statements that define it."""
     name = getattr(func, "__name__", type(func).__name__)
     if not inspect.isfunction(func):
         raise ScriptUnusable(f"{name} is a {type(func).__name__}; give a function made by def, or a file")
@@ -79,8 +87,12 @@ def _definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, str]:
         held = ", ".join(func.__code__.co_freevars)
         raise ScriptUnusable(f"{name} uses {held} of the function around it; pass them with args or kwargs")
     try:
-        source = textwrap.dedent(inspect.getsource(func))
+        source = inspect.getsource(func)
+        indented = source[:1].isspace()
+        source = _INDENTED + source if indented else source
         [node] = ast.parse(source).body
+        if indented and isinstance(node, ast.If):
+            [node] = node.body
     except (OSError, TypeError, SyntaxError, ValueError) as exc:
         message = f"the source of {name} cannot be read ({exc}); define it in a file or in a notebook's cell"
         raise ScriptUnusable(message) from exc
@@ -90,14 +102,58 @@ def _definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, str]:
         raise ScriptUnusable(
             f"{name} is decorated with {ast.unparse(node.decorator_list[0])}; give the bare function"
         )
+    if not _is_source_of(func.__code__, source):
+        file = func.__code__.co_filename
+        message = f"the source of {name} in {file} is not what was imported from there: it has changed since"
+        raise ScriptUnusable(f"{message}; import it anew")
     return node, source
 
 
-def _check_names(definition: ast.FunctionDef, source: str) -> None:
+def _is_source_of(code: CodeType, source: str) -> bool:
+    """Whether `source` defines what `code` does; a file may have been changed after it was imported."""
+    flags = code.co_flags & __future__.annotations.compiler_flag
+    whole = compile(source, code.co_filename, "exec", flags=flags, dont_inherit=True)
+    found = next((inner for inner in _codes(whole) if inner.co_name == code.co_name), None)
+    if found is None:
+        return False
+    if any(name.startswith("@py") for name in code.co_names + code.co_varnames):
+        # pytest has rewritten its assertions: what is in the source is there still, and more.
+        return set(found.co_names) <= set(code.co_names)
+    return _same(found, code)
+
+
+def _same(one: object, other: object) -> bool:
+    if not isinstance(one, CodeType) or not isinstance(other, CodeType):
+        return type(one) is type(other) and repr(one) == repr(other)
+    if (one.co_names, one.co_varnames) != (other.co_names, other.co_varnames):
+        return False
+    if _operations(one) != _operations(other):
+        return False
+    pairs = zip(one.co_consts, other.co_consts, strict=False)
+    return len(one.co_consts) == len(other.co_consts) and all(_same(a, b) for a, b in pairs)
+
+
+def _operations(code: CodeType) -> list[tuple[str, str]]:
+    """What is calculated. The rest of the bytecode depends on the module around, such as on what it imports."""
+    kinds = ("BINARY", "COMPARE", "CONTAINS", "IS", "UNARY")
+    found = [(step.opname, step.argrepr) for step in dis.get_instructions(code)]
+    return [step for step in found if step[0].startswith(kinds)]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield inner
+
+
+def _check_names(definition: ast.FunctionDef, source: str, around: Mapping[str, Any]) -> None:
     """Refuse a function that uses what only the module around it has: in a script of its own that is missing."""
     table = symtable.symtable("from __future__ import annotations\n" + source, definition.name, "exec")
     used = {name for inner in _tables(table) for name in _globals(inner)}
-    missing = sorted(used - {definition.name, "annotations", "__name__", "__file__"} - set(dir(builtins)))
+    own = {definition.name, "annotations", "__name__", "__file__"}
+    # A module's own `print` is not the one that the script would find.
+    known = {name for name in dir(builtins) if name.startswith("__") or name not in around}
+    missing = sorted(used - own - known)
     if missing:
         names = ", ".join(missing)
         message = f"{definition.name} uses {names}, which it does not define; import or define within the function"

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 # Options without a value.
-_FLAGS = {"--standalone", "--run-path", "--run_path"}
+_FLAGS = {"--standalone", "--run-path", "--virtual-local-rank", "--module", "--no-python", "-m"}
 _SHELLS = {"sh", "bash"}
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+_MODULES = {"torch.distributed.run", "torch.distributed.launch"}
+_PER_NODE = "--nproc-per-node"
+# In a shell's text, outside of single quotes: what makes of a word something else than the word.
+_EXPANDED = re.compile(r"[$`*?\[~]")
+_QUOTED = re.compile(r"""("(?:\\.|[^"\\])*")|'[^']*'""")
+_STARTERS = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
 
 
 @dataclass(frozen=True)
@@ -24,22 +32,82 @@ class Torchrun:
     own: tuple[str, ...]
 
 
+def names_torchrun(command: Sequence[str]) -> bool:
+    """Whether a word of the command calls torchrun, wherever it stands."""
+    return any(_STARTERS.search(word) for word in command)
+
+
 def read_torchrun(command: Sequence[str]) -> Torchrun | None:
-    """What the command says, None if it does not start with torchrun, itself or in a shell's single command."""
-    words = list(command)
+    """What the command says, None if it does not start with torchrun, itself or in a shell's single command.
+
+    None as well where a shell has more to do than to start torchrun: other commands, redirections, variables
+    among the program's words.
+    """
+    words, masked = list(command), [""] * len(command)
     if len(words) == 3 and PurePosixPath(words[0]).name in _SHELLS and words[1] == "-c":
-        words = shlex.split(words[2])
-    if not words or PurePosixPath(words[0]).name != "torchrun":
+        words, masked = _single_command(words[2])
+    begun = _starter(words)
+    if not begun:
         return None
-    rest, program, per_node = words[1:], ["python", "-u"], ""
-    while rest and rest[0].startswith("-"):
-        option, _, value = rest.pop(0).partition("=")
+    used, program, per_node = _options(words, begun)
+    if any(_EXPANDED.search(word) for word in masked[used:]):
+        return None
+    return Torchrun((*program, *words[used:]), per_node, tuple(words[:used]))
+
+
+def _starter(words: Sequence[str]) -> int:
+    """How many words call torchrun; 0: they call something else."""
+    if not words:
+        return 0
+    name = PurePosixPath(words[0]).name
+    if name == "torchrun":
+        return 1
+    module = words.index("-m") + 1 if "-m" in words else len(words)
+    options = all(word.startswith("-") for word in words[1 : module - 1])
+    is_module = module < len(words) and words[module] in _MODULES
+    return module + 1 if _PYTHON.fullmatch(name) and options and is_module else 0
+
+
+def _options(words: Sequence[str], begun: int) -> tuple[int, list[str], str]:
+    """How many words are torchrun's own, what stands before the program, and --nproc-per-node."""
+    used, program, per_node = begun, ["python", "-u"], ""
+    while used < len(words) and words[used].startswith("-"):
+        given, equals, value = words[used].partition("=")
+        used += 1
+        if given == "--":
+            break
+        if not given.startswith("--") and len(given) > 2:  # -r3: a short option and its value
+            continue
+        option = given.replace("_", "-")
         if option in ("-m", "--module"):
             program.append("-m")
-        elif option in ("--no-python", "--no_python"):
+        elif option == "--no-python":
             program = []
-        elif option not in _FLAGS:
-            value = value or (rest.pop(0) if rest else "")
-        if option.replace("_", "-") == "--nproc-per-node":
+        elif option not in _FLAGS and not equals and used < len(words):
+            value = words[used]
+            used += 1
+        if len(option) > len("--np") and _PER_NODE.startswith(option):  # argparse takes beginnings of names
             per_node = value
-    return Torchrun((*program, *rest), per_node, tuple(words[: len(words) - len(rest)]))
+    return used, program, per_node
+
+
+def _single_command(text: str) -> tuple[list[str], list[str]]:
+    """The words of a shell's single command, and the same without what is in single quotes; else nothing."""
+    if "\n" in text.strip():
+        return [], []
+    try:
+        words, masked = _split(text), _split(_QUOTED.sub(lambda found: found[1] or "''", text))
+    except ValueError:  # a quote without its end
+        return [], []
+    if any(word and set(word) <= set("();<>|&") for word in masked) or len(words) != len(masked):
+        return [], []
+    if words[:1] == ["exec"]:
+        words, masked = words[1:], masked[1:]
+    return words, masked
+
+
+def _split(text: str) -> list[str]:
+    found = shlex.shlex(text, posix=True, punctuation_chars=True)
+    found.whitespace_split = True
+    found.commenters = ""
+    return list(found)

@@ -15,7 +15,7 @@ from ..errors import Problem, SpecInvalid, shown
 from ..spec.parse import parse_job
 from ..spec.template import shape_problems
 from .mpijob import Converted, take_devices, whole
-from .torchrun import read_torchrun
+from .torchrun import names_torchrun, read_torchrun
 
 GROUP = "trainer.kubeflow.org"
 VERSION = "v1alpha1"
@@ -127,7 +127,7 @@ def _spec(reader: _Reader) -> dict[str, Any]:
     resources = trainer.pop("resourcesPerNode", None)
     if resources is not None:
         node["spec"]["containers"][0]["resources"] = copy.deepcopy(resources)
-    made: dict[str, Any] = {"backend": "ring" if mpi is None else "mpi"}
+    made: dict[str, Any] = {"backend": "ring" if mpi is None else "mpi", "agent": "Inject"}
     if mpi is not None:
         made["mpi"] = {"implementation": str(mpi.pop("mpiImplementation", None) or "OpenMPI")}
         if mpi.pop("runLauncherAsNode", False):
@@ -153,8 +153,8 @@ def _spec(reader: _Reader) -> dict[str, Any]:
     reader.job |= {name: value for name, value in kept.items() if value}
     left = {**policy, **({"mpi": mpi} if mpi else {})}
     reader.runtime |= {"mlPolicy": left} if any(_paths(left, "")) else {}
-    image = "the image needs ringtrain (pip install ringtrain)"
-    reader.notes.insert(0, image + (", and needs neither sshd nor keys any more" if mpi is not None else ""))
+    image = "the image stays as it is: the operator brings the agent"
+    reader.notes.insert(0, image + (", and neither sshd nor keys are needed" if mpi is not None else ""))
     return made
 
 
@@ -220,8 +220,11 @@ def _without_torchrun(command: list[str], reader: _Reader) -> list[str]:
         )
     found = read_torchrun(command)
     if found is None:
-        if any("torchrun" in word for word in command):
-            reader.notes.append("the command calls torchrun: leave that out, ranks are started one by one")
+        if names_torchrun(command):
+            reader.notes.append(
+                "the command calls torchrun, which would start ranks of its own in each rank: write the program "
+                "that it starts in its place"
+            )
         return command
     reader.notes.append(f"{' '.join(found.own)} is left out: the agent starts every rank")
     return list(found.program)

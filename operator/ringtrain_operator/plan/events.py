@@ -137,6 +137,10 @@ def _event(before: Condition | None, after: Condition) -> Event | None:
             return Event("Warning", "InputStalled", after.message)
         case "InputStalled", "False" if _was_stalled(before) and after.reason == "DataWorkersReady":
             return Event("Normal", "InputServed", after.message)
+        case "LogsNotShipped", "True":
+            return Event("Warning", "LogsNotShipped", after.message)
+        case "LogsNotShipped", "False" if before is not None and before.status == "True":
+            return Event("Normal", "LogsShipped", "the object store has the logs again")
         case "Suspended" | "Succeeded", "True":
             return Event("Normal", after.type, after.message)
         case "Queued", "True":

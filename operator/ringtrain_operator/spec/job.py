@@ -6,20 +6,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.alias_generators import to_snake
 
-from ..contract import CHECKPOINT_DIR
-from .base import ObjectName, Rule, Schema, SpecModel
+from .base import Rule, SpecModel
 from .data_workers import DataWorkers
 from .elastic import Elastic
 from .evaluator import Evaluator
 from .policy import RunPolicy
 from .scheduling import Scheduling
+from .storage import Checkpoint, Logs
 from .template import PartialTemplate, WorkerTemplate, device_count, template_devices
+from .updates import frozen, same_data_workers, unchanged
 
 # Kueue's own way to name a queue; where spec.scheduling.queue is set, that counts.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -30,114 +29,6 @@ KUEUE_PROVISIONS = (
 # Of spec.scheduling.gang.
 VOLCANO = "Volcano"
 DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-
-EmptyDir = Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
-
-
-class ClaimSource(SpecModel):
-    """A PersistentVolumeClaim of the job's namespace."""
-
-    claim_name: ObjectName = Field(description="Name of the claim.")
-
-
-# A store that every pod reaches: files and memory are a process's own.
-STORE_URI = r"^(s3|s3a|gs|gcs|az|abfs|abfss)://[^\s/?#]+(/[^\s?#]*)?$"
-
-
-class SecretSource(SpecModel):
-    """A Secret of the job's namespace."""
-
-    name: ObjectName = Field(description="Name of the Secret.")
-
-
-class Logs(SpecModel):
-    """Where the launcher keeps every rank's log. Default: an emptyDir, gone with the launcher's pod."""
-
-    persistent_volume_claim: ClaimSource | None = Field(
-        default=None, description="Claim that only the launcher mounts; ReadWriteOnce is enough."
-    )
-    empty_dir: EmptyDir | None = Field(default=None, description="An emptyDir's own fields, such as sizeLimit.")
-    report: bool = Field(
-        default=False,
-        description="The launcher ends each attempt by writing it as one HTML page, report.html, beside its logs.",
-    )
-    uri: str | None = Field(
-        default=None,
-        pattern=STORE_URI,
-        max_length=1024,
-        description="Place in an object store to which the launcher copies logs while the job runs and at its "
-        "end, for example s3://bucket/logs (also gs:// and az://). dtj logs reads them there when no pod is left.",
-    )
-    secret_ref: SecretSource | None = Field(
-        default=None,
-        description="Secret whose keys are variables of the launcher, such as AWS_ACCESS_KEY_ID. Unset: the "
-        "identity of the pod's service account.",
-    )
-
-    RULES = (
-        Rule(
-            cel="!(has(self.persistentVolumeClaim) && has(self.emptyDir))",
-            message="give persistentVolumeClaim or emptyDir, not both",
-            path="emptyDir",
-            holds=lambda v: v.persistent_volume_claim is None or v.empty_dir is None,
-        ),
-        Rule(
-            cel="!has(self.secretRef) || has(self.uri)",
-            message="secretRef is for uri; give uri or remove it",
-            path="secretRef",
-            holds=lambda v: v.secret_ref is None or v.uri is not None,
-        ),
-    )
-
-
-class Checkpoint(SpecModel):
-    """Where checkpoints outlive an attempt: a claim that every pod mounts, with several nodes ReadWriteMany, an
-    object store, or both."""
-
-    persistent_volume_claim: ClaimSource | None = Field(default=None, description="Claim that all pods mount.")
-    uri: str | None = Field(
-        default=None,
-        pattern=STORE_URI,
-        max_length=1024,
-        description="Place in an object store, for example s3://bucket/path (also gs:// and az://). Below it the "
-        "job has a folder of its own, <job>-<uid>, which the training code is given as "
-        "RINGTRAIN_CHECKPOINT_URI. The image needs ringtrain[s3], ringtrain[gcs] or ringtrain[azure].",
-    )
-    secret_ref: SecretSource | None = Field(
-        default=None,
-        description="Secret whose keys are variables of the ranks and the evaluator, such as AWS_ACCESS_KEY_ID "
-        "and AWS_ENDPOINT_URL. Unset: the identity of the pods' service account.",
-    )
-    mount_path: str = Field(
-        default=CHECKPOINT_DIR,
-        pattern=r"^/[^:]*[^:/]$",
-        max_length=1024,
-        description="Where pods mount the claim. In it the job has a folder of its own, <job>-<uid>, which the "
-        "training code is given as RINGTRAIN_CHECKPOINT_DIR.",
-    )
-    restore_from: str | None = Field(
-        default=None,
-        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-        max_length=100,
-        description="A job that has left checkpoints on the claim, or below the URI, or its folder there: "
-        "training begins with its newest checkpoint as long as this job has none. Unset: a new job begins "
-        "without.",
-    )
-
-    RULES = (
-        Rule(
-            cel="has(self.persistentVolumeClaim) || has(self.uri)",
-            message="give persistentVolumeClaim, uri or both",
-            path="uri",
-            holds=lambda c: c.persistent_volume_claim is not None or c.uri is not None,
-        ),
-        Rule(
-            cel="!has(self.secretRef) || has(self.uri)",
-            message="secretRef is for uri; give uri or remove it",
-            path="secretRef",
-            holds=lambda c: c.secret_ref is None or c.uri is not None,
-        ),
-    )
 
 
 class Worker(SpecModel):
@@ -228,52 +119,6 @@ class Networking(SpecModel):
         "pods. tensors: mutual TLS between all ranks of the ring, with the job's own certificates; slower. "
         "Traffic of other libraries (torch.distributed, TensorFlow, MPI) is never encrypted.",
     )
-
-
-def _unchanged(field: str, optional: bool) -> str:
-    """CEL: `field` of the spec is as it was; an `optional` one may be absent, before as after."""
-    same = f"self.{field} == oldSelf.{field}"
-    return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same}))" if optional else same
-
-
-def _frozen(field: str, *, optional: bool = False, name: str = "") -> Rule:
-    """A field (`name`: in the message) that can be set, changed and removed only while the job is suspended."""
-    of = attrgetter(".".join(map(to_snake, field.split("."))))
-    return Rule(
-        cel=f"oldSelf.runPolicy.suspend || {_unchanged(field, optional)}",
-        message=f"{name or field} can change only while the job is suspended; set runPolicy.suspend: true first",
-        path=field,
-        holds_update=lambda new, old: old.run_policy.suspend or of(new) == of(old),
-    )
-
-
-# Of dataWorkers what can be followed while the job runs.
-_SCALED = frozenset({"replicas", "autoscale"})
-
-
-def _same_data_workers() -> Rule:
-    """Of data workers only the number changes while the job runs, and whether there are any does not."""
-    both = "has(self.dataWorkers) && has(oldSelf.dataWorkers)"
-    frozen = (
-        _unchanged(f"dataWorkers.{info.alias}", optional=info.default is None)
-        for name, info in DataWorkers.model_fields.items()
-        if name not in _SCALED
-    )
-    return Rule(
-        cel=f"oldSelf.runPolicy.suspend || (has(self.dataWorkers) == has(oldSelf.dataWorkers) && "
-        f"(!({both}) || ({' && '.join(frozen)})))",
-        message="of dataWorkers only replicas and autoscale can change while the job is not suspended; set "
-        "runPolicy.suspend: true first",
-        path="dataWorkers",
-        holds_update=lambda new, old: (
-            old.run_policy.suspend or _without_number(new.data_workers) == _without_number(old.data_workers)
-        ),
-    )
-
-
-def _without_number(data_workers: DataWorkers | None) -> DataWorkers | None:
-    """All of `data_workers` but how many there are."""
-    return data_workers and data_workers.model_copy(update={"replicas": 1, "autoscale": None})
 
 
 class JobSpec(SpecModel):
@@ -408,13 +253,13 @@ class JobSpec(SpecModel):
                 s.scheduling.provisioning is None or s.scheduling.queue is None or s.scheduling.gang == VOLCANO
             ),
         ),
-        _frozen("backend"),
-        _frozen("slotsPerWorker", optional=True),
-        _frozen("worker.devices", optional=True, name="devices"),
-        _frozen("worker.template", name="a pod template"),
-        _frozen("launcher.template", name="a pod template"),
+        frozen("backend"),
+        frozen("slotsPerWorker", optional=True),
+        frozen("worker.devices", optional=True, name="devices"),
+        frozen("worker.template", name="a pod template"),
+        frozen("launcher.template", name="a pod template"),
         *(
-            _frozen(section, optional=True)
+            frozen(section, optional=True)
             for section in (
                 "agent",
                 "checkpoint",
@@ -426,9 +271,9 @@ class JobSpec(SpecModel):
                 "scheduling",
             )
         ),
-        _same_data_workers(),
+        same_data_workers(),
         Rule(
-            cel=_unchanged("managedBy", optional=True),
+            cel=unchanged("managedBy", optional=True),
             message="managedBy cannot change; delete the job and create it anew",
             path="managedBy",
             holds_update=lambda new, old: new.managed_by == old.managed_by,

@@ -11,6 +11,7 @@ from .counts import counts
 from .data_workers import input_stalled, lasting_fields
 from .elastic import degraded, elastic_fields
 from .incarnations import new_losses
+from .logs import logs_not_shipped
 from .model import Condition, ConditionChange, ConditionType, JobStatus, State, with_conditions
 from .progress import progress_fields
 from .situation import Situation
@@ -31,6 +32,8 @@ def compose(s: Situation, decided: ConditionChange | None, seen: Situation) -> J
     status = with_conditions(s.status, tuple(changes), s.job.generation, s.now)
     if not s.status.finished:
         status = with_conditions(status, _consequences(s, status, decided), s.job.generation, s.now)
+        shipped = logs_not_shipped(seen)
+        status = with_conditions(status, (shipped,) if shipped else (), s.job.generation, s.now)
         foremost = _foremost(status)
         state: State = foremost.type if foremost is not None else "Pending"  # type: ignore[assignment]
         if _waits_its_turn(s, status):

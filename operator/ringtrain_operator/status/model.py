@@ -22,6 +22,7 @@ ConditionType = Literal[
     "Running",
     "Degraded",
     "InputStalled",
+    "LogsNotShipped",
     "Suspended",
     "Queued",
     "Restarting",

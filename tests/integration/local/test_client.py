@@ -6,6 +6,8 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 
 import psutil
 import pytest
@@ -78,12 +80,46 @@ def test_a_function_trains_on_several_nodes(client: Client) -> None:
 
 
 def test_a_file_trains_where_it_is(client: Client, tmp_path: Path) -> None:
-    """With its arguments, its environment, and the files beside it."""
+    """With its arguments and its environment to the letter, and the files beside it."""
     (tmp_path / "beside.py").write_text("import os, sys\nprint(os.environ['WORD'], sys.argv[1:])\n")
     (tmp_path / "train.py").write_text("import beside\n")
-    run = client.train(tmp_path / "train.py", args=["--fast", "a b"], env={"WORD": "w"}, name="mine")
+    run = client.train(
+        tmp_path / "train.py", args=["--fast", "a b", "$(HOME) $$"], env={"WORD": "$(RANK)$$é"}, name="mine"
+    )
     run.wait(SOON_S)
-    assert list(client.get("mine").logs(rank=0)) == ["w ['--fast', 'a b']"]
+    assert list(client.get("mine").logs(rank=0)) == ["$(RANK)$$é ['--fast', 'a b', '$(HOME) $$']"]
+
+
+class Lasting(LocalBackend):
+    """Its jobs outlive their client, as on a cluster."""
+
+    async def close(self) -> None:
+        pass
+
+
+def test_whoever_waits_when_a_client_is_closed_is_told(tmp_path: Path) -> None:
+    """Another thread that follows a log hears of it, and waits no longer."""
+    backend, heard = Lasting(tmp_path / "runs"), Queue[object]()
+    client = Client(backend)
+    run = client.train(stays)
+
+    def follow() -> None:
+        try:
+            for line in run.logs(follow=True):
+                heard.put(line)
+        except RuntimeError as exc:
+            heard.put(exc)
+
+    thread = Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        assert heard.get(timeout=SOON_S) == "[0] began"
+        client.close()
+        assert "closed by another thread" in str(heard.get(timeout=SOON_S))
+        thread.join(SOON_S)
+        assert not thread.is_alive()
+    finally:
+        asyncio.run(LocalBackend.close(backend))
 
 
 def test_a_failure_has_its_first_cause(client: Client) -> None:

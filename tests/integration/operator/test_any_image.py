@@ -5,8 +5,10 @@ a user that no image knows, with a root that nobody can write to.
 """
 
 import asyncio
+import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -227,6 +229,50 @@ async def test_an_mpi_program_runs_in_an_image_without_python(agent: Image, tmp_
     done, log = await run(fake_cluster, converted, images, tmp_path, "InitContainer")
     assert state(done) == "Succeeded", f"{done['status']}\n{log}"
     assert "pi is about 3.1" in log
+
+
+# What a script for torchrun does: the environment is all that it is given.
+DDP = """
+import importlib.util
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+model(torch.full((1, 2), 1.0 + dist.get_rank())).sum().backward()
+found = model.module.weight.grad.tolist()
+print("gradient", found, "of", dist.get_world_size(), importlib.util.find_spec("ringtrain"), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def with_pytorch(root: Path) -> Image:
+    """An image with this machine's Python and PyTorch, and without ringtrain."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        pytest.skip("needs torch (requirements-frameworks.txt)")
+    (shell_only(root) / "etc").mkdir()
+    (root / "etc" / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
+    parts = {path: Path(path) for path in ("/lib", "/lib64", "/usr/lib", sys.base_prefix) if Path(path).exists()}
+    python = f"{sys.base_prefix}/bin"
+    # Links to editable distributions, ringtrain's among them, are not followed from there.
+    packages = Path(torch.origin).parents[1]
+    env = {"PATH": f"{python}:/bin", "PYTHONPATH": "/packages", "PYTHONDONTWRITEBYTECODE": "1"}
+    return Image(root, env, {**parts, "/packages": packages})
+
+
+async def test_a_script_for_torchrun_runs_in_a_stock_image(agent: Image, tmp_path: Path) -> None:
+    """PyTorch's DDP over gloo, two workers: the script is as it was, and its image has no ringtrain."""
+    manifest = shell_job("stock", "")
+    main = manifest["spec"]["worker"]["template"]["spec"]["containers"][0]
+    main.update(image="torch:1", command=["python3", "-c", DDP])
+    images = {AGENT: agent, "torch:1": with_pytorch(tmp_path / "root")}
+    done, log = await run(fake_cluster, manifest, images, tmp_path, "InitContainer")
+    assert state(done) == "Succeeded", f"{done['status']}\n{log}"
+    for rank in range(2):
+        assert f"[{rank}] gradient [[1.5, 1.5]] of 2 None\n" in log
 
 
 def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:

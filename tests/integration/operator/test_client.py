@@ -92,10 +92,10 @@ async def test_a_run_from_its_start_to_its_deletion(open_cluster: OpenCluster, t
         open_scenario(open_cluster, tmp_path / "nodes") as s,
         client_of(s.cluster, s.namespace, tmp_path) as c,
     ):
-        run = await c.train(tmp_path / "train.py", image="w:1", workers=2, args=["-v"], name="digits")
+        run = await c.train(tmp_path / "train.py", image="w:1", workers=2, args=["-v", "$(A)"], name="digits")
         stored = await run.job()
         [container] = stored["spec"]["worker"]["template"]["spec"]["containers"]
-        assert container["command"] == ["python", "/etc/ringtrain/script/train.py", "-v"]
+        assert container["command"] == ["python", "/etc/ringtrain/script/train.py", "-v", "$$(A)"]
         held = await s.cluster.api.get(CONFIG_MAPS, s.namespace, "digits-script")
         assert held["data"] == {"train.py": "print('hello')\n"}
         [owner] = held["metadata"]["ownerReferences"]

@@ -42,9 +42,9 @@ async def straight(s: Scenario) -> None:
     s.succeed()
 
 
-async def winding(s: Scenario) -> None:
+async def winding(s: Scenario, **spec: Any) -> None:
     """A failure and the gang's restart, a suspension in the middle of that, and at last success."""
-    await s.submit()
+    await s.submit(**spec)
     await s.until_running()
     s.fail(code=3)
     await s.until(lambda j: (j.get("status") or {}).get("attempt") == 2)
@@ -130,23 +130,10 @@ async def in_gang(s: Scenario) -> None:
 
 
 async def with_nodes_asked_for(s: Scenario) -> None:
-    """A ProvisioningRequest for each of three attempts, and a suspension between two."""
+    """A ProvisioningRequest for each of three attempts."""
     async with provisioning(s.cluster.api, s.namespace):
         wanted = {"className": "check-capacity.autoscaling.x-k8s.io"}
-        await s.submit(scheduling={"gang": "None", "provisioning": wanted})
-        await s.until_running()
-        s.fail(code=3)
-        await s.until(lambda j: (j.get("status") or {}).get("attempt") == 2)
-        await s.pass_by(30)
-        await s.until_running(attempt=2)
-        await s.change({"runPolicy": {"suspend": True}})
-        await s.until_state("Suspended")
-        await s.pass_by(LAUNCHER_ENDS_S)  # this launcher does not end by itself
-        await s.until_pods(0)
-        await until_nothing_is_asked(s)
-        await s.change({"runPolicy": {"suspend": False}})
-        await s.until_running(attempt=3)
-        s.succeed(attempt=3)
+        await winding(s, scheduling={"gang": "None", "provisioning": wanted})
         await s.until_state("Succeeded")
         await until_nothing_is_asked(s)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.cluster import Cluster, OpenCluster, can_open
-from support.jobs import state
+from support.jobs import python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
 
@@ -35,22 +35,8 @@ print("end", attempt, rank)
 
 def talking_job(go_on: Path) -> dict[str, Any]:
     """Two workers of two ranks each, with their logs on a claim."""
-    container = {
-        "name": "train",
-        "image": "worker",
-        "command": ["python", "-c", PROGRAM],
-        "env": [{"name": "GO_ON", "value": str(go_on)}],
-    }
-    return {
-        "apiVersion": "ringtrain.dev/v1alpha1",
-        "kind": "DistributedTrainingJob",
-        "metadata": {"name": "talk"},
-        "spec": {
-            "slotsPerWorker": 2,
-            "logs": {"persistentVolumeClaim": {"claimName": "runs"}},
-            "worker": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
-        },
-    }
+    logs = {"persistentVolumeClaim": {"claimName": "runs"}}
+    return python_job("talk", PROGRAM, go_on, workers=2, slotsPerWorker=2, logs=logs)
 
 
 async def start_dtj(c: Cluster, folder: Path, namespace: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -194,7 +180,10 @@ sys.exit(3 if (attempt, rank) == ("1", "1") else 0)
 async def test_following_goes_on_with_the_next_attempt(
     open_cluster: OpenCluster, tmp_path: Path, venv_bin: Path
 ) -> None:
-    """`-f` prints one attempt after the other, says where the next begins, and ends with the job."""
+    """`-f` prints one attempt after the other, says where the next begins, and ends with the job.
+
+    Connections that end meanwhile cost no line.
+    """
     runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
     job = talking_job(tmp_path / "go-on-")
     job["spec"]["worker"]["replicas"] = 1
@@ -202,7 +191,7 @@ async def test_following_goes_on_with_the_next_attempt(
     async with open_cluster() as c:
         ns = await c.new_namespace()
         async with (
-            Kubelet(c.api, runtime, tmp_path / "nodes", namespace=ns),
+            Kubelet(c.api, runtime, tmp_path / "nodes", namespace=ns) as kubelet,
             running_operator(c.operator_connection, namespaces=(ns,)),
         ):
             await c.api.create(JOBS, ns, job)
@@ -214,8 +203,10 @@ async def test_following_goes_on_with_the_next_attempt(
             while lines[-1] != b"[0] begin 2 0\n":
                 lines.append(await merged.stdout.readline())
                 assert lines[-1], await merged.communicate()
+            kubelet.cut_logs()
             (tmp_path / "go-on-2").touch()
             rest, stderr = await merged.communicate()
             text = b"".join(lines) + rest
-            assert all(b"[0] %s %d 0\n" % (word, n) in text for n in (1, 2) for word in (b"begin", b"end"))
+            expected = [b"[0] %s %d 0\n" % (word, n) for n in (1, 2) for word in (b"begin", b"end")]
+            assert [text.count(line) for line in expected] == [1] * 4, text
             assert (merged.returncode, b"attempt 2 of talk begins" in stderr) == (0, True), stderr

@@ -1,6 +1,8 @@
 """The real API server is killed under a running job and started again: the same attempt ends well."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +14,10 @@ from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import start_operator, stop_operator
 from support.scenario import Clock, Scenario, open_scenario
 
+from ringtrain_operator.client.following import Json, changes_of, state_of
+from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
+from ringtrain_operator.cluster.api.transport import Limits
 from ringtrain_operator.cluster.lease import LeaseTimes
 from ringtrain_operator.cluster.operator import LeaseLost
 
@@ -21,15 +26,28 @@ TIMES = LeaseTimes(duration_s=8.0, renew_within_s=6.0, retry_s=0.5)  # half of w
 
 
 async def test_a_short_outage_is_survived(control_plane: ControlPlane, tmp_path: Path) -> None:
-    """What ended meanwhile is found when the API server is back, by the same operator process."""
+    """What ended meanwhile is found when the API server is back, by the same operator process and by who waits."""
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit()
         await s.until_running()
+        at_once = ApiClient(s.cluster.connection, limits=Limits(attempts=1))  # bridges nothing by itself
+        jobs = changes_of(at_once, s.namespace, "digits")
+        await anext(jobs)
+        waits = asyncio.create_task(until_succeeded(jobs))
         outage = asyncio.create_task(control_plane.outage(for_s=1.0))
         s.succeed()
         await outage
         done = await s.until_state("Succeeded", "Failed")
         assert (state(done), done["status"]["attempt"]) == ("Succeeded", 1)
+        async with at_once, asyncio.timeout(30):
+            await waits
+
+
+async def until_succeeded(jobs: AsyncGenerator[Json, None]) -> None:
+    """As `dtj wait` does."""
+    async with aclosing(jobs):
+        while state_of(await anext(jobs)) != "Succeeded":
+            pass
 
 
 async def test_an_outage_longer_than_a_lease_ends_a_leader_and_no_job(

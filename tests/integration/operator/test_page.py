@@ -16,7 +16,7 @@ import pytest
 from support.apiserver import ControlPlane
 from support.browser import open_browser
 from support.cluster import Cluster, real_cluster
-from support.jobs import state
+from support.jobs import python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
 
@@ -40,22 +40,8 @@ sys.exit(3 if attempt == "1" and rank == "1" else 0)
 
 
 def _job(go_on: Path) -> dict[str, Any]:
-    container = {
-        "name": "train",
-        "image": "worker",
-        "command": ["python", "-c", PROGRAM],
-        "env": [{"name": "GO_ON", "value": str(go_on)}],
-    }
-    return {
-        "apiVersion": "ringtrain.dev/v1alpha1",
-        "kind": "DistributedTrainingJob",
-        "metadata": {"name": "seen"},
-        "spec": {
-            "slotsPerWorker": 2,
-            "logs": {"persistentVolumeClaim": {"claimName": "runs"}, "report": True},
-            "worker": {"replicas": 1, "template": {"spec": {"containers": [container]}}},
-        },
-    }
+    logs = {"persistentVolumeClaim": {"claimName": "runs"}, "report": True}
+    return python_job("seen", PROGRAM, go_on, slotsPerWorker=2, logs=logs)
 
 
 @asynccontextmanager

@@ -25,20 +25,23 @@ FOR_GRAFANA = {
     "$job": "job",
 }
 # Two ranks that train until they are told to stop. The first process of slot 1 leaves its world badly once it has
-# reported: the elastic job makes another world. Rank 1 reports late, and both wait for input.
+# reported: the elastic job makes another world. Rank 1 reports late, and both measure where their time goes.
 RANK = """
 import os, time
 from pathlib import Path
 import ringtrain
-from ringtrain.report import add_input_wait
+from ringtrain.step_time import INPUT, REDUCTION
 here, slot = Path(os.environ["DIRECTORY"]), os.environ["RINGTRAIN_SLOT"]
 step = 0
 while not (here / "stop").exists():
     step += 1
     print("step", step, flush=True)
-    add_input_wait(0.02)
+    with INPUT:
+        time.sleep(0.02)
     if slot == "1":
         time.sleep(0.01)
+    with REDUCTION:
+        pass
     ringtrain.report(step, total_steps=100_000, samples=8, loss=1 / step, metrics={"accuracy": 0.5})
     if slot == "1" and step == 5 and not (here / "failed").exists():
         (here / "failed").touch()
@@ -57,6 +60,7 @@ def job(tmp_path: Path) -> Iterator[GangProcesses]:
         "RINGTRAIN_TIMEOUT": "12",
         "RINGTRAIN_DATA_WORKERS": "1",
         "RINGTRAIN_DATA_PORT": "0",
+        "RINGTRAIN_LOG_URI": f"file://{tmp_path}/shipped",
         "DIRECTORY": str(tmp_path),
     }
     made = GangProcesses(tmp_path, 2, 1, **settings)

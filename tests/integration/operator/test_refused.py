@@ -11,6 +11,20 @@ from support.jobs import job
 from support.objects import NAMESPACES
 from support.scenario import open_scenario
 
+from ringtrain_operator.build import (
+    AgentSource,
+    Settings,
+    build_data_worker_pod,
+    build_evaluator_pod,
+    build_launcher_pod,
+    build_worker_pod,
+)
+from ringtrain_operator.build.log_reader import build_log_reader_pod
+from ringtrain_operator.build.settings import AgentVolume
+from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS
+from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.reserved import VOLUME_AGENT
+
 pytestmark = pytest.mark.apiserver
 RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
 
@@ -30,6 +44,34 @@ async def test_the_strictest_namespace_takes_our_pods(control_plane: ControlPlan
         await s.until_running()
         s.succeed()
         await s.until_state("Succeeded")
+
+
+@pytest.mark.parametrize("volume", ["ImageVolume", "InitContainer"])
+async def test_the_strictest_namespace_takes_the_agent(control_plane: ControlPlane, volume: AgentVolume) -> None:
+    """However it is brought, in pods of every role; and the pod that reads logs with it."""
+    manifest = job(
+        agent="Inject",
+        dataWorkers={"replicas": 1},
+        evaluator={},
+        logs={"persistentVolumeClaim": {"claimName": "logs"}},
+    )
+    settings = Settings(agent=AgentSource("agent:1", volume))
+    async with real_cluster(control_plane) as c:
+        namespace = await c.new_namespace()
+        await c.api.patch(NAMESPACES, None, namespace, RESTRICTED)
+        await c.api.create(SERVICE_ACCOUNTS, namespace, {"metadata": {"name": "digits"}})
+        parsed = parse_job(await c.api.create(JOBS, namespace, manifest))
+        pods = [
+            build_launcher_pod(parsed, 1, settings=settings),
+            build_worker_pod(parsed, 1, 0, settings=settings),
+            build_data_worker_pod(parsed, 0),
+            build_evaluator_pod(parsed, 2),
+            build_log_reader_pod(parsed, 1, "x", 60, "agent:1"),
+        ]
+        stored = [await c.api.create(PODS, namespace, pod) for pod in pods]
+    brought = [found for pod in stored for found in pod["spec"]["volumes"] if found["name"] == VOLUME_AGENT]
+    kind = "image" if volume == "ImageVolume" else "emptyDir"
+    assert [kind in found for found in brought] == [True, True]
 
 
 async def test_what_pod_security_refuses_is_said(control_plane: ControlPlane, tmp_path: Path) -> None:

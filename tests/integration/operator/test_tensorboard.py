@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.cluster import fake_cluster
-from support.jobs import state
+from support.jobs import python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
 from support.ports import free_ports
@@ -41,18 +41,7 @@ while not pathlib.Path(os.environ["GO_ON"] + "-end").exists():
 
 def reporting_job(go_on: Path) -> dict[str, Any]:
     """One rank."""
-    container = {
-        "name": "train",
-        "image": "worker",
-        "command": ["python", "-c", PROGRAM],
-        "env": [{"name": "GO_ON", "value": str(go_on)}],
-    }
-    return {
-        "apiVersion": "ringtrain.dev/v1alpha1",
-        "kind": "DistributedTrainingJob",
-        "metadata": {"name": "talk"},
-        "spec": {"worker": {"replicas": 1, "template": {"spec": {"containers": [container]}}}},
-    }
+    return python_job("talk", PROGRAM, go_on)
 
 
 def has_reported(job: Any) -> bool:
@@ -109,6 +98,6 @@ async def test_it_shows_reports_as_they_come(tmp_path: Path, venv_bin: Path) -> 
             late = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
             _, said = await late.communicate()
             assert late.returncode == 1
-            assert b"spec.logs names no claim that keeps them" in said
+            assert b"spec.logs names neither a claim nor a uri that keeps them" in said
         while await asyncio.to_thread(losses, port):  # the server has ended with dtj
             await asyncio.sleep(0.1)

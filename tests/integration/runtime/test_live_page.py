@@ -171,7 +171,9 @@ class _Stays(urllib.request.HTTPRedirectHandler):
         return None
 
 
-@pytest.mark.parametrize("path", ["", "page/events", "page/log", "page/files/job.log", "page/nothing"])
+@pytest.mark.parametrize(
+    "path", ["", "page/events", "page/log", "page/files/job.log", "page/files/timeline.json", "page/nothing"]
+)
 def test_nothing_is_served_without_the_token(path: str, waiting: GangProcesses) -> None:
     """Neither without one nor with another; the refusal names nothing of the job; no token is in the log."""
     base, token = f"http://127.0.0.1:{waiting.status_port}/", page_token(TOKEN)
@@ -191,7 +193,7 @@ def test_nothing_is_served_without_the_token(path: str, waiting: GangProcesses) 
     assert token not in launcher.err() + launcher.out()
 
 
-def test_the_token_in_the_link_becomes_a_cookie(waiting: GangProcesses) -> None:
+def test_the_token_in_the_link_becomes_a_cookie(waiting: GangProcesses, tmp_path: Path) -> None:
     """It leaves the address at once; scripts cannot read the cookie; no answer is cached, framed or refers."""
     base, token = f"http://127.0.0.1:{waiting.status_port}/", page_token(TOKEN)
     code, headers, body = _ask(f"{base}?token={token}")
@@ -206,14 +208,19 @@ def test_the_token_in_the_link_becomes_a_cookie(waiting: GangProcesses) -> None:
     for said in ("Cache-Control: no-store", "Referrer-Policy: no-referrer", "X-Frame-Options: DENY"):
         assert said in headers
     assert _ask(f"{base}page/files/job.log", Cookie=cookie)[0] == 200
-    for other in ("../../x", "..%2f..%2fx", ".journal", "rank-1.log", "nothing"):
+    assert _ask(f"{base}page/files/timeline.json", Cookie=cookie)[0] == 404
+    (tmp_path / "trace.json").write_text("[]")
+    assert _ask(f"{base}page/files/timeline.json", Cookie=cookie)[::2] == (200, "[]")
+    for other in ("trace.json", "../../x", "..%2f..%2fx", ".journal", "rank-1.log", "nothing"):
         assert _ask(f"{base}page/files/{other}", Cookie=cookie)[0] == 404
 
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[GangProcesses]:
     """A launcher that waits for its workers."""
-    job = GangProcesses(tmp_path, 1, 2, RINGTRAIN_STATUS_TOKEN=TOKEN)
+    job = GangProcesses(
+        tmp_path, 1, 2, RINGTRAIN_STATUS_TOKEN=TOKEN, RINGTRAIN_TIMELINE=str(tmp_path / "trace.json")
+    )
     try:
         launcher = job.launcher()
         until("it listens", lambda: "status on port" in launcher.err())

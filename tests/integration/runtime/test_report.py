@@ -1,5 +1,8 @@
 """`ringtrain report` of real runs, in a real browser."""
 
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +22,37 @@ for step in range(1, 41):
         raise ValueError("bad sample </script><script>document.title = 'taken'</script>")
 rt.barrier()
 """
+# Every rank reduces in each step. Rank 1 computes longer, rank 2 waits for input, and updates take a while.
+UNEVEN = """
+import sys, time, ringtrain as rt
+from ringtrain.optim import SGD, HostOptimizer
+class Slow(SGD):
+    def update(self, *args):
+        time.sleep(0.005)
+        super().update(*args)
+def batches():
+    for step in range(1, 31):
+        time.sleep(0.01 if rt.rank() == 2 else 0)
+        yield step
+rt.init()
+optimizer = HostOptimizer({"w": [0.0] * 8}, Slow(lr=0.1), clip_norm=1.0)
+for step in rt.timeline.inputs(batches()):
+    time.sleep(0.06 if rt.rank() == 1 else 0.002)
+    optimizer.submit("w", [1.0] * 8)
+    optimizer.step()
+    rt.report(step, total_steps=30, samples=8)
+"""
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A directory with the run `uneven`, of three ranks, and what it has printed."""
+    folder = tmp_path_factory.mktemp("uneven")
+    (folder / "train.py").write_text(UNEVEN)
+    command = ["run", "-np", "3", "--log-dir", str(folder), "--name", "uneven", sys.executable, "train.py"]
+    done = _ringtrain(*command, cwd=folder, RINGTRAIN_TIMELINE="trace.json")
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +67,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _ringtrain(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+def _ringtrain(*words: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "ringtrain", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=DEADLINE_S
+    )
 
 
 def _report(runs: Path, name: str) -> Path:
@@ -104,3 +140,47 @@ def test_a_directory_without_runs(tmp_path: Path) -> None:
     """The error names the directory and what it lacks; a place that can't be written is named, too."""
     missing = _ringtrain("report", str(tmp_path), cwd=tmp_path)
     assert (missing.returncode, "has no job.log in it or below" in missing.stderr) == (1, True)
+
+
+async def test_a_page_shows_where_the_time_goes_and_who_is_waited_for(
+    uneven: tuple[Path, str], tmp_path: Path
+) -> None:
+    """Ranks that train in step report together: the others' waits show which one computes longer. A bar for each
+    rank, by keyboard, also on a narrow screen; the line of progress names the rank, too."""
+    folder, printed = uneven
+    parts: dict[int, dict[str, float]] = {rank: {} for rank in range(3)}
+    for line in (folder / "local" / "uneven" / "1" / "metrics.jsonl").read_text().splitlines():
+        report = json.loads(line)
+        for name in ("inputWait", "reductionWait", "updateTime"):
+            parts[report["rank"]][name] = parts[report["rank"]].get(name, 0.0) + report.get(name, 0.0)
+    assert min(parts[0]["reductionWait"], parts[2]["reductionWait"]) > parts[1]["reductionWait"]
+    assert parts[2]["inputWait"] >= 29 * 0.01 > max(parts[0]["inputWait"], parts[1]["inputWait"])
+    assert min(part["updateTime"] for part in parts.values()) >= 29 * 0.005
+    assert re.search(r"rank 1 holds others up \d+ %", printed)
+    async with open_browser(tmp_path) as tab:
+        await tab.open(_report(folder, "uneven"), width=360, dark=True)
+        assert (await _text(tab, "#holds")).startswith("The others wait for rank 1: its own work of a step takes ")
+        assert await tab.value("document.documentElement.scrollWidth") <= 360
+        assert await _text(tab, ".ranks .slowest span:nth-child(2)") == "rank 1"
+        width = "[...document.querySelectorAll('#steps li')].map(r => r.querySelector('.%s').offsetWidth)"
+        compute, waits = await tab.value(width % "compute"), await tab.value(width % "reduction")
+        assert compute[1] > max(compute[0], compute[2])
+        assert waits[1] < min(waits[0], waits[2])
+        while await tab.value("document.activeElement.tagName") != "LI":
+            await tab.press("Tab")
+        pattern = r"rank 0: a step of \S+ ms: input \S+ m?s, compute \S+ ms, update \S+ ms, reduction \S+ ms"
+        assert re.fullmatch(pattern, await _text(tab, "#steps output"))
+        assert re.search(r"samples/s\n[\d.]+ ± [\d.]+\n", await _text(tab, "#facts"))
+        links = await tab.value("[...document.querySelectorAll('#files a')].map(a => a.getAttribute('href'))")
+        assert links == ["job.log", "events.jsonl", "metrics.jsonl", "timeline.json"]
+        assert tab.complaints == []
+
+
+def test_the_timeline_is_kept_beside_the_logs(uneven: tuple[Path, str], tmp_path: Path) -> None:
+    """Whole, for the run's own report and for `ringtrain timeline`; a report elsewhere links to nothing."""
+    folder, _ = uneven
+    kept = folder / "local" / "uneven" / "1" / "timeline.json"
+    done = _ringtrain("timeline", str(kept), cwd=folder)
+    assert done.stdout.count("steps of") == 3, done.stdout + done.stderr
+    assert _ringtrain("report", str(kept.parent), "-o", str(tmp_path / "r.html"), cwd=folder).returncode == 0
+    assert '"files":[]' in (tmp_path / "r.html").read_text()

@@ -45,7 +45,7 @@ def test_ranks_that_follow_are_folded(tmp_path: Path) -> None:
         "import ringtrain as rt, numpy as np\n"
         "rt.init()\n"
         "if rt.rank() == 1: raise ValueError('bad data')\n"
-        "rt.allreduce(np.ones(4, np.float32))\n"
+        "rt.allreduce_async(np.ones(4, np.float32)).synchronize()\n"
     )
     (tmp_path / "train.py").write_text(script)
     out, err = _start(tmp_path, "-np", "3", sys.executable, "train.py").communicate(timeout=DEADLINE_S)

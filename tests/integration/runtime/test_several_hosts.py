@@ -1,7 +1,9 @@
 """`horovodrun -H` over hosts that are network namespaces, with Debian's sshd."""
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +33,35 @@ rt.init()
 print("here", os.getpid(), os.path.dirname(os.environ["RINGTRAIN_TOKEN_FILE"]), flush=True)
 while True:
     time.sleep(0.1); rt.barrier()
+"""
+REPORTER = """
+import time, ringtrain as rt
+rt.init()
+rt.report(1)
+while True:
+    time.sleep(0.1); rt.barrier()
+"""
+# What a page gives to who has no token; then its ranks, once both have reported, to who has it.
+VISITOR = """
+import json, sys, time, urllib.error, urllib.request
+base, token = sys.argv[1:]
+end = time.monotonic() + 60
+while time.monotonic() < end:  # the link is there before the launcher listens
+    try:
+        urllib.request.urlopen(base + "/page/events", timeout=30)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+        break
+    except urllib.error.URLError:
+        time.sleep(0.1)
+asked = urllib.request.Request(base + "/page/events", headers={"Authorization": "Bearer " + token})
+with urllib.request.urlopen(asked, timeout=30) as stream:
+    for line in stream:
+        if line.startswith(b'data: {"live"'):
+            ranks = [[rank["rank"], rank["state"], rank["step"]] for rank in json.loads(line[6:])["ranks"]]
+            if all(rank[2] is not None for rank in ranks):
+                break
+print(json.dumps(ranks))
 """
 
 
@@ -99,6 +130,26 @@ def ranks_of(run: "subprocess.Popen[str]", count: int) -> tuple[list[psutil.Proc
     found = [match.groups() for match in said if match]
     assert len(found) == count
     return [psutil.Process(int(pid)) for pid, _ in found], [Path(path) for _, path in found]
+
+
+def test_the_page_of_a_run_on_several_hosts(hosts: SshHosts, tmp_path: Path) -> None:
+    """The link that --ui prints shows the ranks of all hosts, and nothing to who has not its token."""
+    words = ["-np", "2", "--ui", "-H", "node-a:1,node-b:1", sys.executable, "-c", REPORTER]
+    run = start(hosts, tmp_path, *words)
+    try:
+        assert run.stderr is not None
+        lines = iter(run.stderr.readline, "")
+        link = next(match for line in lines if (match := re.fullmatch(r"page: (\S+)/\?token=(\w+)\n", line)))
+        seen = subprocess.run(
+            [*hosts.here.enter, sys.executable, "-c", VISITOR, *link.groups()],
+            capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+        )  # fmt: skip
+        refused, ranks = seen.stdout.splitlines()
+        assert refused == "401"
+        assert json.loads(ranks) == [[0, "Running", 1], [1, "Running", 1]]
+    finally:
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=DEADLINE_S)
 
 
 def test_a_run_that_is_killed_leaves_nothing(hosts: SshHosts, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from support.certificates import JobAuthority
 from support.gang import DEADLINE_S, GangProcesses
 
+from ringtrain.control.async_server import AsyncServer
 from ringtrain.control.data_members import DATA_SERVICE
 from ringtrain.control.environment import Environment
 from ringtrain.control.rpc import ControlServer, Peer, dial, serve
@@ -40,6 +41,16 @@ class Answer:
         return iter(())
 
 
+class LaterAnswer:
+    """The same in coroutines."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(request: Any, context: Any) -> Any:
+            return None if name == "Orders" else getattr(Answer(), name)(request, context)
+
+        return answer
+
+
 @dataclass(frozen=True)
 class Job:
     authority: JobAuthority
@@ -57,10 +68,16 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return Job(authority, directory, launcher, worker)
 
 
+@pytest.fixture(scope="module", params=["threads", "coroutines"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """How the server answers."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def port(job: Job) -> Iterator[int]:
+def port(job: Job, kind: str) -> Iterator[int]:
     """A coordinator with the job's certificates and token."""
-    server = _serve(job.launcher)
+    server = _serve(job.launcher, kind)
     yield server.port
     server.close(0)
 
@@ -79,7 +96,7 @@ def test_the_jobs_own_worker_is_heard(job: Job, port: int) -> None:
         pytest.param(lambda job: replace(job.worker, token=""), "PERMISSION_DENIED", "token", id="no-token"),
         pytest.param(lambda job: replace(job.worker, token="x"), "PERMISSION_DENIED", "token", id="wrong-token"),
         pytest.param(
-            lambda job: _load(job.authority.secret_dir(job.directory / "stranger", "worker", uid="uid-2")),
+            lambda job: _load(job.authority.secret_dir(_fresh(job), "worker", uid="uid-2")),
             "PERMISSION_DENIED", "worker.uid-2.ringtrain, expected worker.uid-1.ringtrain", id="other-job",
         ),
         pytest.param(
@@ -87,7 +104,7 @@ def test_the_jobs_own_worker_is_heard(job: Job, port: int) -> None:
             "PERMISSION_DENIED", "launcher.uid-1.ringtrain, expected worker.uid-1.ringtrain", id="other-role",
         ),
         pytest.param(
-            lambda job: _load(JobAuthority(UID).secret_dir(job.directory / "forged", "worker")),
+            lambda job: _load(JobAuthority(UID).secret_dir(_fresh(job), "worker")),
             "UNAVAILABLE", "", id="other-authority",
         ),
         pytest.param(lambda job: Secrets(None, "token-1"), "UNAVAILABLE", "", id="no-certificate"),
@@ -114,15 +131,15 @@ def test_a_data_worker_is_heard_as_one_alone(job: Job) -> None:
     data = _load(job.authority.secret_dir(job.directory / "data", "data"))
 
     class Announced:
-        def Announce(self, request: Any, context: Any) -> Any:
+        async def Announce(self, request: Any, context: Any) -> Any:
             return pb.AnnounceReply(accepted=True)
 
     def register(server: Any) -> None:
-        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Answer(), server)
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(LaterAnswer(), server)
         coordinator_pb2_grpc.add_DataWorkersServicer_to_server(Announced(), server)
 
-    server = serve(
-        0, job.launcher, WORKERS, threads=4, register=register, others={DATA_SERVICE: Peer("data", UID)}
+    server = AsyncServer.start(
+        0, job.launcher, WORKERS, clients=4, register=register, others={DATA_SERVICE: Peer("data", UID)}
     )
     refused = []
     with dial(f"127.0.0.1:{server.port}", data, LAUNCHER) as channel:
@@ -148,22 +165,22 @@ def test_a_false_launcher_is_not_spoken_to(job: Job, port: int, peer: Peer) -> N
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_without_certificates_only_loopback(job: Job) -> None:
+def test_without_certificates_only_loopback(job: Job, kind: str) -> None:
     """A server without certificates is not there on any other address of this host."""
     address = own_address("192.0.2.1:9")
     if address.startswith("127."):
         pytest.skip("this host has no address but loopback")
-    server = _serve(Secrets())
+    server = _serve(Secrets(), kind)
     with dial(f"{address}:{server.port}", Secrets(), LAUNCHER) as channel, pytest.raises(grpc.RpcError) as refused:
         coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     server.close(0)
 
 
-def test_servers_and_channels_leave_no_thread() -> None:
+def test_servers_and_channels_leave_no_thread(kind: str) -> None:
     """Closed means closed."""
     before = set(threading.enumerate())
-    server = _serve(Secrets())
+    server = _serve(Secrets(), kind)
     with dial(f"127.0.0.1:{server.port}", Secrets(), LAUNCHER) as channel:
         coordinator_pb2_grpc.CoordinatorStub(channel).Sync(pb.SyncRequest(), timeout=DEADLINE_S)
     server.close(0)
@@ -187,12 +204,19 @@ def test_a_gang_with_certificates(gang: Callable[..., GangProcesses], job: Job) 
     assert "refused a call" in launcher.err()
 
 
+def _fresh(job: Job) -> Path:
+    return job.directory / f"stranger-{len(list(job.directory.iterdir()))}"
+
+
 def _load(directory: Path) -> Secrets:
     return load_secrets(Environment({"RINGTRAIN_SECRET_DIR": str(directory)}))
 
 
-def _serve(secrets: Secrets) -> ControlServer:
-    def register(server: grpc.Server) -> None:
-        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Answer(), server)
+def _serve(secrets: Secrets, kind: str) -> ControlServer | AsyncServer:
+    def register(server: Any) -> None:
+        answer = Answer() if kind == "threads" else LaterAnswer()
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(answer, server)
 
-    return serve(0, secrets, WORKERS, threads=4, register=register)
+    if kind == "threads":
+        return serve(0, secrets, WORKERS, threads=4, register=register)
+    return AsyncServer.start(0, secrets, WORKERS, clients=4, register=register)

@@ -1,5 +1,6 @@
 """What a container sees: environment and command, resolved to values and folders of this machine."""
 
+import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,11 +9,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.resources import SECRETS
 from support.kubelet.volumes import make_volume
 
 Json = dict[str, Any]
 ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
-_REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_]*)\))")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,15 @@ class Sandbox:
         return self.folder / "termination-log"
 
 
+async def _from_secrets(api: ApiClient, pod: Json, container: Json) -> dict[str, str]:
+    """The keys of the Secrets that `envFrom` names."""
+    found: dict[str, str] = {}
+    for source in container.get("envFrom") or []:
+        secret = await api.get(SECRETS, pod["metadata"]["namespace"], source["secretRef"]["name"])
+        found |= {name: base64.b64decode(value).decode() for name, value in (secret.get("data") or {}).items()}
+    return found
+
+
 async def prepare(api: ApiClient, pod: Json, address: str, folder: Path) -> Sandbox:
     """Make the first container's volumes under `folder` and resolve its environment.
 
@@ -47,7 +58,7 @@ async def prepare(api: ApiClient, pod: Json, address: str, folder: Path) -> Sand
     for mount in container.get("volumeMounts") or []:
         if mount["name"] in volumes:
             paths[mount["mountPath"].rstrip("/")] = volumes[mount["name"]] / mount.get("subPath", "")
-    env = _of_account(api, paths)
+    env = {**_of_account(api, paths), **await _from_secrets(api, pod, container)}
     for entry in container.get("env") or []:
         value = (
             str(entry["value"]) if "value" in entry else _from_field(pod, entry.get("valueFrom") or {}, address)
@@ -85,7 +96,7 @@ def _from_field(pod: Json, source: Json, address: str) -> str:
 
 
 def _expand(value: str, env: Mapping[str, str]) -> str:
-    return _REFERENCE.sub(lambda m: env.get(m.group(1), m.group(0)), value)
+    return _REFERENCE.sub(lambda m: env.get(m.group(1), m.group(0)) if m.group(1) else "$", value)
 
 
 def _relocate(value: str, paths: Mapping[str, Path]) -> str:

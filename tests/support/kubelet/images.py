@@ -36,6 +36,7 @@ class ImageRuntime:
         command = self._engine.command(
             pod["spec"]["containers"][0]["image"],
             f"--name={name}",
+            "--entrypoint=",  # as a pod's command takes the place of it
             f"--hostname={pod['metadata']['name']}",
             "--tmpfs=/tmp:rw,mode=1777",
             "--shm-size=512m",

@@ -59,6 +59,10 @@ class Kubelet:
         self._server = NodeServer(self._log_of, self._start_beside, folder, log_keeps, self._known_address)
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    def cut_logs(self) -> None:
+        """End all answers that follow a log, as where a connection is idle for too long."""
+        self._server.cut_logs()
+
     async def __aenter__(self) -> "Kubelet":
         self._folder.mkdir(parents=True, exist_ok=True)
         await self._server.start()

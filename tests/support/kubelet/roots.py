@@ -38,10 +38,14 @@ def why_no_roots() -> str:
 
 @dataclass(frozen=True)
 class Image:
-    """An image as it lies unpacked in `root`, and the variables that it sets."""
+    """An image as it lies unpacked in `root`, and the variables that it sets.
+
+    `parts`: folders of this machine that it has, too, by their paths in the image, so that nobody need copy them.
+    """
 
     root: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, Path] = field(default_factory=dict)
 
 
 class RootRuntime:
@@ -109,6 +113,8 @@ class RootRuntime:
         declared = sandbox.pod["spec"]["volumes"]
         volumes = {volume["name"]: self._volume(sandbox, volume) for volume in declared}
         lines.append(f"mount --rbind {root} {root}")
+        for target, source in image.parts.items():
+            bind(source, target, read_only=True)
         if not (container.get("securityContext") or {}).get("readOnlyRootFilesystem"):
             scratch = sandbox.folder / "tmp"
             scratch.mkdir(exist_ok=True)

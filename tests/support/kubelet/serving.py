@@ -35,6 +35,11 @@ class NodeServer:
         self._start_beside = start
         self._folder = folder
         self.port = 0
+        self._cuts = 0
+
+    def cut_logs(self) -> None:
+        """End all answers that follow a log, as if there were no more to come."""
+        self._cuts += 1
 
     async def start(self) -> None:
         """Listen on a free port of loopback."""
@@ -64,7 +69,7 @@ class NodeServer:
         path, grows = found
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
-        follow = request.query.get("follow") == "true"
+        follow, cuts = request.query.get("follow") == "true", self._cuts
         with path.open("rb") as log:
             if log.seek(0, 2) > self._keeps:
                 log.seek(-self._keeps, 2)
@@ -80,7 +85,7 @@ class NodeServer:
                 chunk = log.read(65536)
                 if chunk:
                     await response.write(chunk)
-                elif ended or not follow:
+                elif ended or not follow or self._cuts > cuts:
                     break
                 else:
                     await asyncio.sleep(0.05)  # a file that another process writes

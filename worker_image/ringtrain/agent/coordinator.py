@@ -71,6 +71,7 @@ class CoordinatorClient:
         self._registered = threading.Event()
         self._orders: Any = None
         self._heard = time.monotonic()
+        self._heartbeat_s = config.heartbeat_s
         self.last_problem = ""
         self._saying = threading.Lock()
         self._said_at = float("-inf")
@@ -142,7 +143,7 @@ class CoordinatorClient:
         return True
 
     def _read_orders(self) -> None:
-        request = pb.OrdersRequest(worker_index=self._config.index, instance=self._instance)
+        request = pb.OrdersRequest(worker_index=self._config.index, instance=self._instance, reads_deflated=True)
         self._orders = self._stub.Orders(request)
         if self._closed.is_set():
             self._orders.cancel()
@@ -152,7 +153,7 @@ class CoordinatorClient:
 
     def _send_state(self) -> None:
         while not self._closed.is_set():
-            self._changed.wait(self._config.heartbeat_s)
+            self._changed.wait(self._heartbeat_s)
             self._changed.clear()
             if self._closed.is_set() or not self._registered.is_set():
                 continue
@@ -171,6 +172,7 @@ class CoordinatorClient:
             except ValueError:  # the channel was closed
                 return
             self.heard()
+            self._heartbeat_s = reply.heartbeat_s or self._config.heartbeat_s
             if self._data_members is not None:
                 self._data_members.take(reply.data_workers)
             if reply.known:

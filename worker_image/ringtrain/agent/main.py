@@ -23,6 +23,7 @@ from ringtrain.agent.rank_env import rank_environment, usable_cores
 from ringtrain.agent.ranks import Ranks
 from ringtrain.agent.shipper import Shipper, ShipperEvents
 from ringtrain.agent.spool import Spool
+from ringtrain.agent.world_file import WorldFiles
 from ringtrain.control.data_members import MembersFile
 from ringtrain.control.model import (
     ENDED,
@@ -86,6 +87,7 @@ class _Pod:
         self._collectors: dict[int, Collector] = {}
         self._spool = Spool()
         self.ranks = Ranks(config.first_rank, 0 if config.mpi else config.slots)
+        self._world_files = WorldFiles(stack)
         self.leaving = ""
         self.stopping = False
         self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
@@ -136,12 +138,18 @@ class _Pod:
         cores = usable_cores()
         processes = self.ranks.start(
             self._program.command,
-            lambda local: rank_environment(self._config, world, local, self._program.inherited, cores),
+            lambda local: self.fitted(
+                rank_environment(self._config, world, local, self._program.inherited, cores), world
+            ),
         )
         self._collect(processes)
         for rank, line in self.ranks.not_started():
             self.say(rank, line)
         self.coordinator.changed()
+
+    def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
+        """`variables` of a rank in `world`, with a file in place of those that are too long."""
+        return self._world_files.fitted(variables, world)
 
     def go_on(self, histories: tuple[SlotHistory, ...]) -> None:
         """Count lives and log records of slots on from where an earlier agent of this worker was."""

@@ -128,6 +128,7 @@ _OF_A_WORLD = frozenset(
     {
         *_place_variables(World(1, (), (), "", 0), RankPlace(0, 1, 0, 1, 0, 0, 1)),
         contract.ENV_FORMATION,
+        contract.ENV_WORLD_FILE,
         "TF_CONFIG",
     }
 )

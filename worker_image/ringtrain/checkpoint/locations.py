@@ -66,19 +66,29 @@ def object_location(store: ObjectStore) -> ObjectLocation:
     Raises StorageError, and CheckpointError when it is not clear which job `restoreFrom` means.
     """
     config = _config()
-    job = config.checkpoint_uri.rstrip("/")
-    if not job or not f"{store.uri}/".startswith(f"{job}/"):
+    if not _is_of_job(store, config):
         return ObjectLocation("", ("",))
-    own = f"attempt-{config.attempt:04d}"
+    job, own = config.checkpoint_uri.rstrip("/"), own_folder(store)
     matches = (match for name in store.folders() if (match := _ATTEMPT.fullmatch(name)))
     earlier = sorted((match for match in matches if int(match[1]) < config.attempt), key=lambda m: -int(m[1]))
-    source = _object_source(job, config.restore_from) if config.restore_from else None
+    source = _object_source(store, job, config.restore_from) if config.restore_from else None
     below = store.uri[len(job) :]
     return ObjectLocation(own, (own, *(m[0] for m in earlier)), source + below if source else None)
 
 
-def _object_source(job: str, name: str) -> str:
-    base = ObjectStore(job.rpartition("/")[0])
+def own_folder(store: ObjectStore) -> str:
+    """The folder of `object_location` that is written: known without asking the store."""
+    config = _config()
+    return f"attempt-{config.attempt:04d}" if _is_of_job(store, config) else ""
+
+
+def _is_of_job(store: ObjectStore, config: WorkerConfig) -> bool:
+    job = config.checkpoint_uri.rstrip("/")
+    return bool(job) and f"{store.uri}/".startswith(f"{job}/")
+
+
+def _object_source(store: ObjectStore, job: str, name: str) -> str:
+    base = store.at(job.rpartition("/")[0])
     jobs = base.folders()
     if name in jobs:
         return f"{base.uri}/{name}"

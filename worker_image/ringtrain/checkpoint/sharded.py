@@ -8,6 +8,7 @@ import logging
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self
@@ -15,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from ringtrain.checkpoint.format import DamagedCheckpoint, join, split_parts
-from ringtrain.checkpoint.locations import ObjectLocation, object_location
+from ringtrain.checkpoint.locations import ObjectLocation, object_location, own_folder
 from ringtrain.checkpoint.shards import (
     MANIFEST,
     describe_arrays,
@@ -36,8 +37,12 @@ from ringtrain.storage import ObjectStore
 log = logging.getLogger("ringtrain.checkpoint")
 
 _NAME = re.compile(r"ckpt-(\d{10,})-([0-9a-f]{12})")
-# How often rank 0 looks whether the others have written, in the background.
-_LOOK_AGAIN_S = 0.5
+# How long rank 0 waits, in the background, before it looks again whether the others have written.
+_LOOK_FIRST_S = 0.1
+_LOOK_LAST_S = 2.0
+
+# What concurrent.futures ends its own threads with; functions are called in the reverse order.
+_REGISTER_AT_EXIT = "_register_atexit"
 
 Load = Callable[[Any], object]
 
@@ -65,6 +70,7 @@ class ShardedCheckpoints:
         self._deadline_s = deadline_s
         self._writer: threading.Thread | None = None
         self._failure: str = ""
+        self._waits_at_exit = False
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +102,7 @@ class ShardedCheckpoints:
                 target=self._write_apart, args=(store, step, tree, described, parts), name="ringtrain-checkpoint"
             )
             self._writer.start()
+            self._wait_at_exit()
             return
         self._do(lambda: write_shard(store, rank, parts))
         self._raise_together()
@@ -127,20 +134,22 @@ class ShardedCheckpoints:
         names what is not there.
         """
         self._join()
-        damaged: list[str] = []
-        candidates = iter(self._announced_candidates())
+        damaged: dict[str, str] = {}
+        candidates: list[str] = []
         while True:
-            candidate = next(candidates, None)
-            if candidate is None:
-                self._say_none(damaged)
+            # Anew when all are tried: who saves meanwhile removes the oldest.
+            candidates = candidates or [c for c in self._announced_candidates() if c not in damaged]
+            if not candidates:
+                self._say_none(list(damaged.values()))
                 return None
-            store = self._store.below(candidate) if "://" not in candidate else ObjectStore(candidate)
+            candidate = candidates.pop(0)
+            store = self._store.below(candidate) if "://" not in candidate else self._store.at(candidate)
             found, problem = self._attempt_load(store, load)
             if found is not None:
                 if self._group.rank == 0:
                     report_start(found.step, store.uri)
                 return found
-            damaged.append(problem)
+            damaged[candidate] = problem
             if self._group.rank == 0:
                 log.warning("%s; trying the checkpoint before it", problem)
 
@@ -212,7 +221,7 @@ class ShardedCheckpoints:
         found = [folder for place in location.own_first for folder in _whole(self._store, place)]
         if found or location.source is None:
             return found
-        source = ObjectStore(location.source, self._deadline_s)
+        source = self._store.at(location.source)
         places = (*reversed([name for name in source.folders() if name.startswith("attempt-")]), "")
         found = [f"{source.uri}/{folder}" for place in places for folder in _whole(source, place)]
         if not found:
@@ -227,7 +236,7 @@ class ShardedCheckpoints:
         self._join()
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
         failure, self._failure = self._failure, ""
-        own = object_location(self._store).own if self._group.rank == 0 else ""
+        own = own_folder(self._store)
         folder = f"{own}/ckpt-{step:010d}-{time.time_ns() // 1_000_000:012x}".lstrip("/")
         said = self._group.allgather_object([failure, step, digest, folder])
         _raise_first([failure for failure, *_ in said])
@@ -273,7 +282,7 @@ class ShardedCheckpoints:
                     store.write(f"rank-{rank:05d}.failed", self._failure.encode())
 
     def _wait_for_others(self, store: ObjectStore) -> None:
-        deadline = time.monotonic() + self._deadline_s
+        deadline, pause = time.monotonic() + self._deadline_s, _LOOK_FIRST_S
         expected = {f"rank-{rank:05d}.json" for rank in range(self._group.size)}
         while True:
             names = set(store.names())
@@ -288,7 +297,8 @@ class ShardedCheckpoints:
                     f"{store.uri} is not whole: {missing[0]}, of {len(missing)} that are missing, was not written "
                     f"within {self._deadline_s:g} s; look at that rank's log"
                 )
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LOOK_LAST_S)
 
     def _complete(self, store: ObjectStore, step: int, tree: Any, described: Mapping[str, Any]) -> None:
         write_manifest(store, step, tree, described, self._group.size)
@@ -297,6 +307,20 @@ class ShardedCheckpoints:
             _remove_old(self._store, object_location(self._store), self._keep, newest)
         except StorageError as error:  # the checkpoint is whole, and the next save tries again
             log.warning("old checkpoints below %s stay: %s", self.uri, error)
+
+    def _wait_at_exit(self) -> None:
+        """Have the interpreter wait for the writer before it ends the threads that drivers look up names with, and
+        not after that, as it does for other threads."""
+        if self._waits_at_exit:
+            return
+        self._waits_at_exit = True
+        close = weakref.WeakMethod(self.close)
+
+        def wait() -> None:
+            if (method := close()) is not None:
+                method()
+
+        getattr(threading, _REGISTER_AT_EXIT)(wait)
 
     def _join(self) -> None:
         if self._writer is not None:

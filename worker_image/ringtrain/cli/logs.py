@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -36,10 +37,13 @@ def logs(
         raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
     try:
         env = Environment(os.environ)
-        if directory is None and not following and (shipped := _shipped(env, rank, attempt, tail)) is not None:
+        wanted = _Wanted(rank, attempt, tail, reports)
+        if directory is None and (shipped := _shipped(env, wanted)) is not None:
+            if following:
+                print("ringtrain: no launcher runs here; this is what the store has", file=sys.stderr)
             for chunk in shipped:
                 sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+                sys.stdout.buffer.flush()
             return
         if directory is not None or contract.ENV_JOB_NAME not in os.environ:
             files, present = find_attempt(directory or Path("runs"), attempt), True
@@ -57,34 +61,50 @@ def logs(
         sys.stdout.buffer.flush()
 
 
-def _shipped(env: Environment, rank: int | None, attempt: int | None, tail: int | None) -> Iterator[bytes] | None:
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be printed: of a rank or of all, of which attempt, how many lines; or the reports."""
+
+    rank: int | None
+    attempt: int | None
+    tail: int | None
+    reports: bool
+
+
+def _shipped(env: Environment, wanted: _Wanted) -> Iterator[bytes] | None:
     """What the job's object store has of a log that no volume here has; None where there is no store."""
     uri = env.optional(contract.ENV_LOG_URI)
     if not uri or contract.ENV_JOB_NAME not in os.environ:
         return None
-    files, _ = _files(env, attempt)
+    files, _ = _files(env, wanted.attempt)
     if files.job_log.exists():
         return None
     store = ObjectStore(uri)
     number = int(files.directory.name)
-    path = files.job_log if rank is None else files.rank_log(rank)
+    path = files.job_log if wanted.rank is None else files.rank_log(wanted.rank)
+    path = files.metrics if wanted.reports else path
     names = shipped_names(store, number)
     if path.name not in names:
-        kept = ", ".join(map(str, shipped_attempts(store))) or "none"
+        attempts = shipped_attempts(store)
+        if number in attempts and (wanted.rank is None or wanted.rank < _ranks(env)):
+            return iter(())  # nothing was written there
+        kept = ", ".join(map(str, attempts)) or "none"
         raise LogMissing(f"{uri} has no {path.name} of attempt {number}; it has logs of attempts {kept}")
-    return read_shipped(store, number, path.name, tail)
+    return read_shipped(store, number, path.name, wanted.tail)
 
 
 def _present_log(env: Environment, files: AttemptFiles, rank: int | None) -> Path:
     """The file of a rank of the present attempt, which is not there before that has written something."""
     if rank is None or not files.directory.is_dir():
         return find_log(files, rank)
-    ranks = env.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000) * env.integer(
-        contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024
-    )
-    if rank >= ranks:
+    if rank >= (ranks := _ranks(env)):
         raise LogMissing(f"there is no rank {rank}: the world has ranks 0 to {ranks - 1}")
     return files.rank_log(rank)
+
+
+def _ranks(env: Environment) -> int:
+    slots = env.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024)
+    return env.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000) * slots
 
 
 def _files(env: Environment, attempt: int | None) -> tuple[AttemptFiles, bool]:

@@ -29,7 +29,10 @@ def report(directory: Path, attempt: int | None, output: Path | None) -> None:
         raise click.ClickException(str(exc)) from exc
     place = output or files.report
     try:
-        place.write_text(page(summarize(files)), encoding="utf-8")
+        run = summarize(files)
+        if place.resolve().parent != files.directory.resolve():
+            run["files"] = []  # links to what lies beside the page
+        place.write_text(page(run), encoding="utf-8")
     except OSError as exc:
         raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --output names another") from exc
     click.echo(place)

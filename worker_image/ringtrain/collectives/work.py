@@ -3,8 +3,10 @@
 Arguments are checked when the work is made, before it is queued.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -23,10 +25,10 @@ from ringtrain.collectives.tensors import (
 from ringtrain.communicators.base import Communicator, GroupedReducer
 from ringtrain.errors import ConfigurationError
 from ringtrain.reduction.arithmetic import adasum, adasum_error
-from ringtrain.reduction.cuts import even_bounds, offsets
+from ringtrain.reduction.cuts import even_bounds, lies_at, offsets
 from ringtrain.reduction.ops import Adasum, ReduceOp, check_op
 from ringtrain.wire.dtypes import dtype_name
-from ringtrain.wire.signature import Signature
+from ringtrain.wire.signature import Signature, Tensor
 
 T = TypeVar("T")
 Work = Callable[[Communicator], T]
@@ -79,6 +81,24 @@ def grouped_allreduce(
                 for slot, i in enumerate(fused):
                     results[i] = buffer[bounds[slot] : bounds[slot + 1]].reshape(sources[i].shape)
         return results
+
+    return work
+
+
+def reduce_into(what: Signature, pieces: Sequence[Array], target: Array, op: ReduceOp) -> Work[None]:
+    """Reduce what `pieces`, flat and of one dtype, are one behind the other into `target`.
+
+    Each piece may lie at its own place in `target`; ranks need not be alike in that.
+    """
+
+    def work(communicator: Communicator) -> None:
+        if isinstance(communicator, GroupedReducer):
+            communicator.all_reduce_grouped(what, pieces, target, op)
+            return
+        for piece, (start, stop) in zip(pieces, pairwise(offsets([len(piece) for piece in pieces])), strict=True):
+            if not lies_at(piece, target[start:stop]):
+                target[start:stop] = piece
+        communicator.all_reduce(what, target, target, op)
 
     return work
 
@@ -193,10 +213,18 @@ def _adasum(communicator: Communicator, what: Signature, source: Array) -> Array
 
 
 def _reduction(kind: str, arrays: Sequence[Array], op: ReduceOp, name: str | None) -> Signature:
+    if len(arrays) == 1:
+        return _reduction_of_one(kind, tensor_of(arrays[0], name), op)
     tensors = tuple(tensor_of(array, _named(name, i, len(arrays))) for i, array in enumerate(arrays))
     for dtype in {tensor.dtype for tensor in tensors}:
         check_op(op, dtype)
     return Signature(kind, tensors, op.value)
+
+
+@functools.lru_cache(maxsize=4096)  # a loop averages the same number again and again
+def _reduction_of_one(kind: str, tensor: Tensor, op: ReduceOp) -> Signature:
+    check_op(op, tensor.dtype)
+    return Signature(kind, (tensor,), op.value)
 
 
 def _named(name: str | None, index: int, count: int) -> str | None:

@@ -79,7 +79,7 @@ class GroupedReducer(Protocol):
     """A `Communicator` to which it is all the same whether a buffer lies in one place."""
 
     def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
-        """Fold what `sources` are one after the other into `target`, which is other memory."""
+        """Fold what `sources` are one after the other into `target`. Each may lie at its own place there."""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ A number has 32 bits on the wire:
     0 ...                process sets, in the order in which the world adds them; 0 is the world's own
     2**20 + 512 * s + i  further communicators of process set s: 0 for its named queue, then host optimizers'
     number + 2**30       what a communicator runs inside a host or through MPI, beside its network
+    number + 2**31       what a named queue runs through torch.distributed, beside its communicator
 """
 
 from typing import Final
@@ -17,6 +18,7 @@ PER_SET: Final = 512
 
 _FIRST_FURTHER: Final = 1 << 20
 _INSIDE: Final = 1 << 30
+_FOREIGN: Final = 1 << 31
 
 
 def further_number(process_set: int, index: int) -> int:
@@ -32,3 +34,8 @@ def further_number(process_set: int, index: int) -> int:
 def inside_number(number: int) -> int:
     """The number of what communicator `number` runs beside its network."""
     return _INSIDE + number
+
+
+def foreign_number(number: int) -> int:
+    """The number of what runs through a library of others beside communicator `number`."""
+    return _FOREIGN + number

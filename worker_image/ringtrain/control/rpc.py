@@ -17,6 +17,7 @@ from ringtrain.transport.tls import caller_problem
 log = logging.getLogger(__name__)
 
 TOKEN_KEY = "ringtrain-token"
+NO_TOKEN = "the job's token is missing or wrong"
 # A batch of lines is at most 1 MiB (agent/shipper.py) and one rank's read may exceed it by a record.
 MAX_MESSAGE = 16 << 20
 _COMMON = (
@@ -96,29 +97,35 @@ def serve(
     Raises PortTaken when the port is in use.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
-    options = (
-        *_SERVER,
-        ("grpc.so_reuseport", int(is_held)),
-        ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * threads),
-    )
-    server = grpc.server(pool, options=options, interceptors=[_CheckPeer(secrets, peer, others or {})])
+    check = _CheckPeer(PeerCheck(secrets, peer, others or {}))
+    server = grpc.server(pool, options=server_options(threads, is_held), interceptors=[check])
     register(server)
-    try:
-        if secrets.tls is None:
-            bound = server.add_insecure_port(f"127.0.0.1:{port}")
-        else:
-            bound = _bind_everywhere(server, port, secrets.tls.for_server())
-    except RuntimeError as exc:
-        raise PortTaken(f"port {port} cannot be listened on: is another process using it? ({exc})") from exc
+    bound = bind(server, port, secrets)
     server.start()
     return ControlServer(bound, server, pool)
 
 
-def _bind_everywhere(server: grpc.Server, port: int, credentials: grpc.ServerCredentials) -> int:
+def server_options(clients: int, is_held: bool) -> tuple[tuple[str, int], ...]:
+    """Options of a server of so many clients."""
+    return (
+        *_SERVER,
+        ("grpc.so_reuseport", int(is_held)),
+        ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * clients),
+    )
+
+
+def bind(server: Any, port: int, secrets: Secrets) -> int:
+    """Have `server` listen on `port`, 0: any; without certificates on loopback only. Raises PortTaken."""
     try:
-        return int(server.add_secure_port(f"[::]:{port}", credentials))
-    except RuntimeError:  # no IPv6 here
-        return int(server.add_secure_port(f"0.0.0.0:{port}", credentials))
+        if secrets.tls is None:
+            return int(server.add_insecure_port(f"127.0.0.1:{port}"))
+        credentials = secrets.tls.for_server()
+        try:
+            return int(server.add_secure_port(f"[::]:{port}", credentials))
+        except RuntimeError:  # no IPv6 here
+            return int(server.add_secure_port(f"0.0.0.0:{port}", credentials))
+    except RuntimeError as exc:
+        raise PortTaken(f"port {port} cannot be listened on: is another process using it? ({exc})") from exc
 
 
 class _SendToken(
@@ -138,8 +145,11 @@ class _SendToken(
     intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _intercept
 
 
-class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses, and logs, calls without the job's token or from a certificate of another role or job."""
+class PeerCheck:
+    """Whether a call has the job's token and comes from a certificate of the right role and job.
+
+    `others`: services, by full name, whose clients are not `peer`.
+    """
 
     def __init__(self, secrets: Secrets, peer: Peer, others: Mapping[str, Peer]) -> None:
         self._secrets = secrets
@@ -147,25 +157,49 @@ class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
         self._others = others
         self._complaints = Complaints(log.warning)
 
+    def knows_token(self, metadata: Any) -> bool:
+        """Whether the token is in a call's metadata."""
+        token = dict(metadata).get(TOKEN_KEY, "")
+        given = token if isinstance(token, bytes) else token.encode()
+        return not self._secrets.token or hmac.compare_digest(given, self._secrets.token.encode())
+
+    def peer_of(self, method: str) -> Peer:
+        """Who may call `method`, given by its path."""
+        return self._others.get(method.split("/")[1], self._peer)
+
+    def problem(self, context: Any, peer: Peer) -> str:
+        """Why the certificate of the caller is not that of `peer`; empty if it is."""
+        expected = dns_name(peer.role, peer.uid)
+        return "" if self._secrets.tls is None else caller_problem(context, expected)
+
+    def complain(self, context: Any, problem: str) -> None:
+        """Say in the log that a call is refused."""
+        self._complaints.say(f"refused a call from {context.peer()}: {problem}")
+
+
+class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses, and logs, calls without the job's token or from a certificate of another role or job."""
+
+    def __init__(self, check: PeerCheck) -> None:
+        self._check = check
+
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        if not self._knows_token(dict(handler_call_details.invocation_metadata).get(TOKEN_KEY, "")):
+        if not self._check.knows_token(handler_call_details.invocation_metadata):
             # A handler that gets its requests as a stream runs before any of them is read.
-            refuse = self._refuse("the job's token is missing or wrong")
+            refuse = self._refuse(NO_TOKEN)
             if handler.response_streaming:
                 return grpc.stream_stream_rpc_method_handler(refuse)
             return grpc.stream_unary_rpc_method_handler(refuse)
         kind = next(name for name in ("unary_unary", "unary_stream", "stream_stream") if getattr(handler, name))
-        service = handler_call_details.method.split("/")[1]
-        return handler._replace(
-            **{kind: self._guard(getattr(handler, kind), self._others.get(service, self._peer))}
-        )
+        peer = self._check.peer_of(handler_call_details.method)
+        return handler._replace(**{kind: self._guard(getattr(handler, kind), peer)})
 
     def _guard(self, behaviour: Any, peer: Peer) -> Any:
         def guarded(request: Any, context: Any) -> Any:
-            problem = self._problem(context, peer)
+            problem = self._check.problem(context, peer)
             if problem:
                 self._refuse(problem)(request, context)
             return behaviour(request, context)
@@ -174,16 +208,8 @@ class _CheckPeer(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def _refuse(self, problem: str) -> Callable[[Any, Any], NoReturn]:
         def refuse(_: Any, context: Any) -> NoReturn:
-            self._complaints.say(f"refused a call from {context.peer()}: {problem}")
+            self._check.complain(context, problem)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
             raise AssertionError("abort() raises")
 
         return refuse
-
-    def _knows_token(self, token: str | bytes) -> bool:
-        given = token if isinstance(token, bytes) else token.encode()
-        return not self._secrets.token or hmac.compare_digest(given, self._secrets.token.encode())
-
-    def _problem(self, context: Any, peer: Peer) -> str:
-        expected = dns_name(peer.role, peer.uid)
-        return "" if self._secrets.tls is None else caller_problem(context, expected)

@@ -43,8 +43,10 @@ def termination_message(
     world_size: int,
     progress: dict[str, Any] | None = None,
     log_lines: Sequence[int] | None = None,
+    unshipped: dict[str, Any] | None = None,
 ) -> bytes:
     """The message for `verdict`: at most 4096 bytes of JSON. `log_lines`: how many lines each rank wrote.
+    `unshipped`: what of the logs did not get into the object store (`pendingBytes`, `problem`).
 
     What is too long loses these counts by rank first, then metrics, then the oldest log lines.
     """
@@ -62,6 +64,12 @@ def termination_message(
     if log_lines is not None:
         document["logLines"] = sum(log_lines)
         document["rankLogLines"] = list(log_lines)
+    return fit_message(document, unshipped)
+
+
+def fit_message(document: dict[str, Any], unshipped: dict[str, Any] | None = None) -> bytes:
+    """The message of `document`, cut to what a termination message may have, with what is `unshipped`, if any."""
+    document = {**document, "unshipped": unshipped} if unshipped else dict(document)
     return _fit(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import typing
+import zlib
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from enum import Enum
@@ -43,8 +44,15 @@ def order_to_message(order: Order) -> Any:
             return pb.Order(release=message_fields(verdict))
 
 
+def deflated(order: Any) -> Any:
+    """The message `order` compressed, as a message that is an order, too."""
+    return pb.Order(deflated=zlib.compress(order.SerializeToString()))
+
+
 def order_from_message(message: Any) -> Order:
     """The order in `message`."""
+    if message.WhichOneof("order") == "deflated":
+        message = pb.Order.FromString(zlib.decompress(message.deflated))
     kind = message.WhichOneof("order")
     if kind == "start":
         return Start(from_message(World, message.start))

@@ -172,7 +172,7 @@ def insert_host_allreduce(
     def back(name: str) -> Array:
         if name not in begun:
             raise ConfigurationError(f"the device asked for the gradient {name!r} before it sent its own")
-        reduced: Array = begun.pop(name).result()[0]
+        reduced: Array = arrays.result_of(begun.pop(name))[0]
         return reduced
 
     session.connect(HostCallbacks(out, back), Inbound.GRADIENTS)
@@ -187,4 +187,4 @@ def broadcast_weights(
         for name in session.parameters
     }
     for name, future in begun.items():
-        session.write_weight(name, future.result()[0])
+        session.write_weight(name, arrays.result_of(future)[0])

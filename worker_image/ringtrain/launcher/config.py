@@ -12,6 +12,8 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.formation import Rules
 from ringtrain.mpi.settings import MpiSettings, read_mpi
 
+# Of all agents together: 70 cost a launcher less than a tenth of a core, see bench/scale/README.md.
+_HEARTBEATS_PER_S = 70
 _OTLP_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
@@ -39,6 +41,7 @@ class LauncherConfig(PodSettings):
     mpi: MpiSettings | None = None
     status_token: str = ""
     writes_report: bool = False
+    timeline: Path | None = None
     elastic: ElasticSettings | None = None
     log_uri: str = ""
     data_workers: int = 0
@@ -63,6 +66,17 @@ class LauncherConfig(PodSettings):
         return self.timeout_s / 4
 
     @property
+    def heartbeat_s(self) -> float:
+        """How often an agent is to call when nothing changes; 0: as often as it does by itself."""
+        paced = self.workers / _HEARTBEATS_PER_S
+        return min(paced, self.timeout_s / 4) if paced > min(2.0, self.timeout_s / 16) else 0.0
+
+    @property
+    def silence_s(self) -> float:
+        """The same for an agent that calls seldom, and whose connection stands: gRPC looks after that itself."""
+        return max(self.lost_after_s, 3 * self.heartbeat_s)
+
+    @property
     def vacancy_s(self) -> float:
         """How long a new pod's agent waits for the end of its predecessor's connection: well inside a call."""
         return max(1.0, self.timeout_s / 6) / 2
@@ -81,6 +95,11 @@ class LauncherConfig(PodSettings):
     def drain_s(self) -> float:
         """How long agents may take to stop their ranks and hand over the last lines."""
         return self.timeout_s
+
+    @property
+    def connections(self) -> int:
+        """Descriptors for those who connect, and for the launcher's own files."""
+        return self.workers + self.data_workers + 256
 
     @property
     def open_files(self) -> int:
@@ -111,6 +130,7 @@ class LauncherConfig(PodSettings):
             ports_held=read.optional(contract.ENV_PORTS_HELD) == "1",
             status_token=read.optional(contract.ENV_STATUS_TOKEN) or "",
             writes_report=read.optional(contract.ENV_LOG_REPORT) == "1",
+            timeline=Path(found).absolute() if (found := read.optional(contract.ENV_TIMELINE)) else None,
             log_root=Path(read.text(contract.ENV_LOG_DIR, contract.LOG_DIR)),
             log_uri=read.optional(contract.ENV_LOG_URI) or "",
             pod=read.text(contract.ENV_POD_NAME, "launcher"),

@@ -24,6 +24,7 @@ class DataMembers:
         self._knows_from = clock() + config.lost_after_s
         self._lock = threading.Lock()
         self._heard: dict[int, tuple[DataMember, float]] = {}
+        self._said: tuple[tuple[DataMember, ...] | None, str, str] = None, "", ""
 
     def announce(self, member: DataMember) -> str:
         """Take in a heartbeat; why it is refused, or "". A new process takes the place of the one before it."""
@@ -43,11 +44,21 @@ class DataMembers:
 
     def news(self, version: str) -> str:
         """The members as the ranks' file has them, unless that has `version` already; "" for nothing to say."""
-        alive = self._alive()
-        if not self._config.data_workers or (not alive and self._clock() < self._knows_from):
+        if not self._config.data_workers:
             return ""
-        text = members_text(self._config.data_kind, alive.values())
-        return "" if digest(text) == version else text
+        text, known = self._text()
+        return "" if known == version else text
+
+    def _text(self) -> tuple[str, str]:
+        """What the file has and its digest; made anew when a data worker has come or gone, not for each agent."""
+        alive = self._alive()
+        members = tuple(alive.values())
+        if not alive and self._clock() < self._knows_from:
+            return "", ""
+        if members != self._said[0]:
+            text = members_text(self._config.data_kind, members)
+            self._said = members, text, digest(text)
+        return self._said[1:]
 
     def status(self) -> dict[str, Any]:
         """The part of `/status`, but for the wait that ranks report."""

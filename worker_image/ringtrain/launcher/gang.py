@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ringtrain.control.model import (
     ENDED,
@@ -21,26 +21,13 @@ from ringtrain.launcher.verdict import Exit, GangView, WorkerView
 from ringtrain.transport.address import host_port
 
 
-class OrderStream:
-    """One agent's open order stream. It waits apart: a gang of a thousand changes thousands of times before it
-    gets an order."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        self.news = threading.Event()
-
-    def end(self) -> None:
-        """Nobody listens any more."""
-        self.ended = True
-        self.news.set()
-
-
 @dataclass
 class RegisteredAgent:
     """One registered agent. `streams`: how many order streams it has open; `heard`: when it last called.
 
     `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order that held when
     it took the place of an agent that is gone, whose processes were meant. `exits`: of each rank's newest process.
+    `heard_of`: how it is seen while it is heard of, until that changes.
     """
 
     registration: Registration
@@ -53,6 +40,7 @@ class RegisteredAgent:
     not_for_it: Order | None = None
     states: dict[int, RankState] = field(default_factory=dict)
     exits: dict[int, Exit] = field(default_factory=dict)
+    heard_of: WorkerView | None = None
 
 
 class Gang:
@@ -61,25 +49,32 @@ class Gang:
     def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
         self._config = config
         self._clock = clock
+        # How often agents are to call, 0: as often as they do; and what is looked up at every look at every agent.
+        self.heartbeat_s = config.heartbeat_s
+        self._silence_s, self._lost_after_s = config.silence_s, config.lost_after_s
         self._changed = threading.Condition()
-        self._streams: set[OrderStream] = set()
         self._agents: dict[int, RegisteredAgent] = {}
         # Since when agents that have not come are waited for: before the first one, none may have found this host.
         self._expected_since = clock() + max(0.0, config.start_timeout_s - config.lost_after_s)
         # Grows with everything that is worth a look; silence is not seen by it.
         self.changes = 0
-        self._order: Order | None = None
+        # What every agent is to do; called after it has changed, from the thread that gave it.
+        self.order: Order | None = None
+        self.on_order: Callable[[], None] = lambda: None
         self._lives: dict[int, int] = {}
+        # What `view` had last, and the workers of whose ranks something is new since.
+        self._seen = _RankViews.of(config.world_size)
+        self._new: set[int] = set()
         self._gone: dict[int, int] = {}
 
-    def register(self, registration: Registration) -> Refusal | None:
-        """Take an agent in, or say why not. The same instance may register as often as it likes.
+    @property
+    def vacancy_s(self) -> float:
+        """How long a new agent waits for its place."""
+        return self._config.vacancy_s if self._config.elastic is not None else 0.0
 
-        In an elastic job a new agent takes the place of one that is gone; it waits a little for that to show.
-        """
+    def register(self, registration: Registration) -> Refusal | None:
+        """Take an agent in, or say why not. The same instance may register as often as it likes."""
         with self._changed:
-            if self._config.elastic is not None:
-                self._changed.wait_for(lambda: self._duplicate(registration) is None, self._config.vacancy_s)
             refusal = self._mismatch(registration) or self._ended(registration) or self._duplicate(registration)
             if refusal is not None:
                 self._notify()
@@ -97,6 +92,12 @@ class Gang:
             self._notify()
             return None
 
+    def is_vacant(self, registration: Registration) -> bool:
+        """Whether no other agent has the place: in an elastic job it may take a little until it shows that the
+        one before is gone."""
+        with self._changed:
+            return self._duplicate(registration) is None
+
     def sync(self, index: int, instance: str, state: AgentState) -> bool:
         """Take over an agent's state; False when it is not registered here."""
         with self._changed:
@@ -111,6 +112,11 @@ class Gang:
             if before != _what_matters(agent):  # most syncs are mere heartbeats
                 self._notify()
             return True
+
+    def hear(self, index: int, instance: str) -> bool:
+        """An agent has called, and nothing is new; False when it is not registered here."""
+        with self._changed:
+            return self._agent(index, instance) is not None
 
     def attach(self, index: int, instance: str) -> bool:
         """An agent opened its order stream; False when it is not registered here."""
@@ -129,27 +135,9 @@ class Gang:
     def give(self, order: Order) -> None:
         """Make `order` what every agent is to do."""
         with self._changed:
-            self._order = order
+            self.order = order
             self._notify()
-            for stream in self._streams:
-                stream.news.set()
-
-    def wait_order(self, seen: Order | None, stream: OrderStream) -> Order | None:
-        """The current order once it is another than `seen`; None when `stream` has ended."""
-        with self._changed:
-            self._streams.add(stream)
-        try:
-            while not stream.ended:
-                with self._changed:
-                    stream.news.clear()
-                    if self._order is not seen:
-                        return self._order
-                if not stream.ended:
-                    stream.news.wait()
-            return None
-        finally:
-            with self._changed:
-                self._streams.discard(stream)
+        self.on_order()
 
     def notice(self) -> None:
         """Wake who waits: something has changed that is not the gang's."""
@@ -169,8 +157,8 @@ class Gang:
     def lost_workers(self) -> frozenset[int]:
         """Workers that had registered and have not been heard of for so long that they count as lost."""
         with self._changed:
-            alive_since = self._clock() - self._config.lost_after_s
-            return frozenset(index for index, agent in self._agents.items() if agent.heard <= alive_since)
+            now = self._clock()
+            return frozenset(index for index, agent in self._agents.items() if self._is_quiet(agent, now))
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something changes, at most `timeout_s`."""
@@ -181,6 +169,11 @@ class Gang:
         """Who is registered, by worker index."""
         with self._changed:
             return {index: agent.registration for index, agent in sorted(self._agents.items())}
+
+    @property
+    def registered(self) -> int:
+        """How many agents are."""
+        return len(self._agents)
 
     def any_rank_started(self) -> bool:
         """Whether an agent has started ranks: before a world was given, that is one from an earlier launcher."""
@@ -200,14 +193,14 @@ class Gang:
     def all_drained(self) -> bool:
         """Whether every agent that is not lost has handed over everything."""
         with self._changed:
-            alive_since = self._clock() - self._config.lost_after_s
-            return all(agent.drained for agent in self._agents.values() if agent.heard >= alive_since)
+            now = self._clock()
+            return all(agent.drained for agent in self._agents.values() if not self._is_quiet(agent, now))
 
     def all_leaving(self) -> bool:
         """Whether every agent that is not lost was asked to stop."""
         with self._changed:
-            alive_since = self._clock() - self._config.lost_after_s
-            return all(agent.leaving for agent in self._agents.values() if agent.heard >= alive_since)
+            now = self._clock()
+            return all(agent.leaving for agent in self._agents.values() if not self._is_quiet(agent, now))
 
     def all_detached(self) -> bool:
         """Whether no agent is attached any more."""
@@ -232,20 +225,38 @@ class Gang:
         with self._changed:
             now = self._clock()
             workers = [self._worker_view(index, now) for index in range(self._config.workers)]
-            ranks, exits = [], []
-            placed = {
-                rank: index
-                for index, agent in self._agents.items()
-                for rank in agent.states
-                if index != rank // self._config.slots
-            }
-            for rank in range(self._config.world_size):
-                agent = self._agents.get(placed.get(rank, rank // self._config.slots))
-                state = agent.states.get(rank) if agent else None
-                ranks.append(state or RankState(rank, RankPhase.WAITING))
-                if agent and rank in agent.exits:
-                    exits.append(agent.exits[rank])
-            return GangView(self._config.slots, workers, ranks, exits, placed)
+            if self._new:
+                self._seen = self._look() if self._config.mpi is not None else self._look_again()
+                self._new.clear()
+            seen = self._seen
+            return GangView(self._config.slots, workers, seen.ranks, seen.exits, seen.placed)
+
+    def _look(self) -> "_RankViews":
+        """All ranks: mpirun may have been told to start some of them on another worker."""
+        slots = self._config.slots
+        placed = {
+            rank: index for index, agent in self._agents.items() for rank in agent.states if index != rank // slots
+        }
+        ranks, exits = [], []
+        for rank in range(self._config.world_size):
+            agent = self._agents.get(placed.get(rank, rank // slots))
+            ranks.append(agent.states.get(rank, waiting(rank)) if agent else waiting(rank))
+            if agent and rank in agent.exits:
+                exits.append(agent.exits[rank])
+        return _RankViews(tuple(ranks), tuple(exits), placed)
+
+    def _look_again(self) -> "_RankViews":
+        """The ranks of workers of which something is new; the others are as they were."""
+        slots, ranks = self._config.slots, list(self._seen.ranks)
+        exits = {exit.state.rank: exit for exit in self._seen.exits}
+        for index in self._new:
+            agent = self._agents[index]
+            for rank in range(index * slots, (index + 1) * slots):
+                ranks[rank] = agent.states.get(rank, waiting(rank))
+                exits.pop(rank, None)
+                if rank in agent.exits:
+                    exits[rank] = agent.exits[rank]
+        return _RankViews(tuple(ranks), tuple(exits[rank] for rank in sorted(exits)), {})
 
     def _notify(self) -> None:
         self.changes += 1
@@ -270,6 +281,7 @@ class Gang:
     def _note(self, agent: RegisteredAgent, ranks: tuple[RankState, ...]) -> None:
         now = self._clock()
         agent.heard = now
+        self._new.add(agent.registration.worker_index)
         for state in ranks:
             agent.states[state.rank] = state
             self._lives[state.rank] = max(state.life, self._lives.get(state.rank, 0))
@@ -282,7 +294,7 @@ class Gang:
         agent = self._agents.get(worker)
         if agent is None:
             return SlotView(slot, worker, lost=now - self._expected_since >= self._config.lost_after_s)
-        quiet = now - agent.heard >= self._config.lost_after_s or self._is_gone(agent.registration)
+        quiet = self._is_quiet(agent, now) or self._is_gone(agent.registration)
         return SlotView(
             slot=slot,
             worker=worker,
@@ -296,13 +308,13 @@ class Gang:
 
     def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:
         """The newest process of a slot: mpirun may have been told to start it on another worker."""
-        found = [agent.states[slot]] if slot in agent.states else []
-        if self._config.mpi is not None:
-            found += [other.states[slot] for other in self._agents.values() if slot in other.states]
-        return max(found, key=lambda state: state.life, default=RankState(slot, RankPhase.WAITING))
+        if self._config.mpi is None:
+            return agent.states.get(slot) or waiting(slot)
+        found = [other.states[slot] for other in self._agents.values() if slot in other.states]
+        return max(found, key=lambda state: state.life, default=waiting(slot))
 
     def _meant_for(self, index: int) -> Order | None:
-        order = self._order
+        order = self.order
         if not isinstance(order, Form):
             return None
         slots = {member.slot for member in order.world.members}
@@ -313,15 +325,17 @@ class Gang:
         if agent is None:
             return WorkerView(index, f"{self._config.job.name}-worker-{index}")
         # An open stream proves little when the other host is gone without a word: then the heartbeats end.
-        quiet = not agent.streams or now - agent.heard >= self._config.lost_after_s
-        return WorkerView(
-            index=index,
-            pod=agent.registration.pod,
-            node=agent.registration.node,
-            silent_since=agent.heard if quiet else None,
-            leaving=agent.leaving,
-            leaving_since=agent.leaving_since,
-        )
+        quiet = not agent.streams or self._is_quiet(agent, now)
+        if quiet or agent.heard_of is None or agent.leaving != agent.heard_of.leaving:
+            worker = agent.registration
+            view = WorkerView(index, worker.pod, worker.node, None, agent.leaving, agent.leaving_since)
+            if quiet:
+                return replace(view, silent_since=agent.heard)
+            agent.heard_of = view
+        return agent.heard_of
+
+    def _is_quiet(self, agent: RegisteredAgent, now: float) -> bool:
+        return now - agent.heard >= (self._silence_s if agent.streams else self._lost_after_s)
 
     def _is_gone(self, registration: Registration) -> bool:
         return 0 < registration.incarnation <= self._gone.get(registration.worker_index, 0)
@@ -354,7 +368,7 @@ class Gang:
         agent = self._agents.get(index)
         if agent is None or agent.registration.instance == registration.instance:
             return None
-        if self._order is None and not agent.streams and not agent.states:
+        if self.order is None and not agent.streams and not agent.states:
             return None  # its pod was restarted while the gang still assembles: the newer one takes the place
         if self._config.elastic is not None and not agent.streams:
             return None  # the newer one would not be here if the older one were
@@ -366,6 +380,24 @@ class Gang:
             f"{agent.registration.pod} at {agent.registration.address}; a worker that was restarted joins the "
             "next attempt"
         )
+
+
+@dataclass(frozen=True)
+class _RankViews:
+    """Ranks as a view shows them."""
+
+    ranks: tuple[RankState, ...]
+    exits: tuple[Exit, ...]
+    placed: Mapping[int, int]
+
+    @staticmethod
+    def of(size: int) -> "_RankViews":
+        return _RankViews(tuple(waiting(rank) for rank in range(size)), (), {})
+
+
+def waiting(rank: int) -> RankState:
+    """The state of a rank that was not started."""
+    return RankState(rank, RankPhase.WAITING)
 
 
 def _what_matters(agent: RegisteredAgent) -> tuple[object, ...]:

@@ -37,10 +37,11 @@ class LivePage:
                     "rank": state.rank,
                     "state": _STATES.get(state.phase, "Waiting"),
                     "step": reports.step_of(state.rank),
-                    "input": metrics.input_part(state.rank),
+                    "times": metrics.times.of(state.rank),
                 }
                 for state in states
             ]
+            straggler = reports.times.straggler()
             began, last, begin = metrics.first, metrics.last, metrics.begin
         failure = verdict.failure if verdict else None
         outcome = {
@@ -59,6 +60,7 @@ class LivePage:
             "live": True,
             "job": job.name,
             "namespace": job.namespace,
+            "files": self._files(),
             "directory": str(snapshot.store.files.directory),
             "attempt": job.attempt,
             "attempts": [*self._others, here],
@@ -75,10 +77,17 @@ class LivePage:
             "leftOut": left_out,
             "ranks": ranks,
             "slowest": slowest,
+            "straggler": None if straggler is None else vars(straggler),
             "elastic": None if snapshot.elastic is None else snapshot.elastic(),
             "logs": {"lines": snapshot.store.lines, "dropped": snapshot.store.dropped},
             "events": read_events(snapshot.store.files),
         }
+
+    def _files(self) -> list[str]:
+        files, timeline = self._snapshot.store.files, self._snapshot.config.timeline
+        known = files.downloads()
+        here = timeline is not None and timeline.is_file() and files.timeline.name not in known
+        return [*known, files.timeline.name] if here else known
 
     def encoded(self) -> bytes:
         """`document` as JSON."""

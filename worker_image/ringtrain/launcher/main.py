@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from ringtrain import contract
+from ringtrain.control.async_server import AsyncServer
 from ringtrain.control.data_members import DATA_SERVICE
 from ringtrain.control.model import Failure, Outcome, Reason, Release, Start, Stop, Verdict
-from ringtrain.control.rpc import Peer, serve
+from ringtrain.control.rpc import Peer
 from ringtrain.control.termination import termination_message, write_termination_message
 from ringtrain.errors import ConfigurationError
 from ringtrain.gen import coordinator_pb2_grpc
@@ -29,7 +30,7 @@ from ringtrain.launcher.http import StatusServer
 from ringtrain.launcher.live_page import LivePage
 from ringtrain.launcher.mpi.job import MpiJob
 from ringtrain.launcher.mpi.verdict import decide_mpi
-from ringtrain.launcher.outcome import leave_report, repeat_outcome, write_outcome
+from ringtrain.launcher.outcome import keep_timeline, leave_report, repeat_outcome, write_outcome
 from ringtrain.launcher.page_server import PageServer
 from ringtrain.launcher.progress import follow_reports, say_total
 from ringtrain.launcher.service import CoordinatorService, DataWorkersService
@@ -38,7 +39,7 @@ from ringtrain.launcher.telemetry import Telemetry, open_telemetry
 from ringtrain.launcher.verdict import GangView, Patience, decide
 from ringtrain.logs.events import Events
 from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.shipping import LogShipping
+from ringtrain.logs.shipping import LogShipping, Unshipped
 from ringtrain.logs.store import LogStore
 from ringtrain.page.access import Access
 from ringtrain.processes import signal_handler
@@ -47,6 +48,11 @@ log = logging.getLogger(__name__)
 
 # How often the main loop looks at the clock and at signals when nothing else wakes it.
 _TICK_S = 0.2
+# A look that took longer than a moment is followed by so many times as long without one.
+_REST = 4
+_SHORT_S = 0.02
+# Logs of ranks that are open at a time, at the least.
+_FEWEST_LOGS = 16
 # What trying again does not mend, unlike a file server that is away.
 _NO_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
@@ -56,11 +62,11 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
 
     `command`: what the launcher of an MPI job runs.
     """
-    allow_open_files(config.open_files)
+    logs_open = most_logs_open(config, allow_open_files(config.open_files))
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
-    store = _open_store(config, files)
+    store = _open_store(config, files, logs_open)
     if store.resumed and files.outcome.exists():
-        return repeat_outcome(config, files)
+        return _repeat(config, store)
     gang = Gang(config, time.monotonic)
     snapshot = Snapshot(config, gang, store, Reports(config.world_size))
     with ExitStack() as stack:
@@ -77,7 +83,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
             stack.callback(telemetry.close)
         stop = StopFlag()
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
-        _ship_logs(config, store, stop, stack)
+        shipping = snapshot.shipping = _ship_logs(config, store, stop, stack)
         _open_ports(config, gang, snapshot, launcher, stack)
         verdict = launcher.supervise(stop)
         if verdict is not None:
@@ -85,29 +91,66 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = ()) -> int:
         if telemetry is not None:
             telemetry.end(gang.view(), verdict)
         if verdict is None:
-            return _hand_over(config, snapshot)
+            return _hand_over(config, snapshot, launcher.ship_rest(shipping, stop))
         say_total(snapshot, console)
-        message = termination_message(
-            verdict,
-            config.job.attempt,
-            snapshot.world_size,
-            snapshot.progress(),
-            [store.merged_lines.get(rank, 0) for rank in range(config.world_size)],
-        )
+        message = _message(config, snapshot, verdict)
         write_outcome(files, verdict, message)
         write_termination_message(config.termination, message)
         launcher.release(verdict)
+        keep_timeline(files, config.timeline)
         if config.writes_report:
             leave_report(files, snapshot.metrics)
+        if left := launcher.ship_rest(shipping, stop):
+            write_termination_message(config.termination, _message(config, snapshot, verdict, left))
     return verdict.exit_code
 
 
-def allow_open_files(count: int) -> None:
-    """Have the system allow this process `count` open files, as far as its hard limit goes."""
+def _repeat(config: LauncherConfig, store: LogStore) -> int:
+    """End as the launcher before this one, which may not have shipped all logs."""
+    stop = StopFlag()
+    with ExitStack() as stack:
+        stack.callback(store.close)
+        stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
+        shipping = _ship_logs(config, store, stop, stack)
+        left = shipping.finish(config.timeout_s, lambda: stop.count > 0) if shipping else None
+        return repeat_outcome(config, store.files, left)
+
+
+def _message(
+    config: LauncherConfig, snapshot: Snapshot, verdict: Verdict, unshipped: Unshipped | None = None
+) -> bytes:
+    return termination_message(
+        verdict,
+        config.job.attempt,
+        snapshot.world_size,
+        snapshot.progress(),
+        [snapshot.store.merged_lines.get(rank, 0) for rank in range(config.world_size)],
+        unshipped.document() if unshipped else None,
+    )
+
+
+def allow_open_files(count: int) -> int:
+    """Have the system allow this process `count` open files, as far as its hard limit goes; how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return count if soft == resource.RLIM_INFINITY else soft
+
+
+def most_logs_open(config: LauncherConfig, allowed: int) -> int:
+    """How many ranks' logs may be open at a time where `allowed` files are. ConfigurationError where the workers'
+    connections alone are too many."""
+    left = allowed - config.connections
+    if left < _FEWEST_LOGS:
+        needed = config.connections + _FEWEST_LOGS
+        raise ConfigurationError(
+            f"this launcher may open {allowed} files (ulimit -n) and needs {needed} for "
+            f"{config.workers} workers; raise the hard limit of containers on its node (LimitNOFILE of the "
+            "container runtime), or ask for fewer workers with more slots each"
+        )
+    return min(left, config.world_size)
 
 
 class _Launcher:
@@ -119,6 +162,7 @@ class _Launcher:
         self._mpi = mpi
         self._snapshot = snapshot
         self._ticked = time.monotonic()
+        self._waited_s = 0.0
         self._events = Events(snapshot.store.files)
         self.elastic: ElasticWorld | None = None
         self.telemetry: Telemetry | None = None
@@ -196,9 +240,18 @@ class _Launcher:
         while not self._gang.all_detached() and time.monotonic() < deadline:
             self._tick()
 
+    def ship_rest(self, shipping: LogShipping | None, stop: "StopFlag") -> Unshipped | None:
+        """Copy the end of the logs to the object store, if there is one; what is not in it after `timeout_s`."""
+
+        def gives_up() -> bool:
+            self._ticked = time.monotonic()
+            return stop.count > 1
+
+        return shipping.finish(self._config.timeout_s, gives_up) if shipping else None
+
     def _assemble(self, stop: "StopFlag") -> Verdict | None:
         started = time.monotonic()
-        while len(self._gang.registrations()) < self._config.workers:
+        while self._gang.registered < self._config.workers:
             # Agents whose ranks run already come back at once after a launcher was restarted, or never.
             patience = self._config.timeout_s if self._gang.any_rank_started() else self._config.start_timeout_s
             if stop.count:
@@ -230,9 +283,14 @@ class _Launcher:
         return decide_mpi(view, self._mpi.end, self._mpi.failed_daemon, now, patience)
 
     def _tick(self) -> None:
-        self._ticked = time.monotonic()
+        now = time.monotonic()
+        took, self._ticked = now - self._ticked, now
         self._note()
+        # A gang of thousands changes all the time while it starts: looking at it must not take all the time.
+        if (rest := _REST * (took - self._waited_s)) > _SHORT_S:
+            time.sleep(min(rest, _TICK_S))
         self._gang.wait(_TICK_S)
+        self._waited_s = time.monotonic() - now
         if self.telemetry is not None:
             self.telemetry.look(self._gang.view())
 
@@ -256,7 +314,7 @@ class StopFlag:
         self.interrupted = self.interrupted or number == signal.SIGINT
 
 
-def _hand_over(config: LauncherConfig, snapshot: Snapshot) -> int:
+def _hand_over(config: LauncherConfig, snapshot: Snapshot, unshipped: Unshipped | None) -> int:
     """Leave the ranks to the launcher that comes next: no order is given, and no outcome is written."""
     log.warning(
         "asked to stop, and the job goes on: its ranks train on, and wait for a new launcher at the next change "
@@ -264,15 +322,13 @@ def _hand_over(config: LauncherConfig, snapshot: Snapshot) -> int:
         config.start_timeout_s,
     )
     verdict = Verdict(Outcome.STOPPED, 128 + signal.SIGTERM)
-    lines = [snapshot.store.merged_lines.get(rank, 0) for rank in range(config.world_size)]
-    message = termination_message(verdict, config.job.attempt, snapshot.world_size, snapshot.progress(), lines)
-    write_termination_message(config.termination, message)
+    write_termination_message(config.termination, _message(config, snapshot, verdict, unshipped))
     return verdict.exit_code
 
 
-def _open_store(config: LauncherConfig, files: AttemptFiles) -> LogStore:
+def _open_store(config: LauncherConfig, files: AttemptFiles, logs_open: int) -> LogStore:
     try:
-        return LogStore(files, config.job.uid, config.job.attempt)
+        return LogStore(files, config.job.uid, config.job.attempt, logs_open)
     except OSError as exc:
         if exc.errno not in _NO_PLACE:
             raise
@@ -282,11 +338,18 @@ def _open_store(config: LauncherConfig, files: AttemptFiles) -> LogStore:
         ) from exc
 
 
-def _ship_logs(config: LauncherConfig, store: LogStore, stop: StopFlag, stack: ExitStack) -> None:
-    """Copy the log store to the job's place in an object store, if it has one; at the end what is left of it."""
-    if config.log_uri:
-        shipping = LogShipping(config.log_uri, store.files, config.job.attempt, store.resumed, store.sizes)
-        stack.callback(shipping.finish, config.timeout_s, lambda: stop.count > 1)
+def _ship_logs(config: LauncherConfig, store: LogStore, stop: StopFlag, stack: ExitStack) -> LogShipping | None:
+    """Begin to copy the log store to the job's place in an object store, if it has one; an error ends it, too."""
+    if not config.log_uri:
+        return None
+    shipping = LogShipping(config.log_uri, store.files, config.job.attempt, store.sizes)
+
+    def on_exit(error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
+            shipping.finish(config.timeout_s, lambda: stop.count > 1)
+
+    stack.push(on_exit)
+    return shipping
 
 
 def _prepare_mpi(config: LauncherConfig, command: Sequence[str], stack: ExitStack) -> MpiJob | None:
@@ -325,16 +388,18 @@ def _open_ports(
     data = DataMembers(config, time.monotonic)
     snapshot.data = data.status if config.data_workers else None
 
+    service = CoordinatorService(gang, snapshot.store, config.job.attempt, data)
+    stack.callback(service.close)
+
     def register(server: Any) -> None:
-        service = CoordinatorService(gang, snapshot.store, config.job.attempt, data)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
         coordinator_pb2_grpc.add_DataWorkersServicer_to_server(DataWorkersService(data), server)
 
-    server = serve(
+    server = AsyncServer.start(
         config.port,
         config.secrets,
         Peer(contract.ROLE_WORKER, config.job.uid),
-        threads=config.workers + 16,  # one held by every agent's order stream
+        clients=config.workers + config.data_workers,
         register=register,
         others={DATA_SERVICE: Peer(contract.ROLE_DATA, config.job.uid)},
         is_held=config.ports_held,
@@ -347,7 +412,7 @@ def _page(config: LauncherConfig, snapshot: Snapshot) -> PageServer | None:
     if not config.page_secrets:
         return None
     access = Access(config.page_secrets, config.job.uid)
-    return PageServer(access, LivePage(snapshot), snapshot.store.files)
+    return PageServer(access, LivePage(snapshot), snapshot.store.files, config.timeline)
 
 
 def _say_verdict(verdict: Verdict) -> None:

@@ -12,6 +12,7 @@ from ringtrain.control.model import RankPhase
 # A series for each rank, and for each metric of the user's own, up to so many: larger jobs have those of the job.
 MOST_RANKS: Final = 64
 MOST_OWN_METRICS: Final = 64
+PARTS: Final = ("input", "compute", "reduction", "update")
 PHASES: Final = ("Waiting", "Running", "Succeeded", "Failed")
 
 Status = Mapping[str, Any]
@@ -34,6 +35,7 @@ class StatusCollector(Collector):
         family = _Families(str(status.get("namespace", "")), str(status.get("job", "")))
         yield from _gang(family, status)
         yield from _progress(family, status)
+        yield from _step_time(family, status)
         yield from _ranks(family, status["ranks"])
         if status.get("data") is not None:
             yield from _data(family, status["data"])
@@ -76,8 +78,17 @@ def _gang(family: _Families, status: Status) -> Iterable[Metric]:
     logs = status["logs"]
     yield family.counter("ringtrain_log_lines", "Log lines in the files.", logs["lines"])
     yield family.counter("ringtrain_log_lines_dropped", "Log lines agents dropped.", logs["dropped"])
+    if "shipping" in logs:
+        yield from _shipping(family, logs["shipping"])
     since = status.get("runningSince")
     yield family.gauge("ringtrain_running_since_timestamp_seconds", "When all workers had registered.", since)
+
+
+def _shipping(family: _Families, shipping: Status) -> Iterable[Metric]:
+    text = "Bytes of logs that the object store does not have yet."
+    yield family.gauge("ringtrain_log_unshipped_bytes", text, shipping["pendingBytes"])
+    text = "1 while the object store does not take logs."
+    yield family.gauge("ringtrain_log_shipping_failing", text, float(shipping["problem"] is not None))
 
 
 def _progress(family: _Families, status: Status) -> Iterable[Metric]:
@@ -95,6 +106,24 @@ def _progress(family: _Families, status: Status) -> Iterable[Metric]:
     values = [((name,), value) for name, value in own]
     text = "Metrics that the training code reports itself, of the slowest rank."
     yield family.gauges("ringtrain_reported_value", text, ["metric"], values)
+
+
+def _step_time(family: _Families, status: Status) -> Iterable[Metric]:
+    mean, longest = status.get("stepTime") or {}, status.get("longestWork") or {}
+    text = "Where a step's time goes, by part: mean of the ranks, over their newest reports."
+    of_job = [((part,), mean[part]) for part in PARTS if part in mean]
+    yield family.gauges("ringtrain_step_time_seconds", text, ["part"], of_job)
+    text = "How much longer the rank that works longest in a step does than the others, as a part of a step."
+    yield family.gauge("ringtrain_straggler_ratio", text, longest.get("part"))
+    ranks = status["ranks"] if len(status["ranks"]) <= MOST_RANKS else []
+    by_rank = [
+        ((str(rank["rank"]), part), rank["stepTime"][part])
+        for rank in ranks
+        for part in PARTS
+        if part in (rank.get("stepTime") or {})
+    ]
+    text = "Where the rank's time goes in a step, by part, over its newest reports."
+    yield family.gauges("ringtrain_rank_step_time_seconds", text, ["rank", "part"], by_rank)
 
 
 def _ranks(family: _Families, ranks: Sequence[Status]) -> Iterable[Metric]:

@@ -3,11 +3,14 @@
 import json
 import logging
 import os
+import shutil
+from pathlib import Path
 
 from ringtrain.control.model import Verdict
-from ringtrain.control.termination import write_termination_message
+from ringtrain.control.termination import fit_message, write_termination_message
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.shipping import Unshipped
 from ringtrain.page.metrics import Metrics
 from ringtrain.page.summary import write_report
 
@@ -25,6 +28,19 @@ def write_outcome(files: AttemptFiles, verdict: Verdict, message: bytes) -> None
         log.error("a launcher that is started again will not know how this attempt ended: %s", exc)
 
 
+def keep_timeline(files: AttemptFiles, timeline: Path | None) -> None:
+    """Have the ranks' timeline beside the attempt's logs, too: the next run takes its name."""
+    if timeline is None or not timeline.is_file() or files.timeline.exists():
+        return
+    try:
+        os.link(timeline, files.timeline)
+    except OSError:  # another file system
+        try:
+            shutil.copyfile(timeline, files.timeline)
+        except OSError as exc:
+            log.error("%s could not be copied to %s: %s", timeline, files.timeline, exc)
+
+
 def leave_report(files: AttemptFiles, metrics: Metrics | None = None) -> None:
     """Write the attempt as a page beside its logs; a full disk changes nothing of how the attempt ended."""
     try:
@@ -35,10 +51,13 @@ def leave_report(files: AttemptFiles, metrics: Metrics | None = None) -> None:
         log.info("the attempt as a page: %s", files.report)
 
 
-def repeat_outcome(config: LauncherConfig, files: AttemptFiles) -> int:
-    """Say again how this attempt ended, in the termination message; returns the exit code."""
+def repeat_outcome(config: LauncherConfig, files: AttemptFiles, unshipped: Unshipped | None = None) -> int:
+    """Say again how this attempt ended, in the termination message; returns the exit code.
+
+    `unshipped`: what of its logs is still not in the object store.
+    """
     document = json.loads(files.outcome.read_text())
-    message = json.dumps(document["message"], separators=(",", ":"), ensure_ascii=False).encode()
+    message = fit_message(document["message"], unshipped.document() if unshipped else None)
     write_termination_message(config.termination, message)
     if config.writes_report and not files.report.exists():
         leave_report(files)

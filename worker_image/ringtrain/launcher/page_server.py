@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,7 +21,7 @@ _MOST_AT_ONCE: Final = 12
 _EVERY_S: Final = 1.0
 # Documents with many curves or ranks come less often, so that an open page costs at most this.
 _BYTES_PER_S: Final = 200_000
-_NAMES: Final = re.compile(r"job\.log|metrics\.jsonl|events\.jsonl|rank-\d{4,9}\.log")
+_NAMES: Final = re.compile(r"job\.log|metrics\.jsonl|events\.jsonl|timeline\.json|rank-\d{4,9}\.log")
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -43,10 +44,12 @@ class Source(Protocol):
 class PageServer:
     """Answers GET requests of the page, each in its own thread. Read-only."""
 
-    def __init__(self, access: Access, source: Source, files: AttemptFiles) -> None:
+    def __init__(self, access: Access, source: Source, files: AttemptFiles, timeline: Path | None = None) -> None:
+        """`timeline`: where ranks of this machine write theirs, until it is among `files`."""
         self._access = access
         self._source = source
         self._files = files
+        self._timeline = timeline
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._closing = threading.Event()
         self._open = 0
@@ -133,9 +136,14 @@ class PageServer:
 
     def _download(self, request: BaseHTTPRequestHandler, name: str) -> None:
         path = self._files.directory / name
+        if path == self._files.timeline and self._timeline is not None and not path.exists():
+            path = self._timeline
         if not _NAMES.fullmatch(name) or not path.is_file():
             _answer(
-                request, 404, "text/plain", b"files here are job.log, rank-0000.log, metrics.jsonl, events.jsonl\n"
+                request,
+                404,
+                "text/plain",
+                b"files here are job.log, rank-0000.log, metrics.jsonl, events.jsonl, timeline.json\n",
             )
             return
         left = path.stat().st_size

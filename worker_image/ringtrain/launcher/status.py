@@ -11,8 +11,10 @@ from ringtrain.control.model import Outcome, RankPhase, Verdict
 from ringtrain.control.termination import failure_json
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.gang import Gang
+from ringtrain.launcher.metrics import MOST_RANKS
 from ringtrain.launcher.throughput import Progress, Throughput
 from ringtrain.launcher.verdict import GangView
+from ringtrain.logs.shipping import LogShipping
 from ringtrain.logs.store import LogStore
 from ringtrain.page.metrics import Metrics
 
@@ -40,6 +42,7 @@ class Snapshot:
     report came. Both by this host's clock: those of the ranks' hosts may be wrong.
     `elastic`: gives the part of `/status` that only an elastic job has; `data`: that of one with data workers.
     `metrics`: what the page draws, under the lock of `reports`.
+    `shipping`: copies the logs to the job's object store, if it has one.
     `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
     """
 
@@ -55,6 +58,7 @@ class Snapshot:
     verdict: Verdict | None = None
     elastic: Callable[[], dict[str, Any]] | None = None
     data: Callable[[], dict[str, Any]] | None = None
+    shipping: LogShipping | None = None
 
     @property
     def world_size(self) -> int:
@@ -77,22 +81,19 @@ class Snapshot:
     def progress(self) -> dict[str, Any] | None:
         """How far training is, as the contract words it; None before the first report."""
         with self.reports as reports:
-            progress = reports.progress()
-        return self._progress_json(progress)
+            progress, error = reports.progress(), reports.uncertainty()
+        return self._progress_json(progress, error)
 
     def status(self) -> dict[str, Any]:
         """The document that `/status` answers with."""
         job, view = self.config.job, self.gang.view()
         registrations = self.gang.registrations()
         with self.reports as reports:
-            progress = reports.progress()
+            progress, error = reports.progress(), reports.uncertainty()
             steps = [reports.step_of(rank) for rank in range(self.config.world_size)]
-            measured = [
-                {"inputWait": reports.input.of(rank), "lag": reports.lag.of(rank)}
-                for rank in range(self.config.world_size)
-            ]
-            waited = reports.input.fraction
-            slowest = reports.slowest(state.rank for state in view.ranks if state.phase is RankPhase.RUNNING)
+            measured = [self._measured_json(reports, rank) for rank in range(self.config.world_size)]
+            waited, times, longest = reports.times.input_fraction, reports.times.mean(), reports.times.longest()
+            slowest = reports.slowest([state.rank for state in view.ranks if state.phase is RankPhase.RUNNING])
         failure = self.verdict.failure if self.verdict else None
         lost = self.gang.lost_workers()
         return {
@@ -117,7 +118,9 @@ class Snapshot:
                 {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step, **more}
                 for state, step, more in zip(view.ranks, steps, measured, strict=True)
             ],
-            "progress": self._progress_json(progress),
+            "progress": self._progress_json(progress, error),
+            "stepTime": times,
+            "longestWork": None if longest is None else vars(longest),
             "lastProgressTime": self.last_progress,
             "startTime": self.start_time,
             "runningSince": self.running_since,
@@ -127,17 +130,25 @@ class Snapshot:
                 "directory": str(self.store.files.directory),
                 "lines": self.store.lines,
                 "dropped": self.store.dropped,
+                **({"shipping": self.shipping.state().document()} if self.shipping else {}),
             },
             "data": None if self.data is None else {**self.data(), "waitFraction": waited},
             **({} if self.elastic is None else {"elastic": self.elastic()}),
         }
+
+    def _measured_json(self, reports: Throughput, rank: int) -> dict[str, Any]:
+        """What is known of one rank's time. Of a large world each rank's step alone is told."""
+        measured: dict[str, Any] = {"inputWait": reports.times.input_part(rank), "lag": reports.lag.of(rank)}
+        if self.config.world_size <= MOST_RANKS:
+            measured["stepTime"] = reports.times.of(rank)
+        return measured
 
     def _slowest_json(self, view: GangView, rank: int, step: int | None) -> dict[str, Any]:
         worker = view.worker_of(rank)
         tail = list(self.store.tail(rank))
         return {"rank": rank, "pod": worker.pod, "node": worker.node, "step": step, "logTail": tail}
 
-    def _progress_json(self, progress: Progress | None) -> dict[str, Any] | None:
+    def _progress_json(self, progress: Progress | None, error: float | None) -> dict[str, Any] | None:
         start = self.start_text()
         if progress is None:
             # Known before the first step: where training begins.
@@ -147,6 +158,7 @@ class Snapshot:
             "totalSteps": progress.total_steps,
             "epoch": progress.epoch,
             "samplesPerSecond": progress.samples_per_s,
+            "samplesPerSecondError": error,
             "samples": progress.samples,
             "unit": progress.unit,
             "loss": progress.loss,

@@ -15,17 +15,21 @@ The first step has no step before it and is not timed.
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtrain.launcher.input_wait import INPUT_BOUND, InputWait
 from ringtrain.launcher.lag import Lag
+from ringtrain.page.step_times import StepTimes, Straggler
 
 # Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
 WINDOW = 10_000
 _PATIENCE_S = 10.0
+# Reports of a rank that count for where its time goes: steady, and yet a change shows within a minute.
+_RECENT = 20
+# A line of progress names the wait for input from this part on.
+_INPUT_BOUND = 0.05
 # Steps that some rank has reached and another has not.
 _OPEN_STEPS = 1000
 # Of so many open steps it is known when each rank reported: a rank that hangs must not fill the memory.
@@ -53,6 +57,7 @@ class Progress:
     loss: float | None
     metrics: dict[str, float]
     input_wait: float | None = None
+    straggler: Straggler | None = None
     samples: float = 0.0
 
 
@@ -72,11 +77,13 @@ class Throughput:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self.input = InputWait()
+        self.times = StepTimes(_RECENT)
         self.lag = Lag()
         self._samples = 0.0
         self._open: dict[int, _Step] = {}
         self._steps: dict[int, int] = {}
+        # How many ranks are at each step: few steps, also of thousands of ranks.
+        self._ranks_at: Counter[int] = Counter()
         self._latest: dict[int, Mapping[str, Any]] = {}
         self._first_report: float | None = None
         self._first_end: float | None = None
@@ -90,15 +97,16 @@ class Throughput:
         """From now on the gang has these ranks; what others have reported says nothing of its progress."""
         self._world_size = len(ranks)
         self._steps = {rank: step for rank, step in self._steps.items() if rank in ranks}
+        self._ranks_at = Counter(self._steps.values())
         self._latest = {rank: report for rank, report in self._latest.items() if rank in ranks}
-        self.input.keep(ranks)
+        self.times.keep(ranks)
         self.lag.keep(ranks)
 
     def add(self, rank: int, report: Mapping[str, Any]) -> list[int]:
         """Take in one report; returns the steps that are complete on all reporting ranks by it."""
         step, time = int(report["step"]), float(report["time"])
-        self.input.add(rank, report)
-        self._steps[rank] = max(step, self._steps.get(rank, step))
+        self.times.add(rank, report)
+        self._note_step(rank, max(step, self._steps.get(rank, step)))
         self._latest[rank] = report
         self._first_report = time if self._first_report is None else self._first_report
         self.last_report_time = max(time, self.last_report_time or time)
@@ -111,11 +119,21 @@ class Throughput:
                 entry.times[rank] = time
         return self._close_steps()
 
+    def _note_step(self, rank: int, step: int) -> None:
+        before = self._steps.get(rank)
+        self._steps[rank] = step
+        if before != step:
+            self._ranks_at[step] += 1
+            if before is not None:
+                self._ranks_at[before] -= 1
+                if not self._ranks_at[before]:
+                    del self._ranks_at[before]
+
     def _close_steps(self) -> list[int]:
         waited = (self.last_report_time or 0.0) - (self._first_report or 0.0)
         if len(self._steps) < self._world_size and waited < _PATIENCE_S and len(self._open) < _OPEN_STEPS:
             return []
-        reached = min(self._steps.values())
+        reached = min(self._ranks_at)
         ready = sorted(step for step in self._open if step <= reached)
         for step in ready:
             self._complete(self._open.pop(step))
@@ -140,13 +158,19 @@ class Throughput:
         if self._timed_samples <= 0:
             return None
         speeds = self._speeds
+        middle = statistics.median(speeds)
+        jitter = 1.4826 * statistics.median(abs(speed - middle) for speed in speeds)
+        return Speed(self.total() or 0.0, self.uncertainty() or 0.0, jitter)
+
+    def uncertainty(self) -> float | None:
+        """The standard error of the speed; None as long as there is no speed."""
+        speeds = self._speeds
+        if self._timed_samples <= 0:
+            return None
         mean = math.fsum(speed / len(speeds) for speed in speeds)
         # Not **, which raises where a product is infinite.
         variance = math.fsum((speed - mean) * (speed - mean) / len(speeds) for speed in speeds)
-        error = math.sqrt(variance) / math.sqrt(len(speeds))
-        middle = statistics.median(speeds)
-        jitter = 1.4826 * statistics.median(abs(speed - middle) for speed in speeds)
-        return Speed(self.total() or 0.0, error, jitter)
+        return math.sqrt(variance) / math.sqrt(len(speeds))
 
     def total(self) -> float | None:
         """Samples per second from the first complete step to the last."""
@@ -170,7 +194,8 @@ class Throughput:
             # Divided first: the sum of losses may be beyond a float where their mean is not.
             loss=math.fsum(loss / len(losses) for loss in losses) if losses else None,
             metrics=dict(report.get("metrics") or {}),
-            input_wait=self.input.fraction,
+            input_wait=self.times.input_fraction,
+            straggler=self.times.straggler(),
             samples=self._samples,
         )
 
@@ -178,9 +203,15 @@ class Throughput:
         """The newest step that `rank` has reported."""
         return self._steps.get(rank)
 
-    def slowest(self, ranks: Iterable[int]) -> int | None:
-        """Of `ranks` the one at the lowest step; of several there, the one whose last report is the oldest."""
+    def slowest(self, ranks: Collection[int]) -> int | None:
+        """Of `ranks` the straggler, unless one is more than a step behind it: then the one at the lowest step; of
+        several there, the one whose last report is the oldest."""
         never = -1
+        straggler = self.times.straggler()
+        if straggler is not None and straggler.rank in ranks:
+            lowest = min(self._steps.get(rank, never) for rank in ranks)
+            if self._steps.get(straggler.rank, never) <= lowest + 1:
+                return straggler.rank
 
         def position(rank: int) -> tuple[int, float, int]:
             return (self._steps.get(rank, never), float(self._latest.get(rank, {}).get("time", never)), rank)
@@ -200,8 +231,11 @@ def step_line(progress: Progress, speed: Speed | None) -> str:
         parts.append(f"{progress.unit}/sec: {numbers}")
     if progress.loss is not None:
         parts.append(f"loss: {progress.loss:.3f}" if abs(progress.loss) < 1e9 else f"loss: {progress.loss:.3e}")
-    if progress.input_wait is not None and progress.input_wait > INPUT_BOUND:
+    if progress.input_wait is not None and progress.input_wait > _INPUT_BOUND:
         parts.append(f"input-bound {progress.input_wait:.0%}".replace("%", " %"))
+    if progress.straggler is not None:
+        straggler = progress.straggler
+        parts.append(f"rank {straggler.rank} holds others up {straggler.part:.0%}".replace("%", " %"))
     return "  ".join(parts)
 
 

@@ -17,6 +17,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ringtrain import contract
 from ringtrain.control.model import ENDED, Failure, Outcome, RankPhase, RankState, Reason, Verdict
@@ -86,10 +87,11 @@ class GangView:
         """The ranks of `worker`."""
         return [rank for rank in range(len(self.ranks)) if self.worker_of(rank) is worker]
 
-    @property
+    @cached_property
     def succeeded(self) -> int:
         """Ranks that exited 0."""
-        return sum(state.phase is RankPhase.SUCCEEDED for state in self.ranks)
+        well = RankPhase.SUCCEEDED
+        return sum(state.phase is well for state in self.ranks)
 
 
 @dataclass(frozen=True)

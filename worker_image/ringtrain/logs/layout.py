@@ -19,8 +19,12 @@ class AttemptFiles:
         self.outcome: Final = directory / ".outcome.json"
         # What happened to the attempt and when: see `logs/events.py`.
         self.events: Final = directory / "events.jsonl"
+        # What ranks did when, where they wrote that on this machine: see `timeline.py`.
+        self.timeline: Final = directory / "timeline.json"
         # The attempt as one page.
         self.report: Final = directory / "report.html"
+        # Where in an object store these files are copied to: see `logs/shipping.py`.
+        self.shipping: Final = directory / ".shipping.json"
         # Who is in the world of an elastic job: see `launcher/elastic.py`.
         self.formation: Final = directory / ".formation.json"
 
@@ -28,6 +32,11 @@ class AttemptFiles:
     def of(cls, root: Path, namespace: str, job: str, attempt: int) -> "AttemptFiles":
         """The files of one attempt of one job."""
         return cls(root / namespace / job / str(attempt))
+
+    def downloads(self) -> list[str]:
+        """Names of the files that a page offers beside it."""
+        offered = (self.job_log, self.events, self.metrics, self.timeline)
+        return [path.name for path in offered if path.is_file()]
 
     def rank_log(self, rank: int) -> Path:
         """What the rank wrote to stdout and stderr, byte for byte."""

@@ -112,6 +112,8 @@ _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
     "unit": (_word, "a word"),
     "metrics": (_numbers, "an object with numbers"),
     "inputWait": (partial(_number_to, _MOST), "seconds"),
+    "reductionWait": (partial(_number_to, _MOST), "seconds"),
+    "updateTime": (partial(_number_to, _MOST), "seconds"),
     "dropped": (_whole, "a whole number from 0 on"),
     "startedFrom": (_path, "a path"),
 }

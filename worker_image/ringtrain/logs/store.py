@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 # A write that takes longer than this holds up its own agent's lines, and nobody else's.
 _LOCK_S = 1.0
+# Files of ranks: opening one anew costs less than a write to it.
+MOST_OPEN = 4096
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,10 @@ class LogStore:
     that was added: in order, after the write. What they raise is logged, once, and stops nothing.
     """
 
-    def __init__(self, files: AttemptFiles, uid: str, attempt: int) -> None:
+    def __init__(self, files: AttemptFiles, uid: str, attempt: int, most_open: int = MOST_OPEN) -> None:
+        """`most_open`: so many ranks' files are open at a time; for one more the oldest is closed."""
         self.files = files
+        self._most_open = most_open
         self._attempt = attempt
         self._lock = threading.Lock()
         self._last: dict[tuple[Stream, int], int] = {}
@@ -188,11 +192,20 @@ class LogStore:
                 self._complained.add(rank)
 
     def _file(self, path: Path) -> BinaryIO:
-        file = self._open.get(path)
+        file = self._open.pop(path, None)
         if file is None:
-            file = self._open[path] = path.open("ab", buffering=0)
+            self._close_oldest()
+            file = path.open("ab", buffering=0)
             file.seek(0, 2)
+        self._open[path] = file  # the newest is the last
         return file
+
+    def _close_oldest(self) -> None:
+        """Close the rank's file that was used longest ago if there is no room for another."""
+        shared = (self.files.job_log, self.files.metrics)
+        if len(self._open) >= self._most_open + len(shared):
+            oldest = next(path for path in self._open if path not in shared)
+            self._open.pop(oldest).close()
 
     def _recover(self, uid: str) -> bool:
         """Go on where an earlier launcher of this attempt stopped; False when there was none."""

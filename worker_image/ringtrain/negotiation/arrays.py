@@ -15,6 +15,7 @@ from ringtrain.negotiation.splits import scalar_error, splits_error
 from ringtrain.process_groups.process_sets import ProcessSet, members
 from ringtrain.reduction.arithmetic import adasum_error
 from ringtrain.reduction.ops import chosen_op, only_sums
+from ringtrain.step_time import REDUCTION
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def run(request: Request, arrays: Sequence[Array], process_set: ProcessSet, erro
     """Run `request` on `arrays` and return its results. `error`: why this rank's arguments are wrong, if they
     are.
     """
-    return list(begin(request, arrays, process_set, error).result())
+    return list(result_of(begin(request, arrays, process_set, error)))
 
 
 def begin(request: Request, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> Any:
@@ -61,6 +62,12 @@ def begin(request: Request, arrays: Sequence[Array], process_set: ProcessSet, er
         error=error,
     )
     return queue_of(process_set).submit(full, lambda: held)
+
+
+def result_of(begun: Any) -> Any:
+    """Wait for the future that a function of this file has returned."""
+    with REDUCTION:
+        return begun.result()
 
 
 def allreduce(arrays: Sequence[Array], how: Reduction, name: str | None, series: str = "allreduce") -> list[Array]:
@@ -99,7 +106,7 @@ def allreduce_gradient(
 
 def allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None = None) -> list[Array]:
     """Return every rank's rows of each array."""
-    return list(begin_allgather(arrays, process_set, name).result())
+    return list(result_of(begin_allgather(arrays, process_set, name)))
 
 
 def allgather_gradient(
@@ -114,7 +121,7 @@ def allgather_gradient(
 
 def broadcast(arrays: Sequence[Array], root: int, process_set: ProcessSet, name: str | None = None) -> list[Array]:
     """Return the arrays of world rank `root`."""
-    return list(begin_broadcast(arrays, root, process_set, name).result())
+    return list(result_of(begin_broadcast(arrays, root, process_set, name)))
 
 
 def begin_allgather(arrays: Sequence[Array], process_set: ProcessSet, name: str | None) -> Any:

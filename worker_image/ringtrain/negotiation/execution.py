@@ -4,12 +4,12 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from ringtrain.collectives import work
-from ringtrain.collectives.tensors import Array
+from ringtrain.collectives.tensors import Array, as_array, flat
 from ringtrain.communicators.base import Communicator
 from ringtrain.negotiation.agreement import Agreed
 from ringtrain.negotiation.request import CollectiveKind, Request
@@ -35,6 +35,20 @@ _WIDER: Final = {
 Result = list[Any]
 
 
+@runtime_checkable
+class Carrier(Protocol):
+    """What gives the arrays of a submission, and can also reduce its tensors where they lie."""
+
+    def __call__(self) -> Sequence[Array]:
+        """Return the tensors as arrays."""
+
+    def reduce(
+        self, communicator: Communicator, batch: Sequence[Agreed], tensors: Sequence["Carrier"]
+    ) -> list[Result] | None:
+        """Return the results of a batch of reductions, of which `tensors` are this rank's; None where they are to
+        go as arrays. The same on all ranks."""
+
+
 def batches(agreed: Sequence[Agreed]) -> Iterator[list[Agreed]]:
     """Cut into runs that can share one collective, in order. Pure, so every rank cuts alike."""
     for fusible, run in groupby(agreed, key=_fusion_key):
@@ -54,10 +68,17 @@ def batches(agreed: Sequence[Agreed]) -> Iterator[list[Agreed]]:
 
 
 def run_batch(
-    communicator: Communicator, batch: Sequence[Agreed], arrays: Sequence[Sequence[Array] | None]
+    communicator: Communicator,
+    batch: Sequence[Agreed],
+    arrays: Sequence[Sequence[Array] | None],
+    targets: Sequence[Array | None],
 ) -> list[Result]:
-    """Return the results of each entry of a batch. `arrays`: this rank's tensors, None where it has joined."""
+    """Return the results of each entry of a batch. `arrays`: this rank's tensors, None where it has joined.
+    `targets`: of a bucket, where its results go, if that matters.
+    """
     request = batch[0].any_request
+    if request.members:
+        return [[_reduce_bucket(communicator, request, _given(request, arrays[0]), targets[0])]]
     if request.kind is not CollectiveKind.ALLREDUCE:
         return [_run_single(communicator, batch[0], arrays[0] or ())]
     given = [_given(entry.any_request, own) for entry, own in zip(batch, arrays, strict=True)]
@@ -74,6 +95,19 @@ def _allreduce(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp
     reduced = work.grouped_allreduce([_carried(array, op)[1] for array in arrays], carried_op, None, what)
     size = len(communicator.ranks)
     return [_narrowed(r, op, a.dtype, size) for r, a in zip(reduced(communicator), arrays, strict=True)]
+
+
+def _reduce_bucket(
+    communicator: Communicator, request: Request, arrays: Sequence[Array], target: Array | None
+) -> Array:
+    """Return what `arrays` are one behind the other, reduced: in `target`, if there is one."""
+    op = ReduceOp(request.op)
+    pieces = [flat(scaled(as_array(array), request.prescale)) for array in arrays]
+    buffer = np.empty(sum(len(piece) for piece in pieces), pieces[0].dtype) if target is None else target
+    work.reduce_into(Signature("allreduce", op=op.value), pieces, buffer, op)(communicator)
+    if request.postscale != 1.0:
+        buffer[...] = scaled(buffer, request.postscale)
+    return buffer
 
 
 def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Array]) -> Result:
@@ -135,7 +169,7 @@ def _given(request: Request, arrays: Sequence[Array] | None) -> Sequence[Array]:
 
 def _fusion_key(entry: Agreed) -> tuple[Any, ...] | None:
     request = entry.any_request
-    if request.kind is not CollectiveKind.ALLREDUCE or len(set(request.dtypes)) != 1:
+    if request.kind is not CollectiveKind.ALLREDUCE or request.members or len(set(request.dtypes)) != 1:
         return None
     return (request.dtypes[0], request.op, request.prescale, request.postscale, request.device)
 

@@ -22,8 +22,8 @@ from ringtrain.collectives.tensors import Array
 from ringtrain.communicators.base import Communicator
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
 from ringtrain.negotiation.agreement import Agreed, Agreement
-from ringtrain.negotiation.execution import Result, batches, run_batch
-from ringtrain.negotiation.request import Request, Round
+from ringtrain.negotiation.execution import Carrier, Result, batches, run_batch
+from ringtrain.negotiation.request import CollectiveKind, Request, Round
 from ringtrain.wire.signature import Signature
 
 # After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
@@ -48,11 +48,15 @@ Arrays = Callable[[], Sequence[Array]]
 
 @dataclass(frozen=True)
 class Submission:
-    """One rank's part in a named collective, as `NamedQueue.submit` takes it apart."""
+    """One rank's part in a named collective, as `NamedQueue.submit` takes it apart.
+
+    `target`: of a bucket, where its results go, one behind the other; the tensors may lie there.
+    """
 
     request: Request
     arrays: Arrays
     finish: Finish
+    target: Array | None = None
     future: "Future[Any]" = field(default_factory=Future)
     since_ns: int = field(default_factory=time.perf_counter_ns)
 
@@ -194,7 +198,7 @@ class NamedQueue:
             if agreed.error:
                 wrong_argument = any(request.error for request in agreed.requests.values())
                 kind = ConfigurationError if wrong_argument else MismatchError
-                self._done(agreed, kind(agreed.error))
+                self._refuse(agreed, kind(agreed.error))
         for batch in batches(good):
             self._run(self._communicator, batch)
         if decisions.all_joined is not None and self._joining is not None:
@@ -206,24 +210,36 @@ class NamedQueue:
         started_ns = time.perf_counter_ns()
         with self._changed:
             own = {entry.name: self._in_flight[entry.name] for entry in batch if entry.name in self._in_flight}
-        arrays = [own[entry.name].arrays() if entry.name in own else None for entry in batch]
-        results = run_batch(communicator, batch, arrays)
+        results = self._reduce_in_place(communicator, batch, own)
+        if results is None:
+            arrays = [own[entry.name].arrays() if entry.name in own else None for entry in batch]
+            targets = [own[entry.name].target if entry.name in own else None for entry in batch]
+            results = run_batch(communicator, batch, arrays, targets)
+        with self._changed:
+            for name in own:
+                self._in_flight.pop(name, None)
         for entry, result in zip(batch, results, strict=True):
-            if entry.name in own:
+            if entry.name in own:  # otherwise this rank has joined
                 _record(entry, own[entry.name].since_ns, started_ns)
-            self._done(entry, result)
+                _give(own[entry.name], result)
 
-    def _done(self, agreed: Agreed, outcome: Result | RingtrainError) -> None:
+    def _reduce_in_place(
+        self, communicator: Communicator, batch: Sequence[Agreed], own: dict[str, Submission]
+    ) -> list[Result] | None:
+        """The results where a carrier has reduced the batch. A rank that has joined has none, nor a device."""
+        request = batch[0].any_request
+        if request.device == "cpu" or request.kind is not CollectiveKind.ALLREDUCE:
+            return None
+        if any(len(entry.requests) < len(self.ranks) for entry in batch):
+            return None
+        sources = [own[entry.name].arrays for entry in batch]
+        carriers = [source for source in sources if isinstance(source, Carrier)]
+        return carriers[0].reduce(communicator, batch, carriers) if len(carriers) == len(batch) else None
+
+    def _refuse(self, agreed: Agreed, error: RingtrainError) -> None:
         with self._changed:
             submitted = self._in_flight.pop(agreed.name, None)
-        if submitted is None:  # this rank has joined
-            return
-        if isinstance(outcome, RingtrainError):
-            submitted.future.set_exception(outcome)
-            return
-        try:
-            submitted.future.set_result(submitted.finish(outcome))
-        except Exception as error:
+        if submitted is not None:  # otherwise this rank has joined
             submitted.future.set_exception(error)
 
     def _fail_all(self, error: RingtrainError) -> None:
@@ -249,6 +265,13 @@ def _exchange(communicator: Communicator, message: bytes) -> list[bytes]:
         whole = np.frombuffer(message, np.uint8)
         return [part.tobytes() for part in communicator.all_gather_parts(_AGREEMENT, whole)]
     return [slot[_LENGTH.size :][:length] for slot, length in zip(received, lengths, strict=True)]
+
+
+def _give(submission: Submission, result: Result) -> None:
+    try:
+        submission.future.set_result(submission.finish(result))
+    except Exception as error:
+        submission.future.set_exception(error)
 
 
 def _record(agreed: Agreed, since_ns: int, started_ns: int) -> None:

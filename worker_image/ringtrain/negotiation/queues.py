@@ -18,6 +18,7 @@ from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups import context, process_sets
 from ringtrain.process_groups.process_sets import ProcessSet, add_process_set, global_process_set, number_of
 from ringtrain.process_groups.rank_context import RankContext
+from ringtrain.step_time import REDUCTION
 
 
 @dataclass
@@ -87,7 +88,9 @@ def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Return when every rank of `process_set` has called it."""
     request = Request(CollectiveKind.BARRIER, name_for("barrier", name, process_set))
-    queue_of(process_set).submit(request).result()
+    begun = queue_of(process_set).submit(request)
+    with REDUCTION:
+        begun.result()
 
 
 def join() -> int:
@@ -96,7 +99,8 @@ def join() -> int:
     Names that were made up for calls without one start anew: ranks with different numbers of calls meet again
     here.
     """
-    last = queue_of(global_process_set).join()
+    with REDUCTION:
+        last = queue_of(global_process_set).join()
     counters = _queues().counters
     for counter in [key for key in counters if key[0] == 0]:
         del counters[counter]

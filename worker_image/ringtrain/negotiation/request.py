@@ -23,7 +23,8 @@ class Request:
 
     `dtypes`, `shapes`: of each tensor. `op`: name of the reduction, empty where there is none. `root`: rank within
     the world. `splits`: rows for each rank of the set, for alltoall. `device`: kind of device that the tensors
-    live on. `error`: why this rank cannot take part; the collective then fails on every rank with this message.
+    live on. `members`: the names of a bucket's tensors, of one dtype; a bucket is never fused with other requests.
+    `error`: why this rank cannot take part; the collective then fails on every rank with this message.
     """
 
     kind: CollectiveKind
@@ -36,6 +37,7 @@ class Request:
     postscale: float = 1.0
     splits: tuple[int, ...] | None = None
     device: str = "cpu"
+    members: tuple[str, ...] = ()
     error: str = ""
 
     @property
@@ -69,5 +71,6 @@ def _request_from(fields: dict[str, Any]) -> Request:
     fields["kind"] = CollectiveKind(fields["kind"])
     fields["dtypes"] = tuple(fields["dtypes"])
     fields["shapes"] = tuple(tuple(shape) for shape in fields["shapes"])
+    fields["members"] = tuple(fields["members"])
     fields["splits"] = None if fields["splits"] is None else tuple(fields["splits"])
     return Request(**fields)

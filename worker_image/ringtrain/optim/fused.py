@@ -19,6 +19,7 @@ from ringtrain.optim.pipeline import Abandoned, Arrivals, UpdateContext
 from ringtrain.optim.rules import FusableRule, StepValues
 from ringtrain.process_groups.group import Pending
 from ringtrain.reduction.ops import Average, Sum
+from ringtrain.step_time import HIDDEN_UPDATE
 
 
 def can_fuse(context: UpdateContext) -> bool:
@@ -98,11 +99,12 @@ class FusedUpdate:
 
     def _update_alone(self, bucket: Bucket) -> None:
         began_ns = time.perf_counter_ns()
-        if self._m.undo is not None:
-            self._m.undo.keep(bucket.index, self.number)
-        part = self._m.arenas.part(bucket)
-        self._rule.update(part, self._step(bucket), self._m.kernels)
-        self._m.arenas.store(bucket, part)
+        with HIDDEN_UPDATE:
+            if self._m.undo is not None:
+                self._m.undo.keep(bucket.index, self.number)
+            part = self._m.arenas.part(bucket)
+            self._rule.update(part, self._step(bucket), self._m.kernels)
+            self._m.arenas.store(bucket, part)
         timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
         self.arrivals.arrived(bucket)
 

@@ -25,6 +25,7 @@ from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.state import gather_state, restore_state, shard_state
 from ringtrain.process_groups.group import Flat, Group
 from ringtrain.process_groups.process_sets import group_of
+from ringtrain.step_time import REDUCTION, beside_training
 
 # 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
 # longest bucket is what is left to do at its end; see docs/decisions/0004-host-optimizer.md.
@@ -339,7 +340,8 @@ class HostOptimizer:
         """Wait for an update whose step has ended, and make way for the next."""
         if not self._ending or self._thread is None or self._update is None:
             return
-        self._thread.join()
+        with REDUCTION:
+            self._thread.join()
         self._raise_if_broken()
         self._norm = self._update.norm
         self._thread = None
@@ -347,6 +349,7 @@ class HostOptimizer:
         self._cut.inbox.begin_update()
 
     def _run(self, update: Update | FusedUpdate) -> None:
+        beside_training()
         try:
             check, number = self._cut.check, update.number
             if check is not None:

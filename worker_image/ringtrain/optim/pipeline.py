@@ -29,6 +29,7 @@ from ringtrain.optim.undo import Undo
 from ringtrain.optim.wire import LOST_CHANGE, Wire
 from ringtrain.process_groups.group import Flat, Group, Pending
 from ringtrain.reduction.ops import Average, Sum
+from ringtrain.step_time import HIDDEN_UPDATE, REDUCTION
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,10 @@ class Arrivals:
 
     def wait(self, bucket: Bucket) -> None:
         """Return when the weights of `bucket` are new, or the update has ended without."""
-        self._new[bucket.index].wait()
+        new = self._new[bucket.index]
+        if not new.is_set():
+            with REDUCTION:
+                new.wait()
 
     def release(self) -> None:
         """The update has ended, however it did: nobody may wait for it any more."""
@@ -126,7 +130,19 @@ class Update:
             met = met or not self._m.stays_here(bucket)  # all ranks have done the update before
             if self._m.lane is not None:
                 self._reduce_next_if_complete(bucket.index)
-            began_ns = time.perf_counter_ns()
+            reduced, replay = self._change(bucket, clip)
+            gathers.append(self._gather(bucket))
+            if self._m.mirror is not None and reduced is not None:
+                gathers[-1] += self._m.mirror.exchange(bucket, reduced, replay)
+        for bucket, pending in zip(buckets, gathers, strict=True):
+            for gather in pending:
+                gather.wait()
+            self.arrivals.arrived(bucket)
+
+    def _change(self, bucket: Bucket, clip: float) -> tuple[Flat | None, Replay]:
+        """Update the own shard of `bucket`; return what its second home needs: reduced gradient and values."""
+        began_ns = time.perf_counter_ns()
+        with HIDDEN_UPDATE:
             if self._m.undo is not None:
                 self._m.undo.keep(bucket.index, self.number)
             if (wire := self._m.wire_of(bucket)) is not None:
@@ -142,14 +158,8 @@ class Update:
             else:
                 self._m.rule.update(part, values, self._m.kernels)
             self._m.arenas.store(bucket, part)
-            timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
-            gathers.append(self._gather(bucket))
-            if self._m.mirror is not None and reduced is not None:
-                gathers[-1] += self._m.mirror.exchange(bucket, reduced, Replay(values, layer_rates))
-        for bucket, pending in zip(buckets, gathers, strict=True):
-            for gather in pending:
-                gather.wait()
-            self.arrivals.arrived(bucket)
+        timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
+        return reduced, Replay(values, layer_rates)
 
     def _kept_for_mirror(self, bucket: Bucket) -> Flat | None:
         """The reduced gradient of the own shard, which the rule consumes."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringtrain.page.curves import Curve
+from ringtrain.page.step_times import StepTimes
 
 # Parts of a run for which a speed is drawn: no more, and none of fewer steps, which would show how steps fall.
 _MOST_PARTS, _STEPS_OF_A_PART = 60, 4
@@ -14,21 +15,20 @@ MOST_OWN: Final = 30
 
 @dataclass
 class Metrics:
-    """Curves, and where each rank is. `waited`: seconds for input and seconds in all, by rank, of those that
-    measure their input. `left_out`: names of metrics beyond `MOST_OWN`, of which no curve is kept."""
+    """Curves, and where each rank is. `times`: where ranks' time goes. `left_out`: names of metrics beyond
+    `MOST_OWN`, of which no curve is kept."""
 
     loss: Curve = field(default_factory=Curve)
     samples: Curve = field(default_factory=lambda: Curve(width=0.01))
     own: dict[str, Curve] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
-    waited: dict[int, tuple[float, float]] = field(default_factory=dict)
+    times: StepTimes = field(default_factory=StepTimes)
     left_out: bool = False
     begin: int | None = None
     first: float | None = None
     last: float | None = None
     unit: str = "samples"
     total_steps: int | None = None
-    _times: dict[int, float] = field(default_factory=dict)
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
         """Take in one report of `rank`. Raises KeyError, TypeError or ValueError for what is none."""
@@ -39,7 +39,7 @@ class Metrics:
         self.last = time if self.last is None else max(self.last, time)
         if rank in self.steps:  # how long a rank's first step took is not known
             self.samples.add(max(0.0, time - self.first), report.get("samples"))
-        self._add_wait(rank, time, report.get("inputWait"))
+        self.times.add(rank, report)
         self.steps[rank] = max(step, self.steps.get(rank, step))
         self.begin = step if self.begin is None else min(self.begin, step)
         self.unit = report.get("unit") or self.unit
@@ -50,18 +50,6 @@ class Metrics:
                 self.own.setdefault(name, Curve()).add(step, value)
             else:
                 self.left_out = True
-
-    def _add_wait(self, rank: int, time: float, waited: float | None) -> None:
-        before, self._times[rank] = self._times.get(rank), time
-        if before is None or waited is None or time <= before:
-            return
-        so_far, of = self.waited.get(rank, (0.0, 0.0))
-        self.waited[rank] = (so_far + min(float(waited), time - before), of + time - before)
-
-    def input_part(self, rank: int) -> float | None:
-        """Which part of its time `rank` waited for input, from 0 to 1; None where it did not measure that."""
-        waited, of = self.waited.get(rank, (0.0, 0.0))
-        return waited / of if of > 0 else None
 
     def curves(self) -> list[dict[str, Any]]:
         """Name, axis and points of every curve that has two points."""

@@ -34,6 +34,7 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
         "job": files.directory.parent.name,
         "namespace": files.directory.parent.parent.name,
         "directory": str(files.directory),
+        "files": files.downloads(),
         "attempt": int(files.directory.name),
         "attempts": [*other_attempts(files), _attempt(files)],
         "outcome": outcome,
@@ -46,9 +47,16 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
         "curves": metrics.curves(),
         "leftOut": metrics.left_out,
         "ranks": _ranks(files, metrics, outcome),
+        "straggler": straggler_json(metrics),
         "events": read_events(files),
         "log": _log(files),
     }
+
+
+def straggler_json(metrics: Metrics) -> dict[str, Any] | None:
+    """The rank that the others have waited for in the whole attempt, if they lost a good part of their time."""
+    found = metrics.times.straggler()
+    return None if found is None else vars(found)
 
 
 def _ranks(files: AttemptFiles, metrics: Metrics, outcome: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -64,7 +72,7 @@ def _ranks(files: AttemptFiles, metrics: Metrics, outcome: dict[str, Any] | None
             "rank": rank,
             "state": "Failed" if rank == failed else whole,
             "step": metrics.steps.get(rank),
-            "input": metrics.input_part(rank),
+            "times": metrics.times.of(rank),
             "lines": lines[rank] if rank < len(lines) else None,
         }
         for rank in sorted(every)

@@ -123,7 +123,7 @@ def _own_config(agent: AgentSocket | None) -> WorkerConfig:
     process, _, rest = os.environ.get(_RANK_PROCESS, "").partition(" ")
     number, _, place = rest.partition(" ")
     # Under mpirun alone nothing here tells one world from another.
-    if process and process != str(os.getpid()) and place.strip() and place == _place(os.environ):
+    if process and process != str(os.getpid()) and place and place == _place(os.environ):
         raise ConfigurationError(
             f"this process has rank {number}'s environment and is a child of it (process {process}); a rank is "
             "one process: call init() there alone, under if __name__ == '__main__' where a script starts "
@@ -135,9 +135,15 @@ def _own_config(agent: AgentSocket | None) -> WorkerConfig:
 
 
 def _place(env: Mapping[str, str]) -> str:
-    """The variables that put a process at its place in a world."""
-    names = (contract.ENV_RANK, contract.ENV_RING_ADDRESSES, "TF_CONFIG", "RANK", "MASTER_PORT")
-    return " ".join(env.get(name, "") for name in names)
+    """A digest of the variables that put a process at its place in a world; empty without any of them.
+
+    They are too long to be kept twice: a child must get all variables of its parent from the kernel.
+    """
+    names = (
+        contract.ENV_RANK, contract.ENV_RING_ADDRESSES, contract.ENV_WORLD_FILE, "TF_CONFIG", "RANK", "MASTER_PORT"
+    )  # fmt: skip
+    place = "\0".join(env.get(name, "") for name in names)
+    return hashlib.sha256(os.fsencode(place)).hexdigest() if place.strip("\0") else ""
 
 
 def shutdown() -> None:

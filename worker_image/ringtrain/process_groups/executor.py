@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from ringtrain.errors import NotInitializedError
+from ringtrain.step_time import REDUCTION
 
 T = TypeVar("T")
 
@@ -25,7 +26,8 @@ class Handle(Generic[T]):
 
     def synchronize(self) -> T:
         """Wait for the result. Raises what the collective raised, on every rank; bounded like the collective."""
-        return self._future.result()
+        with REDUCTION:
+            return self._future.result()
 
     wait = synchronize
 
@@ -66,7 +68,8 @@ class Executor:
         if not inline:
             return self.submit(work).synchronize()
         try:
-            return work()
+            with REDUCTION:
+                return work()
         finally:
             self._runner = 0
             self._turn.release()

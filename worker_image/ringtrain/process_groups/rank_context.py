@@ -18,6 +18,7 @@ from ringtrain import contract
 from ringtrain.communicators.base import Communicator
 from ringtrain.communicators.choose import choose_communicator
 from ringtrain.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
+from ringtrain.communicators.foreign import ForeignCalls
 from ringtrain.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
 from ringtrain.errors import ConfigurationError, NotInitializedError
 from ringtrain.process_groups.executor import Executor
@@ -187,6 +188,10 @@ class RankContext:
         """Return the communicator of a set's named queue. Once for each set, whenever its ranks need it."""
         return self._communicator(process_set, further_number(process_set, QUEUE))
 
+    def foreign_calls(self, process_set: int) -> ForeignCalls:
+        """What a set's named queue calls a library of others with. Once for each set."""
+        return ForeignCalls(self._member, further_number(process_set, QUEUE), self._sets[process_set])
+
     def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
         """Have `details` name what the queue of a set has in flight, for messages of ranks that wait."""
         self._member.offers.describe(further_number(process_set, QUEUE), details)
@@ -289,9 +294,10 @@ def _tls(config: WorkerConfig) -> Tls | None:
     """What ranks encrypt with, where they are to. Raises ConfigurationError where they can't."""
     if config.encrypt == "none":
         return None
-    if config.transport == "mpi":
+    if config.transport in ("mpi", "torch"):
         raise ConfigurationError(
-            "RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_TRANSPORT is mpi, which ringtrain can't encrypt; use auto"
+            f"RINGTRAIN_ENCRYPT is tensors, but RINGTRAIN_TRANSPORT is {config.transport}, which ringtrain can't "
+            "encrypt; use auto"
         )
     if not config.job_uid:
         raise ConfigurationError(

@@ -1,6 +1,7 @@
 """What a rank prints when it ends because it lost a peer: one line, beside the first failure's whole traceback."""
 
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -42,5 +43,6 @@ def _follows_another(error: BaseException) -> bool:
 def _script(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of the script itself, the innermost first."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((_PACKAGE, "<")) and "site-packages" not in f.filename]
+    libraries = (_PACKAGE, sysconfig.get_path("stdlib"), "<")
+    own = [f for f in frames if not f.filename.startswith(libraries) and "site-packages" not in f.filename]
     return list(reversed(own))

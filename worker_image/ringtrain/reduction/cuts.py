@@ -62,6 +62,11 @@ def cut_tensors(pieces: Sequence[Flat], parts: int, step: int) -> list[list[tupl
     ]
 
 
+def lies_at(piece: Flat, place: Flat) -> bool:
+    """Whether `piece`, as long as `place`, is that memory."""
+    return bool(piece.__array_interface__["data"][0] == place.__array_interface__["data"][0])
+
+
 def without_short_ones(pieces: Sequence[Flat], target: Flat, least_bytes: int) -> list[Flat]:
     """`pieces`, but with neighbours shorter than `least_bytes` copied together, to their place in `target`."""
     found: list[Flat] = []
@@ -72,7 +77,8 @@ def without_short_ones(pieces: Sequence[Flat], target: Flat, least_bytes: int) -
             found.append(target[start:at])
             start = at
         if is_short:
-            target[at : at + len(piece)] = piece
+            if not lies_at(piece, target[at : at + len(piece)]):
+                target[at : at + len(piece)] = piece
         else:
             found.append(piece)
             start += len(piece)

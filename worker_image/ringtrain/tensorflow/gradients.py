@@ -134,9 +134,9 @@ class GradientReducer:
                 for i, index in enumerate(sparse)
             ]
             for group, future in zip(groups, begun, strict=True):
-                for i, array in zip(group, future.result(), strict=True):
+                for i, array in zip(group, arrays.result_of(future), strict=True):
                     reduced[i] = array
-            return reduced + [array for future in begun_slices for array in future.result()]
+            return reduced + [array for future in begun_slices for array in arrays.result_of(future)]
 
         shapes = [t.shape for t, _ in small] + [any_rows(t) for t in inputs[len(dense) :]]
         with tf.device(options.device_dense):

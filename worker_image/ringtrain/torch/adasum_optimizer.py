@@ -8,8 +8,8 @@ import torch
 
 from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain.reduction.ops import Adasum
+from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compressor
-from ringtrain.torch.gradient_sync import Param
 from ringtrain.torch.handles import synchronize
 from ringtrain.torch.reduce import allreduce_async
 

@@ -57,8 +57,10 @@ def to_arrays(tensors: Sequence[torch.Tensor]) -> Arrays:
     return wait
 
 
-def to_tensor(array: Array, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return `array` as a tensor that shares its memory, or a copy on another device."""
+def to_tensor(array: Array | torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return `array` as a tensor that shares its memory, or a copy on another device. A tensor stays as it is."""
+    if isinstance(array, torch.Tensor):
+        return array
     if not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy()
     if array.dtype.name == "bfloat16":

@@ -25,17 +25,22 @@ class Fingerprint:
     tensor: torch.Tensor
     whole: bool
     version: int
-    bits: torch.Tensor
+    bits: torch.Tensor | None
 
     @classmethod
     def of(cls, tensor: torch.Tensor, whole: bool = True) -> "Fingerprint":
         return cls(tensor, whole, tensor._version, _bits(tensor, whole))
 
+    @classmethod
+    def of_version(cls, tensor: torch.Tensor) -> "Fingerprint":
+        """What is to be known of a tensor whose bits are about to change: they are not looked at."""
+        return cls(tensor, False, tensor._version, None)
+
     def is_of(self, tensor: torch.Tensor | None) -> bool:
         """Whether `tensor` is that tensor, unchanged as far as was looked."""
         if tensor is not self.tensor or tensor._version != self.version:
             return False
-        return torch.equal(_bits(tensor, self.whole), self.bits)
+        return self.bits is None or torch.equal(_bits(tensor, self.whole), self.bits)
 
 
 def _bits(tensor: torch.Tensor, whole: bool) -> torch.Tensor:

@@ -1,29 +1,29 @@
 """Reduce each parameter's gradient as the backward pass produces it."""
 
+import sys
 import time
-import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import torch
 
 from ringtrain import rank, timeline
-from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError
+from ringtrain.negotiation.queue import Finish
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain.reduction.ops import Sum
+from ringtrain.step_time import REDUCTION
+from ringtrain.torch.bridge import to_tensor
+from ringtrain.torch.buckets import BucketMemory, BucketPlace, Param, cut_at, cut_buckets
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.fingerprint import Fingerprint
-from ringtrain.torch.handles import Gathered, TorchHandle, synchronize
-from ringtrain.torch.reduce import allreduce_request
+from ringtrain.torch.handles import TorchHandle, submit_bucket
+from ringtrain.torch.reduce import bucket_request
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
-
-# A parameter: torch.nn.Parameter, whose stubs are not looked at.
-Param = Any
 
 # A script changes gradients too early in all steps or in none: their bits are looked at whole in the first steps
 # and now and then, and in part in the others.
@@ -54,12 +54,15 @@ class SyncOptions:
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """`given`: what each member's gradient was when its reduction began."""
+    """`given`: what each member's gradient was when its reduction began. `place`: where it is reduced, if that is
+    memory of the gradients' own. `contexts`: what decompresses the others.
+    """
 
     handle: TorchHandle | SparseHandle
     members: "tuple[_Member, ...]"
     given: tuple[Fingerprint, ...]
-    contexts: tuple[Any, ...]
+    place: BucketPlace | None = None
+    contexts: tuple[Any, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -74,25 +77,28 @@ class _Member:
 
 
 @dataclass(eq=False, slots=True)
-class _Unit:
-    """What travels together: a group of parameters, or one alone."""
+class _Bucket:
+    """Parameters whose gradients travel together. `asked_for`: the user made a group of them."""
 
     members: tuple[_Member, ...]
-    under_way: _UnderWay | None = None
+    asked_for: bool
+    memory: BucketMemory = field(default_factory=BucketMemory)
+    under_way: tuple[_UnderWay, ...] = ()
 
 
 class GradientSync:
     """The reductions of one model's gradients. `names`: of each parameter. `groups`: parameters that travel
-    together; a parameter in none travels alone.
+    together; the others are cut into buckets.
     """
 
     def __init__(self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: SyncOptions) -> None:
         self.options = options
         self._members = {param: _Member(param, name) for param, name in names.items()}
         in_groups = {param for group in groups for param in group}
-        units = [tuple(group) for group in groups] + [(param,) for param in names if param not in in_groups]
-        self._units = [_Unit(tuple(self._members[param] for param in unit)) for unit in units]
-        self._gathered = Gathered(options.process_set)
+        others = cut_buckets({param: name for param, name in names.items() if param not in in_groups})
+        asked_for = [cut_at({param: names[param] for param in group}, sys.maxsize) for group in groups]
+        self._buckets = [self._bucket(bucket, True) for group in asked_for for bucket in group]
+        self._buckets += [self._bucket(bucket, False) for bucket in others]
         self._steps = 0
         self._busy = False
         self._began_ns = 0  # the backward pass, with its first gradient
@@ -105,10 +111,10 @@ class GradientSync:
         """Install a hook on every parameter that requires a gradient by now."""
         if self._alone:
             return
-        for unit in self._units:
-            for member in unit.members:
+        for bucket in self._buckets:
+            for member in bucket.members:
                 if member.hook is None and member.param.requires_grad:
-                    hook = partial(self._on_gradient, unit, member)
+                    hook = partial(self._on_gradient, bucket, member)
                     member.hook = member.param.register_post_accumulate_grad_hook(hook)
 
     def set_passes(self, passes: int) -> None:
@@ -134,13 +140,9 @@ class GradientSync:
             return
         if self._busy:
             timeline.record_since(self._began_ns, "backward", "backward")
-        for unit in self._units:
-            self._submit_rest(unit)
-        self._gathered.submit()
-        changed: set[str] = set()
-        for unit in self._units:
-            if unit.under_way is not None:
-                changed.update(self._take(unit.under_way))
+        for bucket in self._buckets:
+            self._submit_rest(bucket)
+        changed = {name for bucket in self._buckets for part in bucket.under_way for name in self._take(part)}
         self.reset()
         self.watch()
         self._steps += 1
@@ -152,10 +154,9 @@ class GradientSync:
     def reset(self) -> None:
         """Begin the next step."""
         self._busy = False
-        self._gathered.forget()
-        for unit in self._units:
-            unit.under_way = None
-            for member in unit.members:
+        for bucket in self._buckets:
+            bucket.under_way = ()
+            for member in bucket.members:
                 member.ready, member.passes_left = False, self._passes
 
     def _enter_world(self) -> None:
@@ -164,13 +165,18 @@ class GradientSync:
         if self._world() is not world:
             self._world = weakref.ref(world)
             self._alone = trains_alone(self.options.process_set)
+            for bucket in self._buckets:  # the former world may still write to their memory
+                bucket.memory = BucketMemory()
             self.reset()
 
-    def _on_gradient(self, unit: _Unit, member: _Member, param: torch.Tensor) -> None:
+    def _bucket(self, params: Sequence[Param], asked_for: bool) -> _Bucket:
+        return _Bucket(tuple(self._members[param] for param in params), asked_for)
+
+    def _on_gradient(self, bucket: _Bucket, member: _Member, param: torch.Tensor) -> None:
         self._enter_world()
         if self._alone:
             return
-        if member.ready or unit.under_way is not None or member.passes_left <= 0:
+        if member.ready or bucket.under_way or member.passes_left <= 0:
             raise AssertionError(
                 f"the gradient of {member.name!r} was computed more than backward_passes_per_step = "
                 f"{self._passes} "
@@ -181,108 +187,101 @@ class GradientSync:
         member.passes_left -= 1
         if member.passes_left == 0:
             self._busy = member.ready = True
-            if all(other.ready or not other.param.requires_grad for other in unit.members):
-                self._submit(unit)
+            if all(other.ready or not other.param.requires_grad for other in bucket.members):
+                self._submit(bucket)
 
-    def _submit_rest(self, unit: _Unit) -> None:
-        """Submit what the backward pass has not: gradients of zeros, and groups that it did not fill."""
-        if unit.under_way is not None:
+    def _submit_rest(self, bucket: _Bucket) -> None:
+        """Submit what the backward pass has not: gradients of zeros, and buckets that it did not fill."""
+        if bucket.under_way:
             return
-        for member in unit.members:
+        for member in bucket.members:
             if member.param.requires_grad and not member.ready:
                 if member.param.grad is None:
                     member.param.grad = torch.zeros_like(member.param)
                 member.ready = True
-        if any(member.ready for member in unit.members):
-            self._submit(unit)
+        if any(member.ready for member in bucket.members):
+            self._submit(bucket)
 
-    def _submit(self, unit: _Unit) -> None:
-        present = tuple(member for member in unit.members if member.ready)
+    def _submit(self, bucket: _Bucket) -> None:
+        present = tuple(member for member in bucket.members if member.ready)
         for member in present:
             member.ready = False
         self._busy = True
-        unit.under_way = self._reduced(present)
+        bucket.under_way = tuple(self._begin(bucket, present))
 
-    def _reduced(self, members: tuple[_Member, ...]) -> _UnderWay:
-        options = self.options
-        whole = self._steps < _FIRST_STEPS or self._steps % _EVERY_STEPS == 0
-        given = tuple(Fingerprint.of(member.param.grad, whole) for member in members)
-        grads = [_gradient(member.param, options.sparse_as_dense) for member in members]
-        if any(grad.is_sparse for grad in grads):
-            if len(members) > 1:
-                raise ConfigurationError(
-                    "a group holds a sparse gradient; pass sparse_as_dense=True, or leave it out"
-                )
-            handle = sparse_allreduce_async(grads[0], members[0].name, options.op, options.process_set)
-            return _UnderWay(handle, members, given, ())
+    def _begin(self, bucket: _Bucket, members: tuple[_Member, ...]) -> Iterator[_UnderWay]:
+        as_dense = self.options.sparse_as_dense
+        sparse = tuple(member for member in members if member.param.grad.is_sparse and not as_dense)
+        if sparse and bucket.asked_for and len(members) > 1:
+            raise ConfigurationError("a group holds a sparse gradient; pass sparse_as_dense=True, or leave it out")
+        for member in sparse:
+            given = Fingerprint.of(member.param.grad, self._looks_at_all)
+            how = member.name, self.options.op, self.options.process_set
+            yield _UnderWay(sparse_allreduce_async(member.param.grad, *how), (member,), (given,))
+        if dense := tuple(member for member in members if member not in sparse):
+            yield self._begin_dense(bucket.memory, dense)
+
+    def _begin_dense(self, memory: BucketMemory, members: tuple[_Member, ...]) -> _UnderWay:
+        options, whole = self.options, self._looks_at_all
+        grads = [_dense(member.param.grad) for member in members]
         small = [options.compression.compress(grad) for grad in grads]
-        # Not in place: the gradient stays as it is until the step, so that a change of it is seen.
-        request = allreduce_request(members[0].name, *options.op_and_factors, options.process_set)
-        dense = self._gathered.add(request, [tensor for tensor, _ in small])
-        return _UnderWay(dense, members, given, tuple(ctx for _, ctx in small))
+        as_they_are = all(tensor is member.param.grad for (tensor, _), member in zip(small, members, strict=True))
+        # Where all bits are looked at, a gradient stays as it is until the step, so that a change of it is seen.
+        place = memory.place(grads, untouched=whole) if as_they_are else None
+        held = place.held if place is not None else (False,) * len(members)
+        given = tuple(
+            Fingerprint.of_version(member.param.grad) if own else Fingerprint.of(member.param.grad, whole)
+            for member, own in zip(members, held, strict=True)
+        )
+        names = [member.name for member in members]
+        request = bucket_request(names, *options.op_and_factors, options.process_set)
+        target, finish = (None, _split(small)) if place is None else (place.flat, _fingerprint)
+        handle = submit_bucket(request, [tensor for tensor, _ in small], options.process_set, target, finish)
+        return _UnderWay(handle, members, given, place, tuple(ctx for _, ctx in small))
 
-    def _take(self, under_way: _UnderWay) -> Iterator[str]:
+    @property
+    def _looks_at_all(self) -> bool:
+        return self._steps < _FIRST_STEPS or self._steps % _EVERY_STEPS == 0
+
+    def _take(self, part: _UnderWay) -> list[str]:
         """Put what was reduced into the gradients; return the names of those that have changed meanwhile."""
-        reduced = self._received(under_way)
-        for member, given, grad in zip(under_way.members, under_way.given, reduced, strict=True):
-            if given.is_of(member.param.grad):
-                _store(member.param, grad)
-            else:
-                yield member.name
+        with REDUCTION:
+            result = part.handle.future.result()
+        reduced = part.handle.after(result)
+        pairs = list(zip(part.members, part.given, strict=True))
+        changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
+        if part.place is None:
+            tensors = [reduced] if isinstance(part.handle, SparseHandle) else self._decompressed(part, reduced)
+            for member, tensor in zip(part.members, tensors, strict=True):
+                if member.name not in changed:
+                    _store(member.param, tensor)
+        elif any(part.place.held) and not reduced.is_of(reduced.tensor):
+            return [member.name for member in part.members]
+        elif not changed:
+            part.place.store([member.param.grad for member in part.members])
+        return changed
 
-    def _received(self, under_way: _UnderWay) -> list[torch.Tensor]:
-        if isinstance(under_way.handle, SparseHandle):
-            return [under_way.handle()]
-        tensors = synchronize(under_way.handle)
+    def _decompressed(self, part: _UnderWay, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         decompress = self.options.compression.decompress
-        return [decompress(tensor, ctx) for tensor, ctx in zip(tensors, under_way.contexts, strict=True)]
+        return [decompress(tensor, ctx) for tensor, ctx in zip(reduced, part.contexts, strict=True)]
 
 
-def named_or_numbered(
-    named_parameters: Iterable[tuple[str, Param]] | None, optimizer: torch.optim.Optimizer
-) -> dict[Param, str]:
-    """Return the name of each of the optimizer's parameters. Raises ConfigurationError where names do not fit."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if named_parameters is None:
-        return {param: f"gradient.noname.{index}" for index, param in enumerate(params)}
-    named = list(named_parameters)
-    if any(not isinstance(entry, tuple) for entry in named):
-        raise ConfigurationError(
-            "named_parameters: expected (name, parameter) pairs, as model.named_parameters() gives"
-        )
-    names = [name for name, _ in named]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigurationError(f"named_parameters: {twice} name more than one parameter; expected unique names")
-    by_param = {param: f"gradient.{name}" for name, param in named}
-    missing = [index for index, param in enumerate(params) if param not in by_param]
-    if missing:
-        raise ConfigurationError(
-            f"named_parameters: parameters {missing} of the optimizer (by position) have no name; pass all, as "
-            "model.named_parameters() gives"
-        )
-    return {param: by_param[param] for param in params}
+def _dense(grad: torch.Tensor) -> torch.Tensor:
+    return grad.to_dense() if grad.is_sparse else grad
 
 
-def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
-    """Return the groups that `groups` asks for: a number of them, or lists of parameters."""
-    if groups is None or groups == 0:
-        return []
-    if isinstance(groups, int) and groups > 0:
-        return [group for group in split_list(list(params), groups) if group]
-    if isinstance(groups, list) and all(isinstance(group, list) for group in groups):
-        flat = [param for group in groups for param in group]
-        if len(set(flat)) != len(flat):
-            raise ConfigurationError("groups: a parameter is in two groups; expected each in one at most")
-        return [group for group in groups if group]
-    raise ConfigurationError(
-        f"groups is {groups!r}; expected a number, 0 or more, or a list of lists of parameters"
-    )
+def _split(small: Sequence[tuple[torch.Tensor, Any]]) -> Finish:
+    """Return what makes of a bucket's results tensors like those of `small`."""
+
+    def split(result: Any) -> list[torch.Tensor]:
+        parts = to_tensor(result[0]).split([tensor.numel() for tensor, _ in small])
+        return [part.view(tensor.shape).to(tensor.device) for part, (tensor, _) in zip(parts, small, strict=True)]
+
+    return split
 
 
-def _gradient(param: Param, sparse_as_dense: bool) -> torch.Tensor:
-    grad: torch.Tensor = param.grad
-    return grad.to_dense() if grad.is_sparse and sparse_as_dense else grad
+def _fingerprint(result: Any) -> Fingerprint:
+    return Fingerprint.of(to_tensor(result[0]), whole=False)
 
 
 def _store(param: Param, reduced: torch.Tensor) -> None:
@@ -301,12 +300,4 @@ def _changed(names: Sequence[str]) -> str:
         "would end with different weights; expected gradients to stay as backward() made them until they are "
         "reduced. To clip or unscale: loss.backward(); optimizer.synchronize(); change the gradients; "
         "with optimizer.skip_synchronize(): optimizer.step()"
-    )
-
-
-def warn_twice() -> None:
-    warnings.warn(
-        "step() reduces gradients that synchronize() has reduced already; use `with optimizer.skip_synchronize()` "
-        "around step() after synchronize()",
-        stacklevel=3,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -15,10 +15,9 @@ from ringtrain.negotiation.queue import Finish, Submission
 from ringtrain.negotiation.queues import queue_of
 from ringtrain.negotiation.request import Request
 from ringtrain.process_groups.process_sets import ProcessSet
+from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
-
-# Many parameters are small: those of a layer or two together make as much as one exchange needs to be worth it.
-_GATHERED_BYTES: Final = 1 << 20
+from ringtrain.torch.devices import DeviceTensors, device_of, source_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,42 +42,36 @@ def submit(
     `finish`: what the queue makes of the results (default: tensors on the device of their counterparts). `error`:
     what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
     """
-    submission = _submission(request, tensors, finish, error)
+    submission = _submission(request, tensors, process_set, finish, error)
     queue_of(process_set).submit_all([submission])
     return TorchHandle(submission.future)
 
 
-class Gathered:
-    """Submissions that are handed to the queue of `process_set` some at a time: each time costs it a wake-up."""
+def submit_bucket(
+    request: Request,
+    tensors: Sequence[torch.Tensor],
+    process_set: ProcessSet,
+    target: Array | None,
+    finish: Finish,
+) -> TorchHandle:
+    """As `submit`, of tensors of one type that `request.members` names, which are reduced into `target`.
 
-    def __init__(self, process_set: ProcessSet) -> None:
-        self._process_set = process_set
-        self._submissions: list[Submission] = []
-        self._bytes = 0
-
-    def add(self, request: Request, tensors: Sequence[torch.Tensor]) -> TorchHandle:
-        """As `submit`, at the latest with `submit()` of this object."""
-        submission = _submission(request, tensors, None, "")
-        self._submissions.append(submission)
-        self._bytes += sum(tensor.nbytes for tensor in tensors)
-        if self._bytes >= _GATHERED_BYTES:
-            self.submit()
-        return TorchHandle(submission.future)
-
-    def submit(self) -> None:
-        """Submit what was gathered."""
-        submissions = self._submissions
-        if submissions:
-            self.forget()
-            queue_of(self._process_set).submit_all(submissions)
-
-    def forget(self) -> None:
-        """Submit none of it."""
-        self._submissions, self._bytes = [], 0
+    `finish` gets that array, or another one where `target` is None.
+    """
+    submission = _submission(request, tensors, process_set, finish, "")
+    if isinstance(submission.arrays, DeviceTensors):
+        submission.arrays.target = target
+    submission = replace(submission, target=target)
+    queue_of(process_set).submit_all([submission])
+    return TorchHandle(submission.future)
 
 
 def _submission(
-    request: Request, tensors: Sequence[torch.Tensor], finish: Finish | None, error: str
+    request: Request,
+    tensors: Sequence[torch.Tensor],
+    process_set: ProcessSet,
+    finish: Finish | None,
+    error: str,
 ) -> Submission:
     described = Request(  # replace() takes twice as long
         kind=request.kind,
@@ -90,11 +83,12 @@ def _submission(
         prescale=request.prescale,
         postscale=request.postscale,
         splits=request.splits,
-        device=tensors[0].device.type if tensors else "cpu",
+        device=device_of(tensors),
+        members=request.members,
         error=error or _device_error(tensors),
     )
     # What is wrong fails on every rank before anyone looks at the data.
-    arrays = tuple if described.error else to_arrays(tensors)
+    arrays = tuple if described.error else source_of(tensors, described.kind, process_set)
     return Submission(described, arrays, finish or (lambda result: to_tensors(result, tensors)))
 
 
@@ -142,7 +136,9 @@ def synchronize(handle: TorchHandle) -> Any:
 
     Raises MismatchError where ranks disagree, PeerLost where one is gone; both are HorovodInternalError.
     """
-    return handle.after(handle.future.result())
+    with REDUCTION:
+        result = handle.future.result()
+    return handle.after(result)
 
 
 def _device_error(tensors: Sequence[torch.Tensor]) -> str:

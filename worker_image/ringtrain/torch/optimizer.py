@@ -14,9 +14,12 @@ from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Adasum, Average, Sum, chosen_op
+from ringtrain.step_time import UPDATE
 from ringtrain.torch.adasum_optimizer import AdasumMixin
+from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compression, Compressor
-from ringtrain.torch.gradient_sync import GradientSync, Param, SyncOptions, grouped, named_or_numbered, warn_twice
+from ringtrain.torch.gradient_sync import GradientSync, SyncOptions
+from ringtrain.torch.parameters import grouped, named_or_numbered
 
 
 class DistributedMixin:
@@ -62,14 +65,14 @@ class DistributedMixin:
                     "optimizer.synchronize() after backward() and before it"
                 )
             self._synchronized = False
-            return step() if closure is None else step(closure)
+            return _updated(step) if closure is None else step(closure)
         if closure is not None:
             return step(self._reducing(closure))
         if self._synchronized and not self.sync.busy:
-            warn_twice()
+            _warn_twice()
         self.synchronize()
         self._synchronized = False
-        return step()
+        return _updated(step)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Forget gradients. Raises AssertionError while they are being reduced."""
@@ -129,6 +132,9 @@ def DistributedOptimizer(
         with optimizer.skip_synchronize():
             optimizer.step()
 
+    Gradients become views of the optimizer's buckets, in which they are reduced: until `synchronize()` or `step()`
+    has returned, `param.grad` may hold this rank's gradient, the reduced one or parts of both.
+
     `named_parameters`: names that pair gradients of different ranks, as `model.named_parameters()` gives.
     `backward_passes_per_step`: passes whose gradients are summed locally first. `gradient_predivide_factor`:
     divides before the sum, and the average divides by the rest. `groups`: a number of groups or lists of
@@ -164,6 +170,12 @@ def DistributedOptimizer(
     return wrapped
 
 
+def _updated(step: Callable[[], Any]) -> Any:
+    """Step. A closure's backward passes are no update: where there is one, all counts as compute."""
+    with UPDATE:
+        return step()
+
+
 def _derived(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     """Return an object of the optimizer's class with `mixin` before it, that shares everything with
     `optimizer`.
@@ -174,3 +186,11 @@ def _derived(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     # A scheduler made earlier has put its own `step` on the old object, bound to it.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     return wrapped
+
+
+def _warn_twice() -> None:
+    warnings.warn(
+        "step() reduces gradients that synchronize() has reduced already; use `with optimizer.skip_synchronize()` "
+        "around step() after synchronize()",
+        stacklevel=3,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -203,10 +204,12 @@ def grouped_reducescatter(
     return _scattered(tensors, how, name_for("grouped_reducescatter", name, process_set), compression)
 
 
-def allreduce_request(name: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet) -> Request:
-    """What `grouped_allreduce_async` asks the queue for, but for what the tensors say of themselves."""
+def bucket_request(
+    members: Sequence[str], op: Any, prescale: float, postscale: float, process_set: ProcessSet
+) -> Request:
+    """What a bucket of the gradients `members` asks the queue for, but for what the tensors say of themselves."""
     how = Reduction.of(op, None, prescale, postscale, process_set)
-    return how.request(name_for("grouped_allreduce", name, process_set))
+    return replace(how.request(name_for("grouped_allreduce", members[0], process_set)), members=tuple(members))
 
 
 def _allreduce(tensors: Sequence[torch.Tensor], how: Reduction, name: str, in_place: bool = False) -> TorchHandle:

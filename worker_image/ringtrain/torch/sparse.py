@@ -8,6 +8,7 @@ import torch
 
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.ops import Average, chosen_op, only_sums
+from ringtrain.step_time import REDUCTION
 from ringtrain.torch.gather import allgather_async
 from ringtrain.torch.handles import poll, synchronize
 
@@ -29,7 +30,9 @@ class SparseHandle:
         return torch.sparse_coo_tensor(indices, scaled, self._shape, check_invariants=False).coalesce()
 
     def __call__(self) -> torch.Tensor:
-        return self.after(self.future.result())
+        with REDUCTION:
+            gathered = self.future.result()
+        return self.after(gathered)
 
     def done(self) -> bool:
         return poll(self._indices) and poll(self._values)

@@ -10,6 +10,7 @@ import torch
 from ringtrain.collectives.tensors import Array
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
+from ringtrain.step_time import REDUCTION, beside_training
 from ringtrain.torch.bridge import to_arrays, to_tensor
 
 
@@ -56,7 +57,7 @@ class GradientStream:
         self._arrived: set[str] = set()
         self._under_way: list[Future[None]] = []
         on_cpu = all(param.device.type == "cpu" for param in params.values())
-        self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients")
+        self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients", beside_training)
         self._stand_ins = {name: HandedOver.of(name, param) for name, param in params.items()}
         self._hooks = [param.register_hook(_make_way(param)) for param in params.values()]
         self._hooks += [
@@ -77,7 +78,8 @@ class GradientStream:
         self._clear()
         under_way, self._under_way = self._under_way, []
         for copy in under_way:
-            copy.result()
+            with REDUCTION:  # the update before may have to end first
+                copy.result()
 
     def forget(self) -> None:
         """Give up the gradients of a step that is not ended."""

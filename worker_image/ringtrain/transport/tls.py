@@ -164,5 +164,8 @@ class TlsSocket:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, how)
 
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
     def close(self) -> None:
         self._sock.close()

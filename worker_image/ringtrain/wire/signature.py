@@ -45,9 +45,13 @@ class Signature:
 
     def compared(self) -> bytes:
         """What ranks compare: equal exactly if the signatures are. The text, or for a long one its digest."""
+        return self._compared
+
+    @functools.cached_property
+    def _compared(self) -> bytes:  # to hash a signature, as the cache below does, takes 2 us
         return _compared(self)
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """`allreduce "conv1.weight"`, or `allreduce` for tensors without a name."""
         names = [t.name for t in self.tensors if t.name is not None]

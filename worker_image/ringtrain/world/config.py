@@ -12,10 +12,12 @@ from ringtrain.world.tf_config import parse_tf_config
 from ringtrain.world.topology import Topology, check_addresses, same_address, topology_of
 from ringtrain.world.torchrun import meet_beside_master, torchrun_rank
 from ringtrain.world.variables import HIGHEST, integer, one_of, seconds
+from ringtrain.world.world_file import ring_addresses_in
 
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
-TRANSPORTS = ("auto", "grpc", "shm", "mpi")
+# torch: tensors of ringtrain.torch through torch.distributed, all else as with auto.
+TRANSPORTS = ("auto", "grpc", "shm", "mpi", "torch")
 # auto: between pods, tensors take ports of their own where these can be reached. grpcio: always gRPC's library.
 DATA_PATHS = ("auto", "grpcio")
 
@@ -165,7 +167,8 @@ def _from_ringtrain(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     if addresses is None:
         if size > 1:
             raise ConfigurationError(
-                f"{contract.ENV_RING_ADDRESSES} is not set; expected host:port of each of {size} ranks, by rank"
+                f"{contract.ENV_RING_ADDRESSES} is not set, nor is {contract.ENV_WORLD_FILE}; expected host:port "
+                f"of each of {size} ranks, by rank"
             )
         addresses = _ALONE
     return _DiscoveredWorld("ringtrain", "worker", rank, addresses, _topology(env, addresses, rank))
@@ -206,20 +209,21 @@ def _from_torchrun(env: Mapping[str, str]) -> _DiscoveredWorld | None:
 
 
 def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None:
-    text = env.get(contract.ENV_RING_ADDRESSES, "")
-    if not text:
+    if text := env.get(contract.ENV_RING_ADDRESSES, ""):
+        source = contract.ENV_RING_ADDRESSES
+        addresses = tuple(address.strip() for address in text.split(","))
+    elif (path := _path(env, contract.ENV_WORLD_FILE)) is not None:
+        source = f"{contract.ENV_WORLD_FILE} ({path})"
+        addresses = ring_addresses_in(path)
+    else:
         return None
-    addresses = tuple(address.strip() for address in text.split(","))
     if len(addresses) != size:
-        raise ConfigurationError(
-            f"{contract.ENV_RING_ADDRESSES} has {len(addresses)} addresses; expected {size}, one for each rank"
-        )
-    check_addresses(addresses, lambda rank: f"{contract.ENV_RING_ADDRESSES}, rank {rank}")
+        raise ConfigurationError(f"{source} has {len(addresses)} addresses; expected {size}, one for each rank")
+    check_addresses(addresses, lambda rank: f"{source}, rank {rank}")
     if (ranks := same_address(addresses)) is not None:
         first, second = ranks
         raise ConfigurationError(
-            f"{contract.ENV_RING_ADDRESSES} has {addresses[first]} for ranks {first} and {second}; give each rank "
-            f"its own"
+            f"{source} has {addresses[first]} for ranks {first} and {second}; give each rank its own"
         )
     return addresses
 

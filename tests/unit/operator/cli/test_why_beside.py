@@ -40,6 +40,18 @@ def why(w: World) -> str:
     return "\n".join(explain(json.loads(json.dumps(w.job)), [], []))
 
 
+def test_why_names_some_pods_of_many_and_first_those_that_say_more() -> None:
+    """Of a thousand pods that wait for a place, one cannot get its image: it comes first, and most are counted."""
+    named = [{"name": f"digits-worker-{index}", "uid": str(index), "labels": {}} for index in range(1000)]
+    pods = [{"metadata": meta, "spec": {}, "status": {"phase": "Pending"}} for meta in named]
+    waiting = {"reason": "ImagePullBackOff", "message": "no such tag"}
+    pods[700]["status"] |= {"containerStatuses": [{"name": "train", "state": {"waiting": waiting}}]}
+    told = [line.strip() for line in explain(json.loads(json.dumps(served().job)), pods, []) if "pod" in line]
+    assert told[0] == "pod digits-worker-700: ImagePullBackOff: no such tag"
+    assert told[1] == "pod digits-worker-0 is Pending, not scheduled yet"
+    assert told[10:] == ["and 990 more pods like these"]
+
+
 def test_why_tells_what_keeps_input_away() -> None:
     """The condition, what ranks wait, and how the last pods ended."""
     w = served()

@@ -70,7 +70,7 @@ def around(held: int) -> Callable[[], int]:
 def test_a_function_runs_by_its_source(tmp_path: Path) -> None:
     """With what it imports and defines within, and its arguments; annotations are never evaluated."""
     script = function_script(prints, [[1, 2, 3]], {"scale": 0.5, "label": "it's"})
-    assert script.name == "prints.py"
+    assert script.name == "prints_.py"
     assert run(script.text, tmp_path) == """{"it's": 3.0} __main__\n"""
 
 
@@ -81,6 +81,77 @@ def test_a_function_within_a_function_is_dedented(tmp_path: Path) -> None:
         print("here")
 
     assert run(function_script(nested, [], {}).text, tmp_path) == "here\n"
+
+
+def test_texts_of_a_function_within_a_function_stay_as_they_are(tmp_path: Path) -> None:
+    """Their lines are indented as the code is, or not at all."""
+
+    def nested() -> None:
+        print("""one
+        two
+three""")
+
+    assert run(function_script(nested, [], {}).text, tmp_path) == "one\n        two\nthree\n"
+
+
+def json_() -> None:
+    print("json itself")
+
+
+def обучи(шаги: int) -> None:
+    print("шаги", шаги)
+
+
+def test_names_of_modules_and_of_other_alphabets(tmp_path: Path) -> None:
+    """A script has a name that no module has, and that a ConfigMap takes."""
+    assert function_script(json_, [], {}).name == "json__.py"
+    script = function_script(обучи, [3], {})
+    assert script.name == "______.py"
+    file = tmp_path / script.name
+    file.write_text(script.text, encoding="utf-8")
+    done = subprocess.run([sys.executable, file], check=True, capture_output=True, env={"PYTHONUTF8": "1"})
+    assert done.stdout.decode() == "шаги 3\n"
+
+
+OF_A_FILE = """
+def random(json):
+    import random
+    print(random.Random(json).random() {more} 1)
+"""
+
+
+def imported(file: Path, text: str) -> dict[str, Any]:
+    """The names of a module that is imported from a file with this text."""
+    file.write_text(text)
+    names: dict[str, Any] = {}
+    exec(compile(text, str(file), "exec"), names)
+    return names
+
+
+def test_a_function_may_have_a_modules_name(tmp_path: Path) -> None:
+    """What it imports by that name is the module."""
+    func = imported(tmp_path / "own.py", OF_A_FILE.format(more="<"))["random"]
+    script = function_script(func, [1], {})
+    file = tmp_path / script.name
+    file.write_text(script.text)
+    assert subprocess.run([sys.executable, file], check=True, capture_output=True).stdout == b"True\n"
+
+
+@pytest.mark.parametrize("text", [OF_A_FILE.format(more=">"), "\n\n" + OF_A_FILE.format(more="<"), "x = 1\n"])
+def test_a_file_that_has_changed_since_it_was_imported(tmp_path: Path, text: str) -> None:
+    """Its present text is not what this program runs, and is not sent in its place."""
+    file = tmp_path / "own.py"
+    func = imported(file, OF_A_FILE.format(more="<"))["random"]
+    file.write_text(text)
+    with pytest.raises(ScriptUnusable, match=r"has changed since|cannot be read"):
+        function_script(func, [1], {})
+
+
+def test_a_modules_own_print_is_missing(tmp_path: Path) -> None:
+    """The script would find Python's own, and do something else."""
+    func = imported(tmp_path / "own.py", "print = exit\n\ndef train():\n    print(1)\n")["train"]
+    with pytest.raises(ScriptUnusable, match="train uses print, which it does not define"):
+        function_script(func, [], {})
 
 
 @pytest.mark.parametrize(

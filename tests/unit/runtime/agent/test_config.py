@@ -9,7 +9,7 @@ import pytest
 from ringtrain.agent.config import AgentConfig
 from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.main import allow_open_files
+from ringtrain.launcher.main import allow_open_files, most_logs_open
 
 JOB = {
     "RINGTRAIN_JOB_NAME": "digits",
@@ -123,3 +123,12 @@ def test_a_launcher_may_open_a_file_for_each_rank() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_too_few_open_files_are_said_at_the_start() -> None:
+    """With what is needed and who may raise it; where the workers fit, logs take what is left."""
+    launcher = LauncherConfig.from_env({**JOB, "RINGTRAIN_NUM_WORKERS": "10000"})
+    with pytest.raises(ConfigurationError, match=r"may open 4096 files .* needs 10272 for 10000 workers; raise"):
+        most_logs_open(launcher, 4096)
+    assert most_logs_open(launcher, 10_300) == 44
+    assert most_logs_open(launcher, 1 << 20) == launcher.world_size

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.report import add_input_wait, report
+from ringtrain.report import report
+from ringtrain.step_time import INPUT, REDUCTION, UPDATE, measured
 
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The read end of this rank's report pipe. Nothing is in it, nor waits of other tests of this process."""
+    """The read end of this rank's report pipe. Nothing is in it, nor times of other tests of this process."""
     read, write = os.pipe()
     monkeypatch.setenv("RINGTRAIN_REPORT_FD", str(write))
-    report(0)
-    os.read(read, 1 << 16)
+    measured.reset()
     yield read
     os.close(read)
     os.close(write)
@@ -89,25 +89,31 @@ def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> N
     assert message in str(wrong.value)
 
 
-def test_the_wait_for_input_is_in_the_next_report_that_is_written(
-    pipe: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Summed up, once; a report that the full pipe drops keeps it for the one after it."""
-    add_input_wait(0.25)
-    add_input_wait(0.5)
+def test_parts_of_a_step_are_in_the_next_report_that_is_written(pipe: int) -> None:
+    """Those that were ever measured, each once; a report that the full pipe drops keeps them for the one after."""
+    report(0)
+    with INPUT:
+        pass
     report(1)
+    with REDUCTION:
+        pass
+    with UPDATE:
+        pass
     report(2)
     lines = [json.loads(line) for line in os.read(pipe, 1 << 16).splitlines()]
-    assert [line.get("inputWait") for line in lines] == [0.75, None]
+    parts = [{name for name in ("inputWait", "reductionWait", "updateTime") if name in line} for line in lines]
+    assert parts == [set(), {"inputWait"}, {"inputWait", "reductionWait", "updateTime"}]
+    assert lines[2]["inputWait"] == 0.0 < lines[2]["reductionWait"]
     fd = int(os.environ["RINGTRAIN_REPORT_FD"])
     os.set_blocking(fd, False)
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(fd, b"x" * select.PIPE_BUF)
-    add_input_wait(1.0)
-    report(3)
-    while len(os.read(pipe, 1 << 20)) == 1 << 20:
-        pass
-    add_input_wait(0.5)
-    report(4)
-    assert json.loads(os.read(pipe, 1 << 16))["inputWait"] == 1.5
+    with INPUT:
+        report(3)
+        while len(os.read(pipe, 1 << 20)) == 1 << 20:
+            pass
+        before = measured.take()
+        measured.give_back(before)
+        report(4)
+    assert json.loads(os.read(pipe, 1 << 16))["inputWait"] > before["inputWait"] > 0.0

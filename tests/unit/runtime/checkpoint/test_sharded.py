@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.memory_group import MemoryGroup, Table, run_threads
-from support.objectstore import BUCKET, Proxy, Server, environment, s3_server
+from support.objectstore import BUCKET, Proxy, Server, environment
 
 from ringtrain.checkpoint import Checkpoints, Saved, ShardedCheckpoints
 from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError
@@ -27,27 +29,13 @@ STATE = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with s3_server() as server:
-        yield server
-
-
 @pytest.fixture
-def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """All that a store does goes through it."""
-    with Proxy(server.address) as proxy:
-        for name, value in environment(proxy.url).items():
-            monkeypatch.setenv(name, value)
-        yield proxy
-
-
-@pytest.fixture
-def uri(request: pytest.FixtureRequest, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of an empty place, of files unless the test's parameter names another kind."""
     name = tmp_path.name
-    for variable, value in environment(server.url).items():
-        monkeypatch.setenv(variable, value)
+    if getattr(request, "param", "file") == "s3":
+        for variable, value in environment(request.getfixturevalue("s3").url).items():
+            monkeypatch.setenv(variable, value)
     found = {"file": f"file://{tmp_path}", "memory": f"memory://{name}", "s3": f"s3://{BUCKET}/{name}"}
     return found[getattr(request, "param", "file")]
 
@@ -144,6 +132,21 @@ def test_a_damaged_checkpoint_is_told_from_a_whole_one(
     assert saved.step == 1
     assert name in caplog.text
     assert "trying the checkpoint before it" in caplog.text
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read(uri: str) -> None:
+    """Another job saves on, and keeps one: its reader goes on with the newer one, and does not give up."""
+    _save(uri, 2, [1], keep=1)
+    began: list[int] = []
+
+    def load(state: Any) -> None:
+        if not began:
+            _save(uri, 2, [2], keep=1)
+        began.append(state["epoch"])
+        np.asarray(state["weights"]["dense/kernel"])
+
+    (saved,) = _ranks(uri, 1, lambda checkpoints, _: checkpoints.latest(load))
+    assert (saved.step, len(began)) == (2, 2)
 
 
 def test_no_whole_checkpoint_is_no_fresh_start(uri: str) -> None:
@@ -269,7 +272,7 @@ def test_any_tool_reads_a_shard(tmp_path: Path) -> None:
     }
 
 
-def test_a_save_in_the_background_is_whole_at_the_next(proxy: Proxy) -> None:
+def test_a_save_in_the_background_is_whole_at_the_next(s3_proxy: Proxy) -> None:
     """Ranks wait for each other through the store alone; the second save finds the first one done."""
     uri = f"s3://{BUCKET}/background"
 
@@ -282,86 +285,124 @@ def test_a_save_in_the_background_is_whole_at_the_next(proxy: Proxy) -> None:
     assert [name.partition("-")[2][:10] for name in _objects(uri, "manifest")] == ["0000000001", "0000000002"]
 
 
-def test_a_connection_that_is_cut_is_made_again(proxy: Proxy) -> None:
+def test_a_save_in_the_background_asks_the_store_nothing_before_it_returns(
+    s3_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on while the store is away, in a job as well as outside of one; `finish` says what became."""
+    job = f"s3://{BUCKET}/away"
+    monkeypatch.setenv("RINGTRAIN_CHECKPOINT_URI", job)
+    s3_proxy.refuses = True
+
+    def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
+        checkpoints.save(1, STATE, background=True)
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            checkpoints.finish()
+
+    _ranks(job, 1, work, deadline_s=1.0)
+
+
+def test_a_program_that_ends_at_once_ends_with_its_checkpoint(s3: Server, tmp_path: Path) -> None:
+    """The store's name is looked up on threads that the interpreter ends before it waits for others."""
+    uri = f"s3://{BUCKET}/{tmp_path.name}"
+    named = s3.url.replace("127.0.0.1", "localhost")
+    program = (
+        "import numpy, time, ringtrain as rt; from ringtrain.checkpoint import ShardedCheckpoints; rt.init(); "
+        f"ShardedCheckpoints({uri!r}).save(1, {{'a': numpy.zeros(9)}}, background=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | environment(named),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(s3.url).items():
+            patch.setenv(name, value)
+        assert _objects(uri, "manifest")
+
+
+def test_a_connection_that_is_cut_is_made_again(s3_proxy: Proxy) -> None:
     """Requests that were cut in the middle are sent anew, and what is read is what was written."""
     uri = f"s3://{BUCKET}/cut"
-    proxy.cut_after, proxy.cuts = 20_000, 2
+    s3_proxy.cut_after, s3_proxy.cuts = 20_000, 2
     _save(uri, 2, [1])
-    assert proxy.cuts == 0
-    proxy.cut_after, proxy.cuts = 20_000, 2
+    assert s3_proxy.cuts == 0
+    s3_proxy.cut_after, s3_proxy.cuts = 20_000, 2
     saved = _load(uri)
-    assert proxy.cuts == 0
+    assert s3_proxy.cuts == 0
     assert saved is not None
     assert np.array_equal(saved.state["weights"]["dense/kernel"], STATE["weights"]["dense/kernel"])  # type: ignore
 
 
 @pytest.mark.parametrize("fault", ["refused", "silent"])
-def test_a_store_that_does_not_answer_ends_in_an_error(proxy: Proxy, fault: str) -> None:
+def test_a_store_that_does_not_answer_ends_in_an_error(s3_proxy: Proxy, fault: str) -> None:
     """Within the deadline every rank raises, and the error names the URI and the rank; the next save is fine."""
     uri = f"s3://{BUCKET}/{fault}"
 
     def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
-        proxy.refuses, proxy.pause_s = (True, 0.0) if fault == "refused" else (False, 60.0)
+        s3_proxy.refuses, s3_proxy.pause_s = (True, 0.0) if fault == "refused" else (False, 60.0)
         with pytest.raises(
             CheckpointError, match=rf"rank 0: s3://{BUCKET}/{fault}/.* cannot be written: .*tried for 2 s"
         ):
             checkpoints.save(1, {"a": np.zeros(3)})
-        proxy.refuses, proxy.pause_s = False, 0.0
-        proxy.drop()
+        s3_proxy.refuses, s3_proxy.pause_s = False, 0.0
+        s3_proxy.drop()
 
     _ranks(uri, 2, work, deadline_s=2.0)
     _save(uri, 2, [2])
     assert _load(uri).step == 2  # type: ignore[union-attr]
 
 
-def test_a_failure_in_the_background_is_raised_by_the_next_save(server: Server, proxy: Proxy) -> None:
+def test_a_failure_in_the_background_is_raised_by_the_next_save(s3: Server, s3_proxy: Proxy) -> None:
     """On all ranks alike, with the cause; the step that is saved after that is whole."""
     uri = f"s3://{BUCKET}/later"
     ready = threading.Barrier(2, timeout=60)
-    server.check_credentials(True)
+    s3.check_credentials(True)
 
     def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
         checkpoints.save(1, {"a": np.zeros(100_000)}, background=True)
         with pytest.raises(CheckpointError, match="cannot be written"):
             checkpoints.save(2, {"a": np.zeros(3)})
         ready.wait()
-        server.check_credentials(False)
+        s3.check_credentials(False)
         ready.wait()
         checkpoints.save(3, {"a": np.zeros(3)})
 
     try:
         _ranks(uri, 2, work)
     finally:
-        server.check_credentials(False)
+        s3.check_credentials(False)
     saved = _load(uri)
     assert saved is not None
     assert saved.step == 3
 
 
-def test_wrong_credentials_are_named(server: Server, proxy: Proxy) -> None:
+def test_wrong_credentials_are_named(s3: Server, s3_proxy: Proxy) -> None:
     """At once, without trying again; the error says where credentials come from.
 
     No checkpoint is not what it says.
     """
-    server.check_credentials(True)
+    s3.check_credentials(True)
     try:
         with pytest.raises(CheckpointError, match="does not take these credentials: check the Secret"):
             _save(f"s3://{BUCKET}/denied", 1, [1])
         with pytest.raises(CheckpointError, match="does not take these credentials"):
             _load(f"s3://{BUCKET}/denied")
     finally:
-        server.check_credentials(False)
+        s3.check_credentials(False)
 
 
-def test_a_bucket_that_is_not_there_is_not_an_empty_one(proxy: Proxy) -> None:
+def test_a_bucket_that_is_not_there_is_not_an_empty_one(s3_proxy: Proxy) -> None:
     """Reading from a mistyped bucket is an error, not a start from nothing."""
     with pytest.raises(CheckpointError, match="make the bucket, or correct the URI"):
         _load("s3://mistyped/digits")
 
 
-def test_a_bucket_may_be_called_so(server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_may_be_called_so(s3: Server, s3_proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job begins below `my-bucket`, where nothing is yet: what is not there is no missing bucket."""
-    server.make_bucket("my-bucket")
+    s3.make_bucket("my-bucket")
     job = "s3://my-bucket/digits-1"
     monkeypatch.setenv("RINGTRAIN_CHECKPOINT_URI", job)
     assert _load(job) is None

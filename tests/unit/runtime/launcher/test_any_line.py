@@ -147,16 +147,13 @@ def test_many_metrics_do_not_take_the_place_of_the_cause() -> None:
     assert message["progress"]["step"] == 1
 
 
-class _Call:
-    """A call's context, of which nothing is asked here."""
-
-
 def _a_line_stops_nothing(line: bytes) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     with TemporaryDirectory() as directory:
         snapshot, console = _launcher(Path(directory), write)
         service = CoordinatorService(snapshot.gang, snapshot.store, 1)
+        service.close()
         sent = _send(service, 0, line + b"\n" + GOOD, b"before\n") + _send(service, 1, GOOD, b"after\n")
         assert sent == ["REPORT", "LOG"] * 2
         assert snapshot.store.files.job_log.read_bytes() == b"[0] before\n[1] after\n"
@@ -189,7 +186,7 @@ def _send(service: CoordinatorService, rank: int, reports: bytes, log: bytes) ->
     request = pb.AppendRequest(attempt=1, worker_index=rank)
     for chunk in spool.take(1 << 30, 0):
         request.chunks.add(kind=int(chunk.stream), rank=rank, first=1, lines=chunk.lines, data=chunk.data)
-    reply = service.Append(pb.AppendRequest.FromString(request.SerializeToString()), _Call())
+    reply = service.append(pb.AppendRequest.FromString(request.SerializeToString()))
     assert [durable.last for durable in reply.durable] == [count_records(reports), count_records(log)]
     return [pb.Chunk.Kind.Name(durable.kind) for durable in reply.durable]
 

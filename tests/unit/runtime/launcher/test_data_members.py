@@ -18,8 +18,8 @@ from ringtrain.control.data_members import (
 from ringtrain.errors import DataError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.data_members import DataMembers
-from ringtrain.launcher.input_wait import InputWait
 from ringtrain.launcher.throughput import Throughput, step_line
+from ringtrain.page.step_times import StepTimes
 
 ENVIRONMENT = {
     "RINGTRAIN_JOB_NAME": "digits",
@@ -148,22 +148,24 @@ def report(time: float, waited: float | None = None) -> dict[str, Any]:
 
 def test_the_wait_is_a_part_of_all_ranks_time() -> None:
     """Rank 0 has waited 1 of 2 s, rank 1 none of 2: a quarter. The first report is no span of time."""
-    wait = InputWait()
-    assert wait.fraction is None
+    wait = StepTimes()
+    assert wait.input_fraction is None
     for rank, waited in ((0, 1.0), (1, 0.0)):
         wait.add(rank, report(10.0, 5.0))
         wait.add(rank, report(12.0, waited))
-    assert wait.fraction == 0.25
+    assert wait.input_fraction == 0.25
     wait.keep([1])
-    assert wait.fraction == 0.0
+    assert wait.input_fraction == 0.0
 
 
 def test_the_wait_follows_a_change() -> None:
-    """Fifty reports later the former wait is forgotten."""
-    wait = InputWait()
+    """Three times as many reports later as count, a twentieth of the former wait is left."""
+    wait = StepTimes(recent=20)
     for second in range(100):
         wait.add(0, report(second, 1.0 if second < 40 else 0.0))
-    assert wait.fraction == 0.0
+    fraction = wait.input_fraction
+    assert fraction is not None
+    assert 0 < fraction < 0.05
 
 
 @pytest.mark.parametrize(("waited", "said"), [(0.23, "input-bound 23 %"), (0.04, ""), (None, "")])

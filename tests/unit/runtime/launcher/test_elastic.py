@@ -1,7 +1,6 @@
 """What the launcher of an elastic job is told, who may register, and what it writes down."""
 
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.elastic import ElasticWorld
 from ringtrain.launcher.formation import FormationPhase
-from ringtrain.launcher.gang import Gang, OrderStream
+from ringtrain.launcher.gang import Gang
 from ringtrain.launcher.status import Reports, Snapshot
 from ringtrain.launcher.verdict import Exit, GangView, WorkerView, failures_by_time, first_cause
 from ringtrain.logs.layout import AttemptFiles
@@ -67,7 +66,7 @@ class Job:
     def order(self) -> Any:
         """The order that holds, after the launcher has looked."""
         assert self.world.tick() is None
-        return self.gang.wait_order(None, OrderStream())
+        return self.gang.order
 
     def say(self, index: int, order: int, instance: str = "", **state: Any) -> None:
         """An agent registers and sends the state of both its slots."""
@@ -166,14 +165,14 @@ def test_a_new_pod_hears_nothing_that_was_meant_for_the_one_before(tmp_path: Pat
     job.close()
 
 
-def test_a_new_pod_waits_for_the_end_of_the_connection_of_the_one_before(tmp_path: Path) -> None:
-    """It is taken in when that has ended; where it does not end, the new one is refused."""
+def test_a_new_pod_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """As soon as the connection of that has ended; where it has not, the new one is refused."""
     job = Job(tmp_path)
     job.form(0, 1, 2)
-    ends = threading.Timer(0.1, lambda: job.gang.detach(1, "first-1"))
-    ends.start()
+    assert not job.gang.is_vacant(worker(1, "second"))
+    job.gang.detach(1, "first-1")
+    assert job.gang.is_vacant(worker(1, "second"))
     assert job.gang.register(worker(1, "second")) is None
-    ends.join()
     refusal = job.gang.register(worker(0, "second"))
     assert refusal is not None
     assert not refusal.misconfigured

@@ -1,25 +1,23 @@
 """The barrier: who may join, and what is known of those that did."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from ringtrain.control.model import AgentState, RankPhase, RankState, Refusal, Registration, Start, World
 from ringtrain.launcher.config import LauncherConfig
-from ringtrain.launcher.gang import Gang, OrderStream, make_world
+from ringtrain.launcher.gang import Gang, make_world
 
-CONFIG = LauncherConfig.from_env(
-    {
-        "RINGTRAIN_JOB_NAME": "digits",
-        "RINGTRAIN_JOB_NAMESPACE": "default",
-        "RINGTRAIN_JOB_UID": "uid-1",
-        "RINGTRAIN_ATTEMPT": "1",
-        "RINGTRAIN_NUM_WORKERS": "2",
-        "RINGTRAIN_SLOTS_PER_WORKER": "2",
-    }
-)
+ENVIRONMENT = {
+    "RINGTRAIN_JOB_NAME": "digits",
+    "RINGTRAIN_JOB_NAMESPACE": "default",
+    "RINGTRAIN_JOB_UID": "uid-1",
+    "RINGTRAIN_ATTEMPT": "1",
+    "RINGTRAIN_NUM_WORKERS": "2",
+    "RINGTRAIN_SLOTS_PER_WORKER": "2",
+}
+CONFIG = LauncherConfig.from_env(ENVIRONMENT)
+ELASTIC = LauncherConfig.from_env({**ENVIRONMENT, "RINGTRAIN_ELASTIC": "Replace"})
 WORLD = World(1, (), (), "h", 1)
 
 
@@ -123,37 +121,37 @@ def test_exits_are_dated_when_they_are_first_seen() -> None:
     assert [state.phase.value for state in view.ranks] == ["Waiting", "Failed", "Waiting", "Waiting"]
 
 
-class News(threading.Event):
-    """Tells that somebody waits for it, and counts how often it was set."""
+def test_a_view_shows_what_is_new_and_keeps_the_rest() -> None:
+    """Whatever was seen before: ranks that start and end, and a worker that is replaced."""
+    gang = Gang(ELASTIC, Clock())
+    for index in range(2):
+        gang.register(worker(index))
+    gang.sync(1, "first", AgentState((RankState(2, RankPhase.RUNNING), RankState(3, RankPhase.RUNNING))))
+    before = gang.view()
+    assert [state.phase.value for state in before.ranks] == ["Waiting", "Waiting", "Running", "Running"]
+    gang.sync(0, "first", AgentState((RankState(0, RankPhase.RUNNING), RankState(1, RankPhase.SUCCEEDED, 0))))
+    view = gang.view()
+    assert [state.phase.value for state in view.ranks] == ["Running", "Succeeded", "Running", "Running"]
+    assert [exit.state.rank for exit in view.exits] == [1]
+    assert view.ranks[2:] == before.ranks[2:]
+    assert gang.register(worker(0, "second")) is None
+    view = gang.view()
+    assert [state.phase.value for state in view.ranks] == ["Waiting", "Waiting", "Running", "Running"]
+    assert list(view.exits) == []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.awaited = threading.Event()
-        self.times = 0
 
-    def wait(self, timeout: float | None = None) -> bool:
-        self.awaited.set()
-        return super().wait(timeout)
-
-    def set(self) -> None:
-        self.times += 1
-        super().set()
-
-
-def test_orders_reach_those_who_wait() -> None:
-    """An order wakes every stream, its end wakes one, and nothing else does."""
-    gang, streams, news = Gang(CONFIG, Clock()), [OrderStream(), OrderStream()], [News(), News()]
-    for stream, its_news in zip(streams, news, strict=True):
-        stream.news = its_news
-    with ThreadPoolExecutor(2) as pool:
-        ended, ordered = (pool.submit(gang.wait_order, None, stream) for stream in streams)
-        assert all(its_news.awaited.wait(10) for its_news in news)
-        for index in range(2):
-            assert gang.register(worker(index)) is None
-        streams[0].end()
-        assert ended.result(10) is None
-        assert [its_news.times for its_news in news] == [1, 0]
-        gang.give(Start(WORLD))
-        assert ordered.result(10) == Start(WORLD)
-    assert gang.wait_order(None, OrderStream()) == Start(WORLD)
-    assert gang.wait_order(Start(WORLD), streams[0]) is None
+def test_seldom_heartbeats() -> None:
+    """In a large gang agents call seldom: silence counts later, but not of one whose connection has ended."""
+    clock, config = Clock(), replace(CONFIG, workers=10_000)
+    gang = Gang(config, clock)
+    for index in range(2):
+        gang.register(worker(index))
+        gang.attach(index, "first")
+    clock.now += config.lost_after_s
+    assert gang.lost_workers() == frozenset()
+    gang.detach(0, "first")
+    clock.now += config.lost_after_s
+    assert gang.lost_workers() == {0}
+    clock.now += config.silence_s
+    assert gang.lost_workers() == {0, 1}
+    assert 3 * gang.heartbeat_s <= config.silence_s < config.timeout_s

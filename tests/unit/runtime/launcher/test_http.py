@@ -25,10 +25,12 @@ STATUS: dict[str, Any] = {
     "attempt": 3,
     "workers": [{"registered": True}, {"registered": False}],
     "ranks": [
-        {"rank": 0, "state": "Running", "step": 7, "lag": 0.5, "inputWait": 0.25},
+        {"rank": 0, "state": "Running", "step": 7, "lag": 0.5, "inputWait": 0.25, "stepTime": {"reduction": 0.5}},
         {"rank": 1, "state": "Waiting", "step": None, "lag": 0.0},
     ],
     "progress": {"step": 7, "samples": 70.0, "totalSteps": None, "samplesPerSecond": 12.5, "loss": float("nan")},
+    "stepTime": {"input": 0.25, "compute": 0.5},
+    "longestWork": {"rank": 1, "seconds": 0.5, "part": 0.125},
     "lastProgressTime": 5.0,
     "logs": {"lines": 10, "dropped": 2},
 }
@@ -68,13 +70,15 @@ def test_metrics(server: tuple[StatusServer, list[bool]]) -> None:
     plain = {
         "world_size": 2.0, "attempt": 3.0, "workers_registered": 1.0, "log_lines_total": 10.0, "step": 7.0,
         "log_lines_dropped_total": 2.0, "samples_per_second": 12.5, "total_steps": "NaN", "samples_total": 70.0,
-        "lag_seconds": 0.5,
+        "lag_seconds": 0.5, "straggler_ratio": 0.125,
     }  # fmt: skip
     labelled = [
         f'ringtrain_ranks{{{of_job},state="Running"}} 1.0', f'ringtrain_ranks{{{of_job},state="Failed"}} 0.0',
         f'ringtrain_phase{{{of_job},phase="Running"}} 1.0', f'ringtrain_phase{{{of_job},phase="Failed"}} 0.0',
         f'ringtrain_rank_step{{{of_job},rank="0"}} 7.0', f'ringtrain_rank_lag_seconds{{{of_job},rank="1"}} 0.0',
         f'ringtrain_rank_input_wait_ratio{{{of_job},rank="0"}} 0.25',
+        f'ringtrain_step_time_seconds{{{of_job},part="compute"}} 0.5',
+        f'ringtrain_rank_step_time_seconds{{{of_job},part="reduction",rank="0"}} 0.5',
     ]  # fmt: skip
     expected = [*(f"ringtrain_{name}{{{of_job}}} {value}" for name, value in plain.items()), *labelled]
     assert [line for line in expected if line not in body] == []
@@ -83,7 +87,10 @@ def test_metrics(server: tuple[StatusServer, list[bool]]) -> None:
 def test_metrics_of_many_ranks() -> None:
     """Beyond 64 ranks no series of a single rank, and 64 of what training code reports; the largest lag stays."""
     own = {"progress": {"metrics": {f"m{n}": n for n in range(100)}}}
-    ranks = [{"rank": n, "state": "Running", "step": 1, "lag": n / 10, "inputWait": 0.1} for n in range(65)]
+    ranks = [
+        {"rank": n, "state": "Running", "step": 1, "lag": n / 10, "inputWait": 0.1, "stepTime": {"compute": 1.0}}
+        for n in range(65)
+    ]
     server = StatusServer(0, lambda: {**STATUS, **own, "ranks": ranks}, lambda: True, everywhere=False)
     try:
         body = _get(server, "/metrics")[1]

@@ -71,6 +71,20 @@ def test_recovery_from_any_torn_write(tmp_path: Path) -> None:
         assert _files(root).job_log.read_bytes() == b"[0] a\n[0] b\n[1] x\n[0] c\n[0] d\n"
 
 
+def test_more_ranks_than_files_may_be_open(tmp_path: Path) -> None:
+    """Logs are closed and opened again; each rank's file has its lines in order."""
+    store = LogStore(_files(tmp_path), "uid", 1, most_open=2)
+    for first in (1, 2, 3):
+        for rank in range(5):
+            store.append(Chunk(Stream.LOG, rank, first, 1, b"%d\n" % first))
+            store.append(Chunk(Stream.REPORT, rank, first, 1, b'{"step": %d, "time": 1.0}\n' % first))
+    descriptors = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
+    assert sum(path.name.startswith("rank-") and tmp_path in path.parents for path in descriptors) == 2
+    store.close()
+    assert [_files(tmp_path).rank_log(rank).read_bytes() for rank in range(5)] == [b"1\n2\n3\n"] * 5
+    assert len(_files(tmp_path).metrics.read_bytes().splitlines()) == 15
+
+
 def test_repeated_chunks_change_nothing(tmp_path: Path) -> None:
     """A chunk that comes again, or again with more behind it, adds only what is new."""
     store = LogStore(_files(tmp_path), "uid", 1)

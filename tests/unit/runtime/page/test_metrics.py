@@ -9,7 +9,7 @@ def test_which_part_of_its_time_a_rank_waited() -> None:
     for time, waited in ((0.0, 5.0), (2.0, 1.0), (4.0, 9.0)):
         metrics.add(0, {"step": 1, "time": time, "inputWait": waited})
         metrics.add(1, {"step": 1, "time": time})
-    assert (metrics.input_part(0), metrics.input_part(1), metrics.input_part(2)) == (0.75, None, None)
+    assert [metrics.times.input_part(rank) for rank in range(3)] == [0.75, None, None]
 
 
 def test_a_program_that_invents_metrics_all_day() -> None:

@@ -117,7 +117,7 @@ REFUSED = {
     "rank-out-of-range": (ring(3, *WORKERS), "RINGTRAIN_RANK is 3; expected 0 to 2"),
     "no-addresses": (
         {"RINGTRAIN_RANK": "0", "RINGTRAIN_SIZE": "2"},
-        "RINGTRAIN_RING_ADDRESSES is not set; expected host:port of each of 2 ranks",
+        "RINGTRAIN_RING_ADDRESSES is not set, nor is RINGTRAIN_WORLD_FILE; expected host:port of each of 2 ranks",
     ),
     "too-few-addresses": (
         ring(0, "a:1") | {"RINGTRAIN_SIZE": "2"},

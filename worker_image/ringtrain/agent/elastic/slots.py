@@ -35,7 +35,7 @@ from ringtrain.agent.rank_env import (
     usable_cores,
 )
 from ringtrain.agent.ranks import Ranks
-from ringtrain.control.model import Form, Prepare, RankPhase, RankState
+from ringtrain.control.model import Form, Prepare, RankPhase, RankState, World
 from ringtrain.processes import RankProcess, signal_marked
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,9 @@ class SlotHost(Protocol):
 
     def prepare_start(self, slot: int) -> None:
         """A process is about to start in `slot`: its ports are for that process to take."""
+
+    def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
+        """`variables` of a rank in `world`, with a file in place of those that are too long."""
 
     def started(self, process: RankProcess) -> None:
         """A process runs in a slot."""
@@ -230,7 +233,7 @@ class Slots:
         else:
             assert order.world is not None, "in this job processes start with their world"
             state = replace(state, formation=order.formation)
-            own = formation_variables(config, order.world, slot)
+            own = self._host.fitted(formation_variables(config, order.world, slot), order.world)
             environment = {**pod_defaults(config.slots, self._cores), **inherited, **own}
         self._said[slot] = _Said(without_world=self._said[slot].without_world)
         self._host.prepare_start(slot)
@@ -246,7 +249,7 @@ class Slots:
 
     def _give_world(self, order: CurrentOrder, slot: int) -> None:
         assert order.world is not None, "a step of orders that have one"
-        variables = formation_variables(self._config, order.world, slot)
+        variables = self._host.fitted(formation_variables(self._config, order.world, slot), order.world)
         self._say(slot, world_message(order.formation, variables))
         self._ranks.update(
             slot, self._ranks.state(slot).life, formation=order.formation, parked=False, joined=False

@@ -57,6 +57,9 @@ MPI_DAEMONS = 4
 class RankSink(Protocol):
     """What this needs of the agent; only used in its main thread."""
 
+    def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
+        """`variables` of a rank in `world`, with a file in place of those that are too long."""
+
     def collect(self, process: RankProcess) -> None:
         """Read what a rank writes; its `pid` is not known yet."""
 
@@ -150,7 +153,7 @@ class MpiWorker:
         check_in.unlink(missing_ok=True)  # of a rank of an earlier formation
         if slot not in own:  # mapped by the user (--map-by node): MPI's own variables tell its place
             variables = {name: variables[name] for name in _EVERYWHERE if name in variables}
-        return RankAssignment(log_write, report_write, variables, check_in)
+        return RankAssignment(log_write, report_write, self._pod.fitted(variables, world), check_in)
 
     def started(self, rank: int, pid: int) -> None:
         """The rank's program runs."""

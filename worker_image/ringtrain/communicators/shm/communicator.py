@@ -11,7 +11,7 @@ from ringtrain.communicators.base import Communicator
 from ringtrain.communicators.shm.join import Hosts, allocate
 from ringtrain.communicators.shm.native import Work, chunks_of
 from ringtrain.kernels.update import ChunkUpdate
-from ringtrain.reduction.cuts import Bounds, even_bounds
+from ringtrain.reduction.cuts import Bounds, even_bounds, lies_at, offsets
 from ringtrain.reduction.fold import Flat
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.signature import Signature
@@ -37,6 +37,8 @@ class SharedMemoryCommunicator:
         self._size = len(network.ranks)
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
+        if self._group.fold_short(what, source, target, op):
+            return
         chunks = chunks_of(even_bounds(len(source), self._size))
         own = target[slice(*chunks[self.position])]
         work = Work(chunks, source, op, own=own, gathered=target, average_over=self._size, whole=True)
@@ -45,11 +47,10 @@ class SharedMemoryCommunicator:
     def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(target), self._size))
         own = target[slice(*chunks[self.position])]
-        pieces = [source for source in sources if len(source)]
+        pieces = None if _lie_at(sources, target) else [source for source in sources if len(source)] or [target]
         work = Work(
-            chunks, target, op, own=own, gathered=target, average_over=self._size, whole=True,
-            pieces=pieces or [target],
-        )  # fmt: skip
+            chunks, target, op, own=own, gathered=target, average_over=self._size, whole=True, pieces=pieces
+        )
         self._group.run(what, work)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
@@ -99,3 +100,9 @@ class SharedMemoryCommunicator:
     def close(self) -> None:
         self._group.close()
         self._network.close()
+
+
+def _lie_at(sources: Sequence[Flat], target: Flat) -> bool:
+    """Whether every source lies at its own place in `target`."""
+    bounds = offsets([len(source) for source in sources])
+    return all(lies_at(source, target[start:]) for source, start in zip(sources, bounds, strict=False))

@@ -14,6 +14,7 @@ from ringtrain.communicators.shm.native import Addresses, NativeChannel, ShmResu
 from ringtrain.communicators.shm.segment import Segment
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.fold import Flat
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.failure import WorldFailure
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
@@ -76,7 +77,18 @@ class SharedGroup:
         if self._arenas and not _gathers_elsewhere(work):
             compared, addresses = self._with_offset(compared, work.source)
         timeout_s = self._member.ring.stall_timeout_s
-        self._meet(what, work, lambda: self._channel.run(compared, work, timeout_s, addresses))
+        self._meet(what, work.source, lambda: self._channel.run(compared, work, timeout_s, addresses))
+
+    def fold_short(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> bool:
+        """Leave the reduction of a short `source` in every rank's `target`. Raises what `run` raises.
+
+        Returns whether it was one. Where ranks share arenas it is not: there they compare where it lies, too.
+        """
+        if self._arenas or not self._channel.is_short(source):
+            return False
+        compared, timeout_s = what.compared(), self._member.ring.stall_timeout_s
+        self._meet(what, source, lambda: self._channel.fold_short(compared, source, target, op, timeout_s))
+        return True
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
@@ -89,7 +101,7 @@ class SharedGroup:
         assert gradients is not None, "ask can_update first"
         assert weights is not None, "ask can_update first"
         addresses, timeout_s = (gradients, weights), self._member.ring.stall_timeout_s
-        self._meet(what, work, lambda: self._channel.update(compared, work, change, timeout_s, addresses))
+        self._meet(what, work.source, lambda: self._channel.update(compared, work, change, timeout_s, addresses))
 
     def adopt(self, segment: Segment) -> NDArray[np.uint8]:
         """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
@@ -120,25 +132,29 @@ class SharedGroup:
         self._arenas.clear()
         self._segment.close()
 
-    def _meet(self, what: Signature, work: Work, meet: Callable[[], ShmResult]) -> None:
+    def _meet(self, what: Signature, source: Flat, meet: Callable[[], ShmResult]) -> None:
         self._member.failure_state.check()
         self._sequence += 1
-        self._member.offers.begin((self._process_set, self._sequence), what, self._suspects)
+        key = self._process_set, self._sequence
+        self._member.offers.begin(key, what, self._suspects)
         started = time.monotonic()
         try:
-            with timeline.span(
-                what.label,
-                "shared memory",
-                bytes=work.source.nbytes,
-                set=self._process_set,
-                sequence=self._sequence,
-            ):
+            if timeline.is_active():
+                with timeline.span(
+                    what.label,
+                    "shared memory",
+                    bytes=source.nbytes,
+                    set=self._process_set,
+                    sequence=self._sequence,
+                ):
+                    outcome = meet()
+            else:
                 outcome = meet()
         except BaseException as error:  # a signal's handler raised
             self._member.give_up(self._activity(what), error)
             raise
         finally:
-            self._member.offers.end((self._process_set, self._sequence))
+            self._member.offers.end(key)
         if outcome is not ShmResult.DONE:
             self._fail(outcome, what, time.monotonic() - started)
 

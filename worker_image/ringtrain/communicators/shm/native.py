@@ -23,12 +23,13 @@ from ringtrain.kernels.structures import (
     JobStruct,
 )
 from ringtrain.kernels.update import ChunkUpdate, address_of, native_update
-from ringtrain.reduction.cuts import Bounds
+from ringtrain.reduction.cuts import Bounds, even_bounds
 from ringtrain.reduction.fold import OP_CODES, Flat
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import CODES, dtype_name
 
 _SMALL_BYTES: Final = 64 << 10
+_KEPT_JOBS: Final = 256
 
 Chunks = tuple[tuple[int, int], ...]
 Addresses = Sequence[int]  # one for each rank
@@ -89,6 +90,7 @@ class NativeChannel:
             base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spins=_spins(size),
             stop=ctypes.addressof(self._stop),
         )  # fmt: skip
+        self._short_jobs: dict[tuple[bytes, int, Any, ReduceOp], JobStruct] = {}
         self.blamed = -1
         self._in_use = threading.Lock()  # while compiled code reads and writes the segment
         self._user = 0  # the thread that holds it
@@ -105,8 +107,28 @@ class NativeChannel:
         job = self._job(what, work, timeout_s)
         addresses = None if peers is None else self._addresses(peers)
         job.peers = None if addresses is None else ctypes.addressof(addresses)
-        small = work.whole and work.source.nbytes <= self._small_bytes
-        return self._repeat(self._library.ringtrain_shm_run, job, small)
+        return self._repeat(self._library.ringtrain_shm_run, job, self.is_short(work.source) and work.whole)
+
+    def is_short(self, buffer: Flat) -> bool:
+        """Whether every rank had better fold all of `buffer` by itself."""
+        return buffer.nbytes <= self._small_bytes
+
+    def fold_short(self, what: bytes, source: Flat, target: Flat, op: ReduceOp, timeout_s: float) -> ShmResult:
+        """As `run` does for a short `source`, of which every rank gets the reduction in `target`.
+
+        What compiled code is told is made once and kept, but for the addresses: it takes longer than the sum.
+        """
+        kind = what, len(source), source.dtype, op
+        job = self._short_jobs.get(kind)
+        if job is None:
+            if len(self._short_jobs) >= _KEPT_JOBS:
+                self._short_jobs.clear()
+            chunks = chunks_of(even_bounds(len(source), self._size))
+            work = Work(chunks, source, op, own=target, gathered=target, average_over=self._size, whole=True)
+            job = self._short_jobs[kind] = self._job(what, work, timeout_s)
+        job.source, job.gathered = address_of(source), address_of(target)
+        job.phase, job.timeout_s = 0, timeout_s
+        return self._repeat(self._library.ringtrain_shm_run, job, True)
 
     def update(
         self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, peers: tuple[Addresses, Addresses]
@@ -170,6 +192,7 @@ class NativeChannel:
     def _job(self, what: bytes, work: Work, timeout_s: float) -> JobStruct:
         if len(what) > SIGNATURE_BYTES - 4:  # what is not compared as a whole is not compared
             raise ValueError(f"{len(what)} bytes to compare; a slot has room for {SIGNATURE_BYTES - 4}")
+        chunks = _chunks_array(work.chunks)
         job = JobStruct(
             what=what,
             what_bytes=len(what),
@@ -177,7 +200,7 @@ class NativeChannel:
             op=OP_CODES[work.op] if work.op is not None else 0,
             divisor=work.average_over if work.op is ReduceOp.Average else 0,
             reduces=work.op is not None,
-            chunks=ctypes.addressof(_chunks_array(work.chunks)),
+            chunks=ctypes.addressof(chunks),
             source=address_of(work.source),
             own=_address(work.own),
             gathered=_address(work.gathered),
@@ -185,9 +208,11 @@ class NativeChannel:
             partial=_address(work.partial),
             timeout_s=timeout_s,
         )
+        job.keeps = [chunks]  # alive as long as the job
         if work.pieces is not None:
-            job.keeps = _pieces(work.pieces)  # alive as long as the job
-            job.pieces = address_of(job.keeps)
+            pieces = _pieces(work.pieces)
+            job.keeps.append(pieces)
+            job.pieces = address_of(pieces)
         return job
 
 

@@ -14,7 +14,7 @@ from ringtrain.data.service.leases import Leases
 from ringtrain.data.service.links import Link
 from ringtrain.errors import DataError
 from ringtrain.process_groups.context import current_or_none
-from ringtrain.report import add_input_wait
+from ringtrain.step_time import INPUT
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,10 @@ class Session:
         Raises DataError where the user's function raised, crashed its process too often, or nothing came within
         the stall timeout. The time that this takes counts as the rank's wait for input.
         """
-        began = time.monotonic()
-        try:
-            with self._changed:
-                self._wait(key, began)
-                answer, link = self._answers.pop(key)
-                request = self._requests.pop(key)
-        finally:
-            add_input_wait(time.monotonic() - began)
+        with INPUT, self._changed:
+            self._wait(key, time.monotonic())
+            answer, link = self._answers.pop(key)
+            request = self._requests.pop(key)
         if answer.kind in ("loaded", "ended"):
             return answer, link
         raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -10,11 +11,17 @@ import tensorflow as tf
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Adasum, Average
+from ringtrain.step_time import UPDATE
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, check_backend, is_optimizer
 from ringtrain.tensorflow.members import stays_alone
 from ringtrain.tensorflow.tape import layers_of
+
+
+def update_part() -> contextlib.AbstractContextManager[Any]:
+    """What the time of an update is measured in. Of a graph it is not: its update runs where Python does not."""
+    return UPDATE if tf.executing_eagerly() else contextlib.nullcontext()
 
 
 class DistributedKerasMixin:
@@ -73,7 +80,9 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
         wrapped: Any = super()
 
         def apply(total: list[Any]) -> None:
-            wrapped.apply(self._reduced(total, variables), variables)
+            reduced = self._reduced(total, variables)
+            with update_part():
+                wrapped.apply(reduced, variables)
 
         if self._passes == 1:
             return apply(list(grads))
@@ -149,7 +158,8 @@ class DistributedKeras2Mixin(DistributedKerasMixin):
 
         def apply(total: list[Any]) -> Any:
             reduced = zip(self._reduced(total, variables), variables, strict=True)
-            return wrapped.apply_gradients(reduced, *args, **kwargs)
+            with update_part():
+                return wrapped.apply_gradients(reduced, *args, **kwargs)
 
         if self._passes == 1:
             return apply(grads)

@@ -119,6 +119,9 @@ class Channel:
     def close(self) -> None:
         self._sock.close()
 
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
     def _received(self, target: memoryview, flags: int = 0) -> int:
         while True:
             try:

@@ -11,6 +11,7 @@ from ringtrain.transport.address import listening_socket
 from ringtrain.transport.base import Service
 from ringtrain.transport.connection_errors import ConnectionLost
 from ringtrain.transport.http2.channel import Channel
+from ringtrain.transport.http2.idle import IdleConnections
 from ringtrain.transport.http2.serving import Serving
 from ringtrain.transport.strangers import Complaints, Strangers
 from ringtrain.transport.tls import Tls
@@ -25,7 +26,8 @@ _TICK_S: Final = 1.0
 
 
 class DataServer:
-    """Listens on a free port of `host` ("" for all interfaces), one thread for each connection."""
+    """Listens on a free port of `host` ("" for all interfaces). A connection has a thread while it is used; those
+    that rest share one."""
 
     def __init__(self, host: str, service: Service, timeout_s: float, tls: Tls | None = None) -> None:
         """Raises OSError if there is no port to be had."""
@@ -36,7 +38,8 @@ class DataServer:
         self.port = int(self._listener.getsockname()[1])
         self._changed = threading.Condition()
         self._closing = False
-        self._serving: dict[Serving, threading.Thread] = {}
+        self._serving: dict[Serving, threading.Thread | None] = {}  # None: it rests
+        self._idle: IdleConnections[Serving] = IdleConnections(self._resume)
         self._strangers = Strangers(limit_s=_STRANGER_S)
         self._complaints = Complaints(log.warning)
         self._acceptor = threading.Thread(target=self._accept, name="ringtrain-data-port", daemon=True)
@@ -54,8 +57,13 @@ class DataServer:
             one.shut()
         self._acceptor.join()
         self._strangers.close()
+        self._idle.close()
         for thread in serving.values():
-            thread.join(grace_s + _ACCEPT_S)
+            if thread is not None:
+                thread.join(grace_s + _ACCEPT_S)
+        for one, thread in serving.items():
+            if thread is None:
+                one.close()
         self._listener.close()
 
     def enter(self, one: Serving, busy: bool) -> bool:
@@ -91,11 +99,13 @@ class DataServer:
             if self._closing:
                 channel.close()
                 return
-            thread = threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
-            self._serving[one] = thread
+            thread = self._serving[one] = self._thread_for(one)
         stranger = self._strangers.enter(lambda: self._put_out(one))
         one.on_proven = lambda: self._strangers.leave(stranger)
         thread.start()
+
+    def _thread_for(self, one: Serving) -> threading.Thread:
+        return threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
 
     def _put_out(self, one: Serving) -> None:
         """`one` is not to stay any longer without a session."""
@@ -107,10 +117,25 @@ class DataServer:
         one.shut()
 
     def _serve(self, one: Serving) -> None:
+        rests = False
         try:
-            one.run()
+            rests = one.run()
         finally:
             one.on_proven()
             with self._changed:
-                self._serving.pop(one, None)
-                self._changed.notify_all()
+                if rests and not self._closing:
+                    self._serving[one] = None
+                    self._idle.add(one)
+                else:
+                    self._serving.pop(one, None)
+                    self._changed.notify_all()
+                    if rests:
+                        one.close()
+
+    def _resume(self, one: Serving) -> None:
+        """Something has come for `one`, or it has ended: give it a thread again."""
+        with self._changed:
+            if self._closing:
+                return
+            thread = self._serving[one] = self._thread_for(one)
+            thread.start()  # before `close` may want to join it

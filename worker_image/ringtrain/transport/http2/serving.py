@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Final
 
 from ringtrain.transport.base import Broken, Service
@@ -34,7 +35,17 @@ _MOST_REQUEST_BYTES: Final = 4 << 20
 _PIECE_BYTES: Final = 64 << 10
 # Callers of gRPC need not say how long they wait.
 _NO_TIMEOUT_S: Final = 3600.0
+# A thread stays so long with a connection that has nothing to do: a call that follows at once waits for no thread.
+_STAY_S: Final = 1.0
 _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
+
+
+class _Next(Enum):
+    """What follows on a connection that waits for a call."""
+
+    CALL = auto()
+    NOTHING_YET = auto()
+    END = auto()
 
 
 class Serving:
@@ -60,6 +71,7 @@ class Serving:
         self.is_busy = False
         self._has_begun = False  # the current call's first headers are sent
         self._began = time.monotonic()
+        self._connection: Connection | None = None  # once it is known to be secured
 
     @property
     def peer(self) -> str:
@@ -70,22 +82,40 @@ class Serving:
         """End it, from another thread."""
         self._channel.shut()
 
-    def run(self) -> None:
+    def close(self) -> None:
+        """Let go of a connection that no thread is with."""
+        self._channel.close()
+
+    def fileno(self) -> int:
+        """Of the connection's socket."""
+        return self._channel.fileno()
+
+    def run(self) -> bool:
+        """Answer calls until the connection ends; True if it rests: run again when something has come."""
         with contextlib.suppress(ConnectionLost, DeadlinePassed):
-            self._channel.deadline = self._began + _REQUEST_S
-            if not self._is_secured():
-                return
-            connection = Connection(self._channel, is_client=False)
+            connection = self._connection
+            if connection is None:
+                self._channel.deadline = self._began + _REQUEST_S
+                if not self._is_secured():
+                    return False
+                connection = Connection(self._channel, is_client=False)
             try:
-                if bytes(self._channel.take(len(PREFACE))) != PREFACE:
-                    raise ProtocolError("it does not begin like HTTP/2")
-                self._serve(connection)
+                if self._connection is None:
+                    self._begin(connection)
+                if self._serve(connection):
+                    return True
             except ProtocolError as error:
                 self._refuse(connection, str(error))
             except DeadlinePassed:
                 if not self.is_proven:
                     self._refuse(connection, f"no request within {_REQUEST_S:g} s")
         self._channel.close()
+        return False
+
+    def _begin(self, connection: Connection) -> None:
+        if bytes(self._channel.take(len(PREFACE))) != PREFACE:
+            raise ProtocolError("it does not begin like HTTP/2")
+        self._connection = connection
 
     def _is_secured(self) -> bool:
         """Whether the connection is encrypted where it has to be."""
@@ -98,19 +128,22 @@ class Serving:
             self._channel.close()
             return False
 
-    def _serve(self, connection: Connection) -> None:
-        while self._await_call(connection) and self._enter(self, True):
+    def _serve(self, connection: Connection) -> bool:
+        """Whether the connection rests; it ends otherwise."""
+        while (following := self._await_call(connection)) is _Next.CALL and self._enter(self, True):
             try:
                 self._answer(connection)
             finally:
                 going_on = self._enter(self, False)
             connection.end_call()
             if not going_on:
-                return
+                return False
+        return following is _Next.NOTHING_YET
 
-    def _await_call(self, connection: Connection) -> bool:
-        """Wait for the next call; False if a peer that has not shown a session keeps quiet for too long."""
+    def _await_call(self, connection: Connection) -> _Next:
+        """Wait for the next call: a while from a peer, and from who has not shown a session until it is late."""
         newest = connection.stream
+        waits_until = time.monotonic() + _STAY_S
         self._channel.deadline = time.monotonic() + _REQUEST_S
         if self._channel.buffered:
             connection.look()
@@ -122,8 +155,10 @@ class Serving:
             if not self.is_proven and self._channel.deadline > self._began + 2 * _REQUEST_S:
                 if came:
                     raise DeadlinePassed
-                return False
-        return True
+                return _Next.END
+            if self.is_proven and not came and time.monotonic() >= waits_until:
+                return _Next.NOTHING_YET
+        return _Next.CALL
 
     def _answer(self, connection: Connection) -> None:
         """One call, from its headers to its trailers."""

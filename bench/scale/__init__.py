@@ -1,0 +1,1 @@
+"""What launcher, operator and ranks cost by the number of workers."""

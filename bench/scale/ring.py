@@ -1,0 +1,285 @@
+"""The ring's own protocol code in simulated time: worlds of 8 to 8,192 ranks on one core.
+
+    python -m bench.scale.ring check        # beside the measured rows of bench/README.md
+    python -m bench.scale.ring slopes       # into ring.jsonl: ten minutes
+    python -m bench.scale.ring plot         # ring.png of ring.jsonl
+
+Membership, handshake, offers, calls, exchanges and the chain of pods are the runtime's, line by line; threads are
+greenlets (`clock.py`), and the transport is a network of hosts with links and cores (`network.py`). What is not
+run: sockets, the arithmetic of a fold, and memory that ranks of a pod share, of which each has a price instead.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.scale.clock import Clock, Condition
+from bench.scale.network import Costs, Host, Link, Network, SimulatedTransport
+from ringtrain.communicators import call, exchange
+from ringtrain.communicators.exchange import ExchangeCommunicator
+from ringtrain.communicators.hierarchical import HierarchicalCommunicator
+from ringtrain.communicators.shm.join import Hosts
+from ringtrain.reduction.fold import Flat
+from ringtrain.reduction.ops import ReduceOp
+from ringtrain.wire.signature import Signature
+from ringtrain.world import failure_state, handshake, lateness, membership, monitor, offers
+from ringtrain.world.membership import Membership
+from ringtrain.world.ring_config import RingConfig
+
+# Chosen so that the two loopback rows of `MEASURED` come out; near what bench/README.md says of them: 0.1 ms of
+# Python a request on either side, 50 µs a frame on both together, 0.75 s of processor time a GB of two ranks. A
+# question to another rank goes through gRPC's library, see ring.md. Headers take 4.4 % of a line.
+COSTS: Final = Costs(request_s=78e-6, frame_s=25e-6, byte_s=0.27e-9, question_s=0.5e-3)
+GIGABIT: Final = Link(bytes_per_s=0.956 * 125e6, latency_s=30e-6)
+LOOPBACK: Final = Link(bytes_per_s=5e9, latency_s=15e-6)
+# Of a data centre: 25 Gbit/s, 50 µs from host to host.
+FABRIC: Final = Link(bytes_per_s=0.956 * 25e9 / 8, latency_s=50e-6)
+# What the ranks of a pod add up together in shared memory, each its part.
+_POD_BYTES_PER_S: Final = 4e9
+_POD_MEETING_S: Final = 20e-6
+KIB, MIB = 1 << 10, 1 << 20
+# What simulated rows may differ from measured ones before anything else that is simulated counts.
+MARGIN: Final = 0.05
+_FOUND: Final = Path(__file__).parent / "ring.jsonl"
+
+
+class _Drained:
+    """In the place of `Folder`: takes contributions, and leaves the sum."""
+
+    keeps_all = False
+
+    def __init__(self, *_: object) -> None:
+        return None
+
+    def fold(self, contributions: Iterable[Flat], out: Flat) -> None:
+        for _ in contributions:
+            pass
+
+
+class _Pod:
+    """In the place of a `SharedGroup`: its ranks meet, and the memory takes its time."""
+
+    def __init__(self, clock: Clock, size: int) -> None:
+        self.size, self.clock = size, clock
+        self._changed = Condition(clock)
+        self._came = 0
+
+    def meet(self, nbytes: int) -> None:
+        self._came += 1
+        if self._came % self.size == 0:
+            self._changed.notify_all()
+        else:
+            round_ = (self._came - 1) // self.size
+            self._changed.wait_for(lambda: self._came // self.size > round_)
+        self.clock.sleep_until(self.clock.now + _POD_MEETING_S + nbytes / _POD_BYTES_PER_S)
+
+
+class _Member:
+    """One rank's view of its pod."""
+
+    def __init__(self, pod: _Pod, ranks: tuple[int, ...], position: int) -> None:
+        self.ranks, self.position, self._pod = ranks, position, pod
+
+    def run(self, what: Signature, work: Any) -> None:
+        self._pod.meet(sum(end - start for start, end in work.chunks) * work.source.itemsize)
+
+
+class SimulatedWorld:
+    """`size` ranks, `ranks_each` a host of `cores`, which have not met."""
+
+    def __init__(
+        self, size: int, link: Link, *, ranks_each: int = 1, cores: int = 8, costs: Costs = COSTS
+    ) -> None:
+        self.clock = Clock()
+        for module in (failure_state, handshake, lateness, membership, monitor, offers, call):
+            for name in ("threading", "time", "queue"):
+                if hasattr(module, name):
+                    setattr(module, name, getattr(self.clock, name))
+        exchange.Folder = _Drained  # type: ignore[assignment,misc]
+        self.size, self._ranks_each = size, ranks_each
+        self.network = Network(
+            self.clock, [Host(cores) for _ in range(-(-size // ranks_each))], ranks_each, link, costs
+        )
+        addresses = tuple(f"h{rank}:1" for rank in range(size))
+        self.members = [
+            Membership(RingConfig(rank, size, addresses), SimulatedTransport(self.network, rank))
+            for rank in range(size)
+        ]
+
+    def meet(self) -> float:
+        """Seconds until all have met, from the moment in which all are there."""
+        return self._took(lambda rank: self.members[rank]._meet_all())
+
+    def acquainted(self) -> "SimulatedWorld":
+        """This world as if all had met."""
+        for rank, member in enumerate(self.members):
+            member._handshake.check_session = lambda rank, session: None  # type: ignore[method-assign]
+            self.network.services[rank] = member
+        return self
+
+    def exchanges(self) -> list[Any]:
+        """A communicator of each rank, all flat."""
+        return [ExchangeCommunicator(member, 1, tuple(range(self.size))) for member in self.members]
+
+    def hierarchies(self) -> list[Any]:
+        """A communicator of each rank, where a host is a pod."""
+        pods = [tuple(range(first, first + self._ranks_each)) for first in range(0, self.size, self._ranks_each)]
+        groups = [_Pod(self.clock, self._ranks_each) for _ in pods]
+        made = []
+        for rank, network in enumerate(self.exchanges()):
+            pod, local = divmod(rank, self._ranks_each)
+            group: Any = _Member(groups[pod], pods[pod], local)
+            made.append(HierarchicalCommunicator(network, Hosts(tuple(pods), group)))
+        return made
+
+    def collective(self, communicators: list[Any], work: Callable[[Any], object]) -> float:
+        """Seconds of `work(communicator)` on all ranks: the second time, when all begin together."""
+        self._took(lambda rank: work(communicators[rank]))
+        return self._took(lambda rank: work(communicators[rank]))
+
+    def _took(self, work: Callable[[int], object]) -> float:
+        ended = 0
+
+        def run(rank: int) -> None:
+            nonlocal ended
+            work(rank)
+            ended += 1
+
+        began = self.clock.now
+        for rank in range(self.size):
+            self.clock.spawn(lambda rank=rank: run(rank))
+        self.clock.run(lambda: ended == self.size)
+        return self.clock.now - began
+
+
+def all_reduce(nbytes: int) -> Callable[[Any], object]:
+    """An allreduce in place, of memory that all ranks have in common: nobody looks at it."""
+    buffer = np.zeros(nbytes // 4, np.float32)
+    what = Signature("all_reduce")
+    return lambda ring: ring.all_reduce(what, buffer, buffer, ReduceOp.Sum)
+
+
+def gather(nbytes: int) -> Callable[[Any], object]:
+    """What the named queue's agreement is: every rank's `nbytes` to all."""
+    part = np.zeros(nbytes, np.uint8)
+    what = Signature("agreement")
+    return lambda ring: ring.all_gather_parts(what, part)
+
+
+# What bench/results/results.json has: name, ranks, ranks a host, cores a host, link, bytes, seconds.
+MEASURED: Final = (
+    ("4 KiB on loopback, 2 ranks", 2, 2, 2, LOOPBACK, 4 * KIB, 0.000246),
+    ("64 MiB on loopback, 2 ranks", 2, 2, 2, LOOPBACK, 64 * MIB, 0.0383),
+    ("16 MiB at 1 Gbit/s, 2 hosts", 2, 1, 2, GIGABIT, 16 * MIB, 0.1398),
+    ("64 MiB at 1 Gbit/s, 2 hosts", 2, 1, 2, GIGABIT, 64 * MIB, 0.5611),
+    ("16 MiB at 1 Gbit/s, 4 hosts", 4, 1, 2, GIGABIT, 16 * MIB, 0.2100),
+    ("64 MiB at 1 Gbit/s, 4 hosts", 4, 1, 2, GIGABIT, 64 * MIB, 0.8421),
+    ("64 MiB at 1 Gbit/s, 2 pods of 2", 4, 2, 2, GIGABIT, 64 * MIB, 0.6188),
+)
+
+
+def check() -> float:
+    """Each measured row, simulated. Returns the largest relative difference."""
+    print("| row | measured | simulated | simulated / measured |\n| --- | --- | --- | --- |")
+    worst = 0.0
+    for name, size, ranks_each, cores, link, nbytes, measured in MEASURED:
+        world = SimulatedWorld(size, link, ranks_each=ranks_each, cores=cores).acquainted()
+        rings = world.hierarchies() if "pods" in name else world.exchanges()
+        took = world.collective(rings, all_reduce(nbytes))
+        worst = max(worst, abs(took / measured - 1))
+        print(f"| {name} | {measured * 1e3:.3g} ms | {took * 1e3:.3g} ms | {took / measured:.2f} |", flush=True)
+    return worst
+
+
+@dataclass(frozen=True)
+class Slope:
+    """One line of the plot: seconds by number of ranks."""
+
+    name: str
+    sizes: tuple[int, ...]
+    seconds: Callable[[int], float]
+
+
+def _flat(work: Callable[[Any], object]) -> Callable[[int], float]:
+    def seconds(size: int) -> float:
+        world = SimulatedWorld(size, FABRIC, ranks_each=8, cores=8).acquainted()
+        return world.collective(world.exchanges(), work)
+
+    return seconds
+
+
+def _hosts(nbytes: int) -> Callable[[int], float]:
+    def seconds(size: int) -> float:
+        world = SimulatedWorld(size, FABRIC, ranks_each=1, cores=8).acquainted()
+        return world.collective(world.exchanges(), all_reduce(nbytes))
+
+    return seconds
+
+
+def _pods(nbytes: int) -> Callable[[int], float]:
+    def seconds(size: int) -> float:
+        world = SimulatedWorld(size, FABRIC, ranks_each=8, cores=8).acquainted()
+        return world.collective(world.hierarchies(), all_reduce(nbytes))
+
+    return seconds
+
+
+def _meeting(size: int) -> float:
+    return SimulatedWorld(size, FABRIC, ranks_each=8, cores=8).meet()
+
+
+ALL: Final = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+SLOPES: Final = (
+    Slope("all ranks meet", ALL[:5], _meeting),
+    Slope("allreduce of 4 KiB, pods of 8", ALL[:6], _flat(all_reduce(4 * KIB))),
+    Slope("agreement: 4 KiB of each rank to all", ALL[:6], _flat(gather(4 * KIB))),
+    Slope("allreduce of 64 MiB, one rank a host", ALL[:5], _hosts(64 * MIB)),
+    Slope("allreduce of 64 MiB, pods of 8", ALL[1:], _pods(64 * MIB)),
+    Slope("allreduce of 1 MiB, pods of 8", ALL[1:], _pods(1 * MIB)),
+)
+
+
+def slopes(most: int) -> None:
+    """Every slope up to `most` ranks, as JSON lines into `_FOUND`."""
+    with _FOUND.open("w") as file:
+        for slope in SLOPES:
+            for size in slope.sizes:
+                if size <= most:
+                    began = time.monotonic()
+                    found = {"what": slope.name, "ranks": size, "seconds": slope.seconds(size)}
+                    file.write(json.dumps({**found, "took": round(time.monotonic() - began, 1)}) + "\n")
+                    file.flush()
+
+
+def plot() -> None:
+    """Draw `_FOUND`, both axes logarithmic: what grows with the ranks is a line of slope 1."""
+    from matplotlib import pyplot  # only here: the simulation itself needs greenlet alone
+
+    found = [json.loads(line) for line in _FOUND.read_text().splitlines()]
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for name in dict.fromkeys(row["what"] for row in found):
+        rows = [row for row in found if row["what"] == name]
+        axes.loglog([r["ranks"] for r in rows], [r["seconds"] * 1e3 for r in rows], marker="o", label=name)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("ms, simulated: 25 Gbit/s, 50 µs between hosts, 8 cores each")
+    axes.set_xticks(ALL, [str(size) for size in ALL])
+    axes.grid(True, which="major", alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(_FOUND.with_suffix(".png"), dpi=110)
+
+
+if __name__ == "__main__":
+    what = sys.argv[1]
+    if what == "check":
+        sys.exit(check() > MARGIN)
+    elif what == "slopes":
+        slopes(int(sys.argv[2]) if len(sys.argv) > 2 else ALL[-1])
+    else:
+        plot()

@@ -1,0 +1,117 @@
+"""What a rank of a real world holds once all have met, and how long that takes: all ranks on this machine.
+
+    python -m bench.scale.startup 2 8 32 64
+
+Ranks are forked from one process that has imported everything, over gRPC, each as a host of its own. After they
+have met they rest, make one allreduce of 4 KiB, and rest again: three looks at threads, sockets and memory.
+"""
+
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+import ringtrain as rt
+import ringtrain.transport.rpc
+from ringtrain.process_groups.rank_context import RankContext
+from ringtrain.transport.address import host_port
+from ringtrain.transport.rpc import RpcTransport
+from ringtrain.world.config import WorkerConfig
+
+_REST_S = 8.0  # longer than threads rest before they end
+
+
+def _look() -> dict[str, float]:
+    """Threads, connections and private memory of this process. A connection is counted at both of its ends."""
+    sockets = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            sockets += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+        except OSError:
+            continue
+    with open("/proc/self/smaps_rollup") as rollup:
+        fields = dict(line.split(":", 1) for line in rollup if ":" in line)
+    private = sum(int(fields[name].split()[0]) for name in ("Private_Clean", "Private_Dirty"))
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "python threads": threading.active_count(),
+        "sockets": sockets,
+        "private MiB": private / 1024,
+    }
+
+
+def _rank(config: WorkerConfig, pipe: Connection) -> None:
+    transport = RpcTransport(config.rank, config.addresses, config.timeout_s)
+    pipe.recv()
+    began, cpu = time.monotonic(), time.process_time()
+    context = RankContext(config, transport)
+    told: dict[str, Any] = {"init s": time.monotonic() - began, "init cpu s": time.process_time() - cpu}
+    pipe.send(None)
+    pipe.recv()
+    told["met"] = _look()
+    pipe.send(None)
+    pipe.recv()
+    with context.entered():
+        began = time.monotonic()
+        rt.allreduce(np.ones(1024, np.float32), rt.Sum)
+        told["first allreduce s"] = time.monotonic() - began
+    pipe.send(None)
+    pipe.recv()
+    told["after"] = _look()
+    pipe.send(told)
+    pipe.recv()
+    context.close()
+    pipe.send(None)
+
+
+def measured(size: int, first_port: int) -> dict[str, Any]:
+    """One world of `size` ranks."""
+    fork = multiprocessing.get_context("fork")
+    addresses = tuple(host_port("127.0.0.1", first_port + rank) for rank in range(size))
+    pipes, processes = [], []
+    for rank in range(size):
+        config = WorkerConfig(rank=rank, size=size, addresses=addresses, timeout_s=120.0, transport="grpc")
+        here, there = fork.Pipe()
+        process = fork.Process(target=_rank, args=(config, there), daemon=True)
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+
+    def step(rest_s: float) -> list[Any]:
+        for pipe in pipes:
+            pipe.send(None)
+        answers = [pipe.recv() for pipe in pipes]
+        time.sleep(rest_s)
+        return answers
+
+    step(_REST_S)  # meet
+    step(0)  # look
+    step(_REST_S)  # allreduce
+    told = step(0)
+    step(0)
+    for process in processes:
+        process.join(60)
+    found: dict[str, Any] = {"ranks": size}
+    for name in ("init s", "init cpu s", "first allreduce s"):
+        found[name] = max(one[name] for one in told)
+    for moment in ("met", "after"):
+        found[moment] = {key: statistics.median(one[moment][key] for one in told) for key in told[0][moment]}
+    return found
+
+
+def main() -> None:
+    assert ringtrain.transport.rpc
+    for number, size in enumerate(map(int, sys.argv[1:] or ["2", "8", "32", "64"])):
+        print(json.dumps(measured(size, 21_000 + 500 * number)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

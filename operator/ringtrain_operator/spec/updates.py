@@ -1,0 +1,56 @@
+"""What of a spec may change, and when: rules that compare a spec with the one before."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from pydantic.alias_generators import to_snake
+
+from .base import Rule
+from .data_workers import DataWorkers
+
+
+def unchanged(field: str, optional: bool) -> str:
+    """CEL: `field` of the spec is as it was; an `optional` one may be absent, before as after."""
+    same = f"self.{field} == oldSelf.{field}"
+    return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same}))" if optional else same
+
+
+def frozen(field: str, *, optional: bool = False, name: str = "") -> Rule:
+    """A field (`name`: in the message) that can be set, changed and removed only while the job is suspended."""
+    of = attrgetter(".".join(map(to_snake, field.split("."))))
+    return Rule(
+        cel=f"oldSelf.runPolicy.suspend || {unchanged(field, optional)}",
+        message=f"{name or field} can change only while the job is suspended; set runPolicy.suspend: true first",
+        path=field,
+        holds_update=lambda new, old: old.run_policy.suspend or of(new) == of(old),
+    )
+
+
+# Of dataWorkers what can be followed while the job runs.
+_SCALED = frozenset({"replicas", "autoscale"})
+
+
+def same_data_workers() -> Rule:
+    """Of data workers only the number changes while the job runs, and whether there are any does not."""
+    both = "has(self.dataWorkers) && has(oldSelf.dataWorkers)"
+    same = (
+        unchanged(f"dataWorkers.{info.alias}", optional=info.default is None)
+        for name, info in DataWorkers.model_fields.items()
+        if name not in _SCALED
+    )
+    return Rule(
+        cel=f"oldSelf.runPolicy.suspend || (has(self.dataWorkers) == has(oldSelf.dataWorkers) && "
+        f"(!({both}) || ({' && '.join(same)})))",
+        message="of dataWorkers only replicas and autoscale can change while the job is not suspended; set "
+        "runPolicy.suspend: true first",
+        path="dataWorkers",
+        holds_update=lambda new, old: (
+            old.run_policy.suspend or _without_number(new.data_workers) == _without_number(old.data_workers)
+        ),
+    )
+
+
+def _without_number(data_workers: DataWorkers | None) -> DataWorkers | None:
+    """All of `data_workers` but how many there are."""
+    return data_workers and data_workers.model_copy(update={"replicas": 1, "autoscale": None})

@@ -1,0 +1,38 @@
+"""Checks of RINGTRAIN_TRANSPORT=torch, over gloo: run on every rank of a world whose reductions take it."""
+
+import os
+
+import torch
+
+os.environ["RINGTRAIN_TRANSPORT"] = "torch"  # before the world is met, which the next import does
+
+from frameworks.torch_values import RANK, SIZE
+
+import ringtrain.torch as hvd
+from ringtrain.process_groups.context import current
+from ringtrain.torch.devices import _Groups
+
+
+def check_reductions_went_through_torch_distributed():
+    """The group is ours: torch's own default group was not touched."""
+    hvd.allreduce(torch.ones(3))
+    assert bool(current().attached(_Groups, _Groups)._groups) == (SIZE > 1)
+    assert not torch.distributed.is_initialized()
+
+
+def check_an_optimizer_trains_as_one_process_on_all_data():
+    """Integers as floats, so that the order in which the library adds does not show."""
+    net = torch.nn.Linear(2, 1)
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+        net.bias.fill_(0.0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters(), op=hvd.Sum
+    )
+    for _ in range(12):
+        optimizer.zero_grad()
+        net(torch.full((1, 2), float(RANK + 1))).sum().backward()
+        optimizer.step()
+    gradient = sum(range(1, SIZE + 1))
+    assert net.weight.tolist() == [[1.0 - 12 * gradient] * 2]
+    assert net.bias.tolist() == [-12.0 * SIZE]

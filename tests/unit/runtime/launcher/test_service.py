@@ -1,0 +1,269 @@
+"""The launcher's service: coroutines on one thread, whatever the number of agents."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ringtrain.control.async_server import AsyncServer
+from ringtrain.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
+from ringtrain.control.rpc import Peer, dial
+from ringtrain.control.secrets import Secrets
+from ringtrain.control.wire import message_fields, order_from_message
+from ringtrain.gen import coordinator_pb2 as pb
+from ringtrain.gen import coordinator_pb2_grpc
+from ringtrain.launcher.config import LauncherConfig
+from ringtrain.launcher.gang import Gang
+from ringtrain.launcher.service import CoordinatorService
+from ringtrain.logs.layout import AttemptFiles
+from ringtrain.logs.store import LogStore
+
+ENVIRONMENT = {
+    "RINGTRAIN_JOB_NAME": "digits",
+    "RINGTRAIN_JOB_NAMESPACE": "default",
+    "RINGTRAIN_JOB_UID": "uid-1",
+    "RINGTRAIN_ATTEMPT": "1",
+    "RINGTRAIN_NUM_WORKERS": "200",
+}
+CONFIG = LauncherConfig.from_env(ENVIRONMENT)
+ELASTIC = LauncherConfig.from_env({**ENVIRONMENT, "RINGTRAIN_ELASTIC": "Replace"})
+SMALL = World(1, ("a:1",), ("a:2",), "a", 3)
+LARGE = World(1, tuple(f"10.0.{n >> 8}.{n & 255}:7400" for n in range(4000)), (), "a", 3)
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Call:
+    """The context of a call: what gRPC gives to a method."""
+
+    written: list[Any] = field(default_factory=list)
+    wrote: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:1"
+
+    async def write(self, message: Any) -> None:
+        self.written.append(message)
+        self.wrote.set()
+
+
+class Served:
+    """A service, its gang and its store."""
+
+    def __init__(self, directory: Path, config: LauncherConfig = CONFIG) -> None:
+        self.gang = Gang(config, time.monotonic)
+        self.store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
+        self.service = CoordinatorService(self.gang, self.store, 1)
+
+    def close(self) -> None:
+        self.service.close()
+        self.store.close()
+
+    async def register(self, index: int, instance: str = "first") -> Any:
+        return await self.service.Register(pb.RegisterRequest(**message_fields(worker(index, instance))), Call())
+
+    def follow(self, index: int, call: Call, *, reads_deflated: bool = True) -> "asyncio.Task[None]":
+        request = pb.OrdersRequest(worker_index=index, instance="first", reads_deflated=reads_deflated)
+        return asyncio.create_task(self.service.Orders(request, call))
+
+
+def worker(index: int, instance: str = "first") -> Registration:
+    where = (f"pod-{index}", f"node-{index}", f"10.0.0.{index}", 7360)
+    return Registration("uid-1", 1, index, 1, instance, *where, (7400,), (7500,), 7390)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, DEADLINE_S))
+
+
+async def cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def test_orders_reach_all_who_listen(tmp_path: Path) -> None:
+    """Each gets each order once, the newest first; who does not listen any more is detached."""
+    job = Served(tmp_path)
+
+    async def scene() -> None:
+        calls, streams = [Call() for _ in range(3)], []
+        for index, call in enumerate(calls):
+            assert (await job.register(index)).accepted
+            streams.append(job.follow(index, call))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(job.gang.give, Start(SMALL))
+        await asyncio.gather(*(call.wrote.wait() for call in calls))
+        calls[0].wrote.clear()
+        await cancelled(streams.pop())
+        assert not job.gang.all_detached()
+        stop = Stop(Verdict(Outcome.SUCCEEDED, 0))
+        await asyncio.to_thread(job.gang.give, stop)
+        await calls[0].wrote.wait()
+        assert [order_from_message(order) for order in calls[0].written] == [Start(SMALL), stop]
+        assert len(calls[2].written) == 1
+        for stream in streams:
+            await cancelled(stream)
+        assert job.gang.all_detached()
+
+    run(scene())
+    job.close()
+
+
+def test_a_large_world_is_sent_compressed_to_who_reads_that(tmp_path: Path) -> None:
+    """It is the same order, a tenth as long; an agent that does not say so gets it as it always was."""
+    job = Served(tmp_path)
+
+    async def scene() -> None:
+        calls = [Call(), Call()]
+        for index in range(2):
+            await job.register(index)
+        job.gang.give(Start(LARGE))
+        streams = [job.follow(0, calls[0]), job.follow(1, calls[1], reads_deflated=False)]
+        await asyncio.gather(*(call.wrote.wait() for call in calls))
+        small, plain = calls[0].written[0], calls[1].written[0]
+        assert plain.WhichOneof("order") == "start"
+        assert small.ByteSize() * 5 < plain.ByteSize()
+        assert order_from_message(small) == order_from_message(plain) == Start(LARGE)
+        for stream in streams:
+            await cancelled(stream)
+
+    run(scene())
+    job.close()
+
+
+def test_a_new_pod_waits_for_the_end_of_the_connection_of_the_one_before(tmp_path: Path) -> None:
+    """In an elastic job it is taken in when that has ended, and nobody else waits for it."""
+    job = Served(tmp_path, ELASTIC)
+
+    async def scene() -> None:
+        call = Call()
+        await job.register(0)
+        stream = job.follow(0, call)
+        job.gang.give(Start(SMALL))
+        await call.wrote.wait()
+        second = asyncio.create_task(job.register(0, "second"))
+        assert (await job.register(1)).accepted
+        assert not second.done()
+        await cancelled(stream)
+        assert (await second).accepted
+
+    run(scene())
+    job.close()
+
+
+def test_a_disk_that_hangs_holds_up_nothing_but_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Heartbeats are answered; lines of others stay with their agents; when the disk is back they are taken."""
+    job = Served(tmp_path)
+    pipe = job.store.files.rank_log(0)
+    os.mkfifo(pipe)  # opened for writing, it waits for a reader as a file server does that is away
+
+    def request(rank: int) -> Any:
+        chunk = pb.Chunk(rank=rank, first=1, lines=1, data=b"line\n")
+        return pb.AppendRequest(attempt=1, worker_index=rank, chunks=[chunk])
+
+    async def scene() -> None:
+        await job.register(1)
+        hangs, other = (asyncio.create_task(job.service.Append(request(rank), Call())) for rank in (0, 1))
+        assert (await other).durable == []
+        assert (await job.service.Append(request(1), Call())).durable == []
+        sync = pb.SyncRequest(worker_index=1, instance="first", **message_fields(AgentState(())))
+        assert (await job.service.Sync(sync, Call())).known
+        assert not hangs.done()
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        assert [durable.last for durable in (await hangs).durable] == []
+        assert [durable.last for durable in (await job.service.Append(request(1), Call())).durable] == [1]
+        os.close(reader)
+
+    run(scene())
+    assert "log lines cannot be written, agents keep them for now" in caplog.text
+    job.close()
+
+
+def test_open_streams_cost_no_threads(tmp_path: Path) -> None:
+    """Two hundred agents that listen, and all of them get the order."""
+    job = Served(tmp_path)
+    address = Peer("worker", "uid-1")
+    server = AsyncServer.start(
+        0, Secrets(), address, clients=200,
+        register=lambda server: coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server),  # type: ignore[no-untyped-call]
+    )  # fmt: skip
+    with dial(f"127.0.0.1:{server.port}", Secrets(), Peer("launcher", "uid-1")) as channel:
+        stub: Any = coordinator_pb2_grpc.CoordinatorStub(channel)
+        for index in range(200):
+            stub.Register(pb.RegisterRequest(**message_fields(worker(index))), timeout=DEADLINE_S)
+        before = threading.active_count()
+        streams = [stub.Orders(pb.OrdersRequest(worker_index=i, instance="first")) for i in range(200)]
+        consumers = threading.active_count() - before
+        job.gang.give(Start(SMALL))
+        assert {next(iter(stream)).WhichOneof("order") for stream in streams} == {"start"}
+        assert threading.active_count() - before <= consumers
+        for stream in streams:
+            stream.cancel()
+    server.close(0)
+    job.close()
+
+
+def test_what_is_new_in_a_heartbeat_counts(tmp_path: Path) -> None:
+    """One that says what the last one said keeps the agent alive; a registration between them counts."""
+    job = Served(tmp_path, ELASTIC)
+
+    async def sync(phase: str, instance: str = "first") -> bool:
+        ranks = [pb.RankState(rank=0, phase=phase)]
+        request = pb.SyncRequest(worker_index=0, instance=instance, ranks=ranks)
+        return bool((await job.service.Sync(request, Call())).known)
+
+    async def scene() -> None:
+        assert not await sync("Running")
+        assert not await sync("Running")
+        await job.register(0)
+        assert await sync("Running")
+        assert await sync("Running")
+        assert job.gang.view().ranks[0].phase is RankPhase.RUNNING
+        await job.register(0, "second")
+        assert not await sync("Running")
+        assert await sync("Running", "second")
+        assert await sync("Failed", "second")
+        assert [exit.state.rank for exit in job.gang.view().exits] == [0]
+
+    run(scene())
+    job.close()
+
+
+@pytest.mark.parametrize(("workers", "told"), [(8, 0.0), (140, 0.0), (700, 10.0), (10_000, 15.0)])
+def test_many_agents_are_told_to_call_seldom(tmp_path: Path, workers: int, told: float) -> None:
+    """With the answer to a heartbeat; few agents keep their own pace."""
+    job = Served(tmp_path, replace(CONFIG, workers=workers))
+
+    async def scene() -> None:
+        await job.register(0)
+        reply = await job.service.Sync(pb.SyncRequest(worker_index=0, instance="first"), Call())
+        assert reply.heartbeat_s == told
+
+    run(scene())
+    job.close()
+
+
+def test_a_stranger_hears_why(tmp_path: Path) -> None:
+    """A stream without the token ends with the reason, before anything of the job is told."""
+    job = Served(tmp_path)
+    server = AsyncServer.start(
+        0, Secrets(token="secret"), Peer("worker", "uid-1"), clients=4,
+        register=lambda server: coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server),  # type: ignore[no-untyped-call]
+    )  # fmt: skip
+    with dial(f"127.0.0.1:{server.port}", Secrets(), Peer("launcher", "uid-1")) as channel:
+        stub: Any = coordinator_pb2_grpc.CoordinatorStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            list(stub.Orders(pb.OrdersRequest(), timeout=DEADLINE_S))
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "token is missing or wrong" in refused.value.details()
+    server.close(0)
+    job.close()

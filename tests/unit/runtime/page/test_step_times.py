@@ -1,0 +1,90 @@
+"""Where ranks' time goes, and which rank the others wait for."""
+
+from typing import Any
+
+import pytest
+
+from ringtrain.launcher.throughput import Throughput
+from ringtrain.page.step_times import StepTimes
+
+
+def _report(step: int, time: float, **parts: float) -> dict[str, Any]:
+    return {"step": step, "time": time, **parts}
+
+
+def _trained(times: StepTimes | Throughput, works: list[float], steps: int, every: int = 1) -> None:
+    """Ranks train in step: each one works for its time, and all wait for the one that works longest."""
+    for step in range(0, steps + 1, every):
+        for rank, work in enumerate(works):
+            waits = every * (max(works) - work)
+            times.add(rank, _report(step, step * max(works), reductionWait=waits, updateTime=every * 0.25))
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_parts_of_a_step(every: int) -> None:
+    """Seconds of a step, whichever steps are reported; what no part has is compute."""
+    times = StepTimes()
+    _trained(times, [1.0, 2.0], 20, every)
+    assert times.of(0) == {"compute": 0.75, "reduction": 1.0, "update": 0.25}
+    assert times.of(1) == {"compute": 1.75, "reduction": 0.0, "update": 0.25}
+    assert times.mean() == {"compute": 1.25, "reduction": 0.5, "update": 0.25}
+    assert times.of(2) is None
+
+
+def test_the_rank_that_works_longest_is_the_straggler() -> None:
+    """Although all ranks report at the same times; by how much is compared with the median of the others."""
+    times = StepTimes()
+    _trained(times, [1.0, 1.0, 4.0, 1.5], 10)
+    found = times.straggler()
+    assert found is not None
+    assert (found.rank, found.seconds, found.part) == (2, 3.0, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("works", "steps"),
+    [
+        pytest.param([1.0, 1.2, 1.1], 10, id="a-fifth-longer"),
+        pytest.param([1.0, 4.0], 3, id="few-steps"),
+        pytest.param([4.0], 10, id="one-rank"),
+        pytest.param([4.0, 4.0, 1.0], 10, id="most-are-slow"),
+    ],
+)
+def test_no_straggler(works: list[float], steps: int) -> None:
+    """Where the others lose little by it, or little is known."""
+    times = StepTimes()
+    _trained(times, works, steps)
+    assert times.straggler() is None
+
+
+def test_a_job_that_measures_its_input_alone() -> None:
+    """Its ranks have input and the rest; who waits for whom is not known."""
+    times = StepTimes()
+    for step in range(10):
+        times.add(0, _report(step, step, inputWait=0.5))
+        times.add(1, _report(step, step))
+    assert (times.of(0), times.of(1), times.longest()) == ({"input": 0.5, "compute": 0.5}, None, None)
+
+
+def test_a_new_world_begins_anew() -> None:
+    """The time in which the world was made again is no step's, and ranks that left are forgotten."""
+    times = StepTimes()
+    _trained(times, [1.0, 1.0, 4.0], 10)
+    times.keep([0, 1])
+    times.add(0, _report(11, 1000.0, reductionWait=0.0))
+    times.add(0, _report(12, 1004.0, reductionWait=3.0))
+    assert (times.of(0) or {})["compute"] == pytest.approx(0.75, abs=0.05)
+    assert times.of(2) is None
+
+
+def test_the_slowest_rank_is_the_straggler_unless_one_is_behind() -> None:
+    """Of ranks in one step, which reported last says nothing; a rank that has stopped is named before it."""
+    throughput = Throughput(4)
+    _trained(throughput, [1.0, 1.0, 4.0, 1.0], 10)
+    assert throughput.slowest(range(4)) == 2
+    assert throughput.slowest([0, 1]) == 0
+    for rank in range(3):
+        throughput.add(rank, _report(11, 44.0))
+    assert throughput.slowest(range(4)) == 2
+    for rank in range(3):
+        throughput.add(rank, _report(12, 48.0))
+    assert throughput.slowest(range(4)) == 3

@@ -1,0 +1,70 @@
+"""Collectives that a library of others carries out, under the eyes of this world's failure detector."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from ringtrain.communicators.numbers import foreign_number
+from ringtrain.wire.signature import Signature
+from ringtrain.world.membership import Membership
+from ringtrain.world.monitor import Activity, Stalled
+
+# The library's own threads do the work: first look without a pause, then with one that costs no core.
+_EAGER_S: Final = 1e-3
+_PAUSE_S: Final = 50e-6
+
+
+class ForeignCalls:
+    """The calls of one process set to such a library. `number`: of the communicator beside which they run.
+
+    All ranks of the set make the same calls in the same order. A call that a lost peer keeps from ending raises
+    PeerLost; the memory of that call is kept for ever, since the library may still write to it.
+    """
+
+    def __init__(self, member: Membership, number: int, ranks: tuple[int, ...]) -> None:
+        self.timeout_s, self.stall_timeout_s = member.ring.timeout_s, member.ring.stall_timeout_s
+        self.address = member.ring.addresses[member.ring.rank]
+        self._member = member
+        self._number = foreign_number(number)
+        self._others = tuple(rank for rank in ranks if rank != member.ring.rank)
+        self._sequence = 0
+        self._abandoned: list[Any] = []
+
+    def run(self, what: Signature, call: Callable[[], Any]) -> None:
+        """Begin `call`, which returns an object with `is_completed()` and `wait()`, and return when it is done.
+
+        Raises PeerLost, on all ranks, when a peer is lost, is silent for too long, or the library fails.
+        """
+        self._member.failure_state.check()
+        self._sequence += 1
+        key = (self._number, self._sequence)
+        activity = self._member.activity(key, what)
+        self._member.offers.begin(key, what, self._others)
+        try:
+            work = call()
+            self._abandoned.append(work)
+            self._wait(activity, work.is_completed)
+            work.wait()
+        except RuntimeError as error:
+            self._failed(activity, error)
+        self._abandoned.clear()
+        self._member.offers.end(key)
+
+    def _wait(self, activity: Activity, done: Callable[[], bool]) -> None:
+        started = time.monotonic()
+        while not done():
+            waited_s = time.monotonic() - started
+            if self._member.failure_state.failure is not None or self._member.left:
+                self._member.raise_failure(activity)
+            if waited_s >= self.stall_timeout_s:
+                self._member.monitor.report(Stalled(self._others, waited_s, activity))
+                self._member.raise_failure(activity)
+            if waited_s > _EAGER_S:
+                time.sleep(_PAUSE_S)
+
+    def _failed(self, activity: Activity, error: Exception) -> NoReturn:
+        """The library gave up. Why is for the failure detector to say: a lost peer is seen there as well."""
+        self._member.failure_state.check()
+        if not self._member.left and not self._member.failure_state.wait(self.timeout_s / 5):
+            self._member.give_up(activity, error)
+        self._member.raise_failure(activity)

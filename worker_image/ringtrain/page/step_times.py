@@ -1,0 +1,120 @@
+"""Where ranks' time goes in a step, and which rank the others wait for, from what ranks have measured."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean, median_high
+from typing import Any, Final
+
+# A rank that works this much longer than the others do, as a part of a step, is worth a word.
+STRAGGLES: Final = 0.25
+# What is said of fewer steps would change with the next one.
+_FEWEST_STEPS: Final = 5
+_MEASURED: Final = {"input": "inputWait", "reduction": "reductionWait", "update": "updateTime"}
+
+
+@dataclass
+class _RankTimes:
+    """Sums over the spans between a rank's reports. `waited_of`: of the spans in which input was measured."""
+
+    steps: float = 0.0
+    seconds: float = 0.0
+    waited_of: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def fade(self, factor: float) -> None:
+        self.steps *= factor
+        self.seconds *= factor
+        self.waited_of *= factor
+        self.parts = {part: seconds * factor for part, seconds in self.parts.items()}
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that the others wait for. `seconds`: by how much its own work of a step is longer than the median
+    of the others'; `part`: that as a part of a step."""
+
+    rank: int
+    seconds: float
+    part: float
+
+
+class StepTimes:
+    """Takes in report lines, rank by rank. Not thread-safe.
+
+    `recent`: about so many of a rank's newest reports count, the older ones less; None: all of them alike.
+    """
+
+    def __init__(self, recent: int | None = None) -> None:
+        self._fade = 1.0 if recent is None else 1.0 - 1.0 / recent
+        self._last: dict[int, tuple[int, float]] = {}
+        self._ranks: dict[int, _RankTimes] = {}
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Forget other ranks. The time until the next report of these is no time of a step."""
+        self._last = {}
+        self._ranks = {rank: sums for rank, sums in self._ranks.items() if rank in ranks}
+
+    def add(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Take in one report. The first one of a rank says from when on its time counts."""
+        step, time = int(report["step"]), float(report["time"])
+        before, self._last[rank] = self._last.get(rank), (step, time)
+        parts = {part: float(report[name]) for part, name in _MEASURED.items() if report.get(name) is not None}
+        if before is None or not parts or time <= before[1]:
+            return
+        seconds = time - before[1]
+        sums = self._ranks.setdefault(rank, _RankTimes())
+        sums.fade(self._fade)
+        sums.steps += max(0, step - before[0])
+        sums.seconds += seconds
+        sums.waited_of += seconds if "input" in parts else 0.0
+        for part, spent in parts.items():
+            sums.parts[part] = sums.parts.get(part, 0.0) + min(spent, seconds)
+
+    def of(self, rank: int) -> dict[str, float] | None:
+        """Seconds of a step by part: what the rank has measured, and the rest as `compute`; None before that."""
+        sums = self._ranks.get(rank)
+        if sums is None or sums.steps <= 0:
+            return None
+        rest = max(0.0, sums.seconds - sum(sums.parts.values()))
+        parts = {"input": sums.parts.get("input"), "compute": rest, **sums.parts}
+        return {part: seconds / sums.steps for part, seconds in parts.items() if seconds is not None}
+
+    def mean(self) -> dict[str, float] | None:
+        """The same, the mean over all ranks that have measured something."""
+        known = [parts for rank in self._ranks if (parts := self.of(rank)) is not None]
+        names = dict.fromkeys(name for parts in known for name in parts)
+        return {name: fmean(parts.get(name, 0.0) for parts in known) for name in names} or None
+
+    def input_part(self, rank: int) -> float | None:
+        """Which part of its time `rank` waited for input, from 0 to 1; None where it did not measure that."""
+        return _input_part([self._ranks[rank]] if rank in self._ranks else [])
+
+    @property
+    def input_fraction(self) -> float | None:
+        """The same of all ranks together."""
+        return _input_part(list(self._ranks.values()))
+
+    def longest(self) -> Straggler | None:
+        """The rank whose own work of a step (all but its wait for reductions) takes longest; None where fewer than
+        two ranks have measured some steps."""
+        own = {
+            rank: (sums.seconds - sums.parts["reduction"]) / sums.steps
+            for rank, sums in self._ranks.items()
+            if "reduction" in sums.parts and sums.steps >= _FEWEST_STEPS
+        }
+        if len(own) < 2:
+            return None
+        rank = max(own, key=lambda one: (own[one], -one))
+        whole = fmean(self._ranks[one].seconds / self._ranks[one].steps for one in own)
+        longer = own[rank] - median_high(seconds for one, seconds in own.items() if one != rank)
+        return Straggler(rank, max(0.0, longer), max(0.0, longer) / whole)
+
+    def straggler(self) -> Straggler | None:
+        """The same where it is so much longer that the others lose a good part of each step."""
+        found = self.longest()
+        return found if found is not None and found.part > STRAGGLES else None
+
+
+def _input_part(ranks: Collection[_RankTimes]) -> float | None:
+    of = sum(sums.waited_of for sums in ranks)
+    return sum(sums.parts.get("input", 0.0) for sums in ranks) / of if of > 0 else None

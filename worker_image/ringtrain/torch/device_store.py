@@ -1,0 +1,86 @@
+"""The store in which a process group of torch.distributed finds its ranks: in this world's own messages.
+
+Every rank holds all keys. What a rank sets travels to all others in rounds of a collective, so that no port is
+opened for it, whoever may speak has proved the job's token, and a rank that is lost meanwhile is noticed.
+"""
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch.distributed
+
+from ringtrain.communicators.base import Communicator
+from ringtrain.wire.signature import Signature
+from ringtrain.wire.values import decode_value, encode_value
+
+_PAUSE_S = 0.001
+
+
+class RoundsStore(torch.distributed.Store):
+    """Keys that ranks set while a group is made. `set` and `get` are called by the library, `exchange` by us."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self._values: dict[str, bytes] = {}
+        self._new: dict[str, str] = {}
+        self._failure = ""
+
+    def set(self, key: str, value: Any) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        with self._changed:
+            self._new[key] = data.hex()
+            self._take({key: data.hex()})
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return when all of `keys` are set. Raises RuntimeError where some rank could not make the group."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or self.check(keys))
+            if self._failure:
+                raise RuntimeError(self._failure)
+
+    def clone(self) -> "RoundsStore":
+        return self
+
+    def exchange(
+        self, communicator: Communicator, make: "threading.Thread", outcome: list[str], timeout_s: float
+    ) -> str:
+        """Carry keys between ranks until `make` has ended on all; return why one failed, else nothing. Collective.
+
+        `outcome`: what `make` leaves: an empty text, or what went wrong. `timeout_s`: within which it has to.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                new, self._new = self._new, {}
+            late = [f"the library has made none within {timeout_s:g} s"] if time.monotonic() > deadline else []
+            said = encode_value({"new": new, "outcome": outcome[:1] or late})
+            parts = communicator.all_gather_parts(Signature("device group"), np.frombuffer(said, np.uint8))
+            told = [decode_value(part.tobytes()) for part in parts]
+            reasons = [
+                f"rank {r}: {t['outcome'][0]}"
+                for r, t in zip(communicator.ranks, told, strict=True)
+                if any(t["outcome"])
+            ]
+            with self._changed:
+                for one in told:
+                    self._take(one["new"])
+                self._failure = reasons[0] if reasons else ""
+                self._changed.notify_all()
+            if reasons or all(one["outcome"] for one in told):
+                return reasons[0] if reasons else ""
+            make.join(_PAUSE_S)
+
+    def _take(self, values: dict[str, str]) -> None:
+        self._values.update({key: bytes.fromhex(value) for key, value in values.items()})
+        self._changed.notify_all()
