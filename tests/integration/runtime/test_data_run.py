@@ -142,11 +142,12 @@ def test_a_launcher_that_is_killed_learns_again_who_is_there(
     workers = [pods.data_worker(index) for index in range(2)]
     agent = pods.agent(0, *TRAINING, "240", "6", "0.1")
     reached(5)
-    assert registered() == 2
+    loaded = tmp_path / "loaded-by-0"
+    until("the ranks know both data workers", lambda: registered() == 2 and loaded.exists())
     launcher.kill()
     workers[0].kill()
-    reached(15)
-    (loaded := tmp_path / "loaded-by-0").unlink()
+    reached(len(list(tmp_path.glob("step-*"))) + 10)
+    loaded.unlink()
     pods.data_worker(0)
     launcher = pods.launcher()
     until("both data workers", lambda: registered() == 2)
