@@ -1,11 +1,13 @@
 """ringtrain.torch does the same where reductions go through torch.distributed (gloo: the tests have no GPU)."""
 
+import os
 import signal
 import threading
+import time
 
 import pytest
 from frameworks.harness import Checks
-from support.ranks import started_ranks, tell
+from support.ranks import started_ranks
 
 CHECKS = Checks("torch", ("torch_devices", "torch_reductions", "torch_errors", "torch_world"))
 
@@ -18,32 +20,50 @@ def test_torch_over_torch_distributed(check, size):
     assert not CHECKS.failure(check, size)
 
 
-def reduce_until_lost() -> str:
+def lose_one_in_mid_reduction(victim: int, number: int) -> tuple[str, str, float, bool]:
+    """What the others hear, what they were in then, after how many seconds, and whether the group has ended."""
     import torch
 
     import ringtrain.torch as hvd
     from ringtrain.errors import PeerLost
+    from ringtrain.process_groups.context import current
+    from ringtrain.torch.device_groups import DeviceGroups
 
     hvd.init()
     hvd.allreduce(torch.ones(1))
-    tell("reduced")
+    offers, groups = current()._member.offers, current().attached(DeviceGroups, DeviceGroups)
+
+    def end_in_mid_reduction() -> None:
+        while "is in device_allreduce" not in offers.activity():
+            pass
+        os.kill(os.getpid(), number)
+
+    if hvd.rank() == victim:
+        threading.Thread(target=end_in_mid_reduction, daemon=True).start()
+    began = time.monotonic()
     try:
-        while True:
-            hvd.allreduce(torch.ones(1 << 20))
+        hvd.allreduce(torch.ones(LONG))
     except PeerLost as error:
-        return str(error)
+        return str(error), offers.activity(), time.monotonic() - began, not groups.in_use()
+    raise AssertionError("nobody was lost")
 
 
-def test_a_killed_rank_is_named_by_the_others():
-    """Whether the library waits for it then or not."""
-    env = {"RINGTRAIN_TRANSPORT": "torch"}
-    with started_ranks(reduce_until_lost, 3, env=env) as ranks:
-        for rank in range(3):
-            assert ranks.message(rank) == "reduced"
-        ranks.signal(1, signal.SIGKILL)
+LONG = 16 << 20  # elements: many times as long as a thread takes to look
+TIMEOUT_S = 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_lost_in_mid_reduction_is_named_within_the_timeout(number):
+    """The library would wait for it for ever: its group is aborted."""
+    env = {"RINGTRAIN_TRANSPORT": "torch", "RINGTRAIN_TIMEOUT": str(TIMEOUT_S)}
+    with started_ranks(lose_one_in_mid_reduction, 3, 1, number, env=env) as ranks:
         lost = ranks.outcomes(ranks=[0, 2])
     assert [one.error for one in lost] == [None, None]
-    assert all("rank 1" in one.value for one in lost)
+    for message, activity, seconds, ended in (one.value for one in lost):
+        assert "rank 1" in message
+        assert "is in device_allreduce" in activity
+        assert seconds < TIMEOUT_S
+        assert ended
 
 
 def test_a_group_that_the_library_does_not_make_is_given_up():

@@ -10,13 +10,17 @@ from frameworks.torch_values import RANK, SIZE
 
 import ringtrain.torch as hvd
 from ringtrain.process_groups.context import current
-from ringtrain.torch.devices import _Groups
+from ringtrain.torch.device_groups import DeviceGroups
+
+
+def groups_in_use() -> list[int]:
+    return current().attached(DeviceGroups, DeviceGroups).in_use()
 
 
 def check_reductions_went_through_torch_distributed():
     """The group is ours: torch's own default group was not touched."""
     hvd.allreduce(torch.ones(3))
-    assert bool(current().attached(_Groups, _Groups)._groups) == (SIZE > 1)
+    assert groups_in_use() == ([0] if SIZE > 1 else [])
     assert not torch.distributed.is_initialized()
 
 
@@ -36,3 +40,15 @@ def check_an_optimizer_trains_as_one_process_on_all_data():
     gradient = sum(range(1, SIZE + 1))
     assert net.weight.tolist() == [[1.0 - 12 * gradient] * 2]
     assert net.bias.tolist() == [-12.0 * SIZE]
+
+
+def check_the_group_of_a_removed_set_is_destroyed():
+    """The one of all ranks stays."""
+    ends = hvd.add_process_set(sorted({0, SIZE - 1}))
+    if ends.included():
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=ends).tolist() == [len(ends.ranks)]
+    number = ends.process_set_id
+    assert (number in groups_in_use()) == (RANK in (0, SIZE - 1) and SIZE > 1)
+    assert hvd.remove_process_set(ends)
+    assert number not in groups_in_use()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).tolist() == [SIZE]

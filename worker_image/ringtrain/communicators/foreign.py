@@ -30,6 +30,11 @@ class ForeignCalls:
         self._sequence = 0
         self._abandoned: list[Any] = []
 
+    @property
+    def failed(self) -> bool:
+        """Whether this world has ended in a failure."""
+        return self._member.failure_state.failure is not None
+
     def run(self, what: Signature, call: Callable[[], Any]) -> None:
         """Begin `call`, which returns an object with `is_completed()` and `wait()`, and return when it is done.
 

@@ -60,26 +60,42 @@ class RoundsStore(torch.distributed.Store):
         `outcome`: what `make` leaves: an empty text, or what went wrong. `timeout_s`: within which it has to.
         """
         deadline = time.monotonic() + timeout_s
-        while True:
-            with self._changed:
-                new, self._new = self._new, {}
-            late = [f"the library has made none within {timeout_s:g} s"] if time.monotonic() > deadline else []
-            said = encode_value({"new": new, "outcome": outcome[:1] or late})
-            parts = communicator.all_gather_parts(Signature("device group"), np.frombuffer(said, np.uint8))
-            told = [decode_value(part.tobytes()) for part in parts]
-            reasons = [
-                f"rank {r}: {t['outcome'][0]}"
-                for r, t in zip(communicator.ranks, told, strict=True)
-                if any(t["outcome"])
-            ]
-            with self._changed:
-                for one in told:
-                    self._take(one["new"])
-                self._failure = reasons[0] if reasons else ""
-                self._changed.notify_all()
-            if reasons or all(one["outcome"] for one in told):
-                return reasons[0] if reasons else ""
-            make.join(_PAUSE_S)
+        try:
+            while (reason := self._round(communicator, outcome, deadline, timeout_s)) is None:
+                make.join(_PAUSE_S)
+        except BaseException as error:
+            self._fail(f"{type(error).__name__}: {error}")
+            raise
+        return reason
+
+    def _round(
+        self, communicator: Communicator, outcome: list[str], deadline: float, timeout_s: float
+    ) -> str | None:
+        """Carry what is new; return None while some rank is not done, and in the end what `exchange` does."""
+        with self._changed:
+            new, self._new = self._new, {}
+        late = [f"the library has made none within {timeout_s:g} s"] if time.monotonic() > deadline else []
+        said = encode_value({"new": new, "outcome": outcome[:1] or late})
+        parts = communicator.all_gather_parts(Signature("device group"), np.frombuffer(said, np.uint8))
+        told = [decode_value(part.tobytes()) for part in parts]
+        reasons = [
+            f"rank {r}: {t['outcome'][0]}"
+            for r, t in zip(communicator.ranks, told, strict=True)
+            if any(t["outcome"])
+        ]
+        with self._changed:
+            for one in told:
+                self._take(one["new"])
+        if reasons:
+            self._fail(reasons[0])
+            return reasons[0]
+        return "" if all(one["outcome"] for one in told) else None
+
+    def _fail(self, reason: str) -> None:
+        """Let the library's thread go, which waits for a key that will not come."""
+        with self._changed:
+            self._failure = reason
+            self._changed.notify_all()
 
     def _take(self, values: dict[str, str]) -> None:
         self._values.update({key: bytes.fromhex(value) for key, value in values.items()})

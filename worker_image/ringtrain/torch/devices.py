@@ -7,11 +7,7 @@ docs/decisions/0041-reductions-on-devices.md.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -19,17 +15,13 @@ import torch.distributed as dist
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.communicators.base import Communicator
-from ringtrain.communicators.foreign import ForeignCalls
-from ringtrain.errors import ConfigurationError
 from ringtrain.negotiation.agreement import Agreed
 from ringtrain.negotiation.execution import Carrier
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import ProcessSet, number_of
 from ringtrain.torch.bridge import to_arrays, to_tensor
-from ringtrain.torch.device_store import RoundsStore
-from ringtrain.transport.address import split_address
-from ringtrain.wire.signature import Signature
+from ringtrain.torch.device_groups import DeviceGroups
 
 _OPS: Final = {
     "Sum": dist.ReduceOp.SUM,
@@ -63,7 +55,7 @@ class DeviceTensors:
     def __init__(self, tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
         self.tensors = [tensor.detach() for tensor in tensors]
         self.target: Array | None = None
-        self._groups = current().attached(_Groups, _Groups)
+        self._groups = current().attached(DeviceGroups, DeviceGroups)
         self._world, self._number = current(), number_of(process_set)
         self.device = self.tensors[0].device
         self.ready: Any = None
@@ -89,7 +81,7 @@ class DeviceTensors:
             return None
         for one in given:
             one.wait_ready()
-        group = self._groups.of(self._world.foreign_calls, self._number, communicator, self.device)
+        group = self._groups.of(self._world, self._number, communicator, self.device)
         with torch.no_grad():
             flat = _flat([tensor for one in given for tensor in one.tensors], self.device)
             wide = flat.float() if request.dtypes[0] in _HALVES else flat
@@ -111,123 +103,6 @@ class DeviceTensors:
             self._streams.current_stream(self.device).synchronize()
             for result in results:
                 result.record_stream(self._stream)
-
-
-class _Groups:
-    """The process groups of a world, by the number of the process set."""
-
-    def __init__(self) -> None:
-        self._groups: dict[int, _Group] = {}
-        self._lock = threading.Lock()
-
-    def of(self, calls: Any, number: int, communicator: Communicator, device: torch.device) -> _Group:
-        """Return that of a set; with its first tensors it is made, which is collective."""
-        with self._lock:
-            found = self._groups.get(number)
-        if found is None:
-            found = _Group(calls(number), communicator, device)
-            with self._lock:
-                self._groups[number] = found
-        return found
-
-
-class _Group:
-    """A process group of our own. It is given up with its world, and never used after a failure."""
-
-    def __init__(self, calls: ForeignCalls, communicator: Communicator, device: torch.device) -> None:
-        self._calls, self._device = calls, device
-        self._store = RoundsStore()
-        self._made: Any = None
-        outcome: list[str] = []
-
-        def make() -> None:
-            try:
-                self._made = _process_group(self._store, communicator, device, calls)
-                outcome.append("")
-            except Exception as error:
-                outcome.append(f"{type(error).__name__}: {error}")
-
-        maker = threading.Thread(target=make, name="ringtrain-device-group", daemon=True)
-        maker.start()
-        if reason := self._store.exchange(communicator, maker, outcome, calls.stall_timeout_s):
-            raise ConfigurationError(
-                f"RINGTRAIN_TRANSPORT is torch, but torch.distributed has no process group for {device.type}: "
-                f"{reason}; set it to auto"
-            )
-
-    def all_reduce(self, buffer: torch.Tensor, op: Any) -> None:
-        """Reduce `buffer` in place; on return it is done. Raises PeerLost."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        try:
-            self._calls.run(
-                Signature("device_allreduce"), lambda: _Work(self._made.allreduce([buffer], options), self._device)
-            )
-        except BaseException:
-            self._made.abort()
-            raise
-
-
-class _Work:
-    """A collective of the library. On a device it is done when the device has done it."""
-
-    def __init__(self, work: Any, device: torch.device) -> None:
-        self._work = work
-        self._event: Any = None
-        if device.type != "cpu":
-            work.wait()  # has the present stream wait, not this thread
-            self._event = torch.get_device_module(device).Event()
-            self._event.record()
-
-    def is_completed(self) -> bool:
-        done: bool = self._work.is_completed() if self._event is None else self._event.query()
-        return done
-
-    def wait(self) -> None:
-        """Raise what the library found."""
-        if self._event is None:
-            self._work.wait()
-
-
-def _process_group(
-    store: RoundsStore, communicator: Communicator, device: torch.device, calls: ForeignCalls
-) -> Any:
-    """Return the backend that torch.distributed has for the kind of device. Collective."""
-    kind = dist.Backend.default_device_backend_map.get(device.type, device.type)
-    size, position = len(communicator.ranks), communicator.position
-    timeout = timedelta(seconds=2 * calls.stall_timeout_s)  # ours ends first
-    if kind == "gloo":
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timeout
-        host = split_address(calls.address)[0]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-        return dist.ProcessGroupGloo(store, position, size, options)
-    if kind == "nccl" and dist.is_nccl_available():
-        torch.cuda.set_device(device)
-        chosen = dist.ProcessGroupNCCL.Options()
-        chosen._timeout = timeout
-        with _quiet_nccl():
-            made = dist.ProcessGroupNCCL(store, position, size, chosen)
-        made.allreduce([torch.zeros(1, device=device)]).wait()  # all that it asks the store for, it asks for now
-        torch.cuda.current_stream(device).synchronize()
-        return made
-    raise ConfigurationError(f"{kind} is not in this build of PyTorch, or not known to ringtrain")
-
-
-@contextlib.contextmanager
-def _quiet_nccl() -> Iterator[None]:
-    """Have a group that is made now not end this process when a peer is lost: our detector is the judge."""
-    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "0"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _flat(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -1,0 +1,190 @@
+"""Process groups of torch.distributed that are our own: made, watched, and ended with their set or world."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ringtrain.communicators.base import Communicator
+from ringtrain.communicators.foreign import ForeignCalls
+from ringtrain.errors import ConfigurationError
+from ringtrain.process_groups.rank_context import RankContext
+from ringtrain.torch.device_store import RoundsStore
+from ringtrain.transport.address import split_address
+from ringtrain.wire.signature import Signature
+
+# Of the timeout: ending a group waits for the other ranks, which may be gone, or for a device that hangs.
+_SHARE_TO_END: Final = 0.1
+
+
+class DeviceGroups:
+    """The process groups of a world, by the number of the process set."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, DeviceGroup] = {}
+        self._lock = threading.Lock()
+
+    def of(self, world: RankContext, number: int, communicator: Communicator, device: torch.device) -> DeviceGroup:
+        """Return that of a set; with its first tensors it is made, which is collective."""
+        with self._lock:
+            found = self._groups.get(number)
+        if found is None:
+            found = DeviceGroup(world.foreign_calls(number), communicator, device)
+            with self._lock:
+                self._groups[number] = found
+            world.run_with_set(number, found)  # behind the queue, whose thread has ended when the group does
+        return found
+
+    def in_use(self) -> list[int]:
+        """The sets that have a process group."""
+        with self._lock:
+            return [number for number, group in self._groups.items() if not group.ended]
+
+
+class DeviceGroup:
+    """A process group of our own. It ends with its set or world, and is never used after a failure."""
+
+    def __init__(self, calls: ForeignCalls, communicator: Communicator, device: torch.device) -> None:
+        self._calls, self._device = calls, device
+        self._store = RoundsStore()
+        self._made: Any = None
+        outcome: list[str] = []
+
+        def make() -> None:
+            try:
+                self._made = _process_group(self._store, communicator, device, calls)
+                outcome.append("")
+            except Exception as error:
+                outcome.append(f"{type(error).__name__}: {error}")
+
+        maker = threading.Thread(target=make, name="ringtrain-device-group", daemon=True)
+        maker.start()
+        if reason := self._store.exchange(communicator, maker, outcome, calls.stall_timeout_s):
+            raise ConfigurationError(
+                f"RINGTRAIN_TRANSPORT is torch, but torch.distributed has no process group for {device.type}: "
+                f"{reason}; set it to auto"
+            )
+
+    def all_reduce(self, buffer: torch.Tensor, op: Any) -> None:
+        """Reduce `buffer` in place; on return it is done. Raises PeerLost."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        self._run("device_allreduce", lambda group: group.allreduce([buffer], options))
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was aborted or shut down."""
+        return self._made is None
+
+    def stop(self) -> None:
+        """The queue begins nothing any more; what is under way ends by itself, or by the world's failure."""
+
+    def wait_stopped(self, timeout_s: float) -> None:
+        """Give back what the library holds. All ranks of a removed set are here; of a world that is left, perhaps
+        not."""
+        self._end(abort=self._calls.failed)
+
+    def in_flight(self) -> str:
+        return ""
+
+    def _run(self, what: str, call: Callable[[Any], Any]) -> None:
+        try:
+            self._calls.run(Signature(what), lambda: _Work(call(self._made), self._device))
+        except BaseException:
+            self._end(abort=True)
+            raise
+
+    def _end(self, abort: bool) -> None:
+        """Have the library let go of its connections and of the device, so that nothing waits for a lost peer."""
+        made, self._made = self._made, None
+        if made is None:
+            return
+        seconds = _SHARE_TO_END * self._calls.timeout_s
+        if abort or not _done_within(seconds, made.shutdown):
+            # Its destructor would wait for threads that wait for the lost peer: gloo's abort() lets them.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+            _done_within(seconds, made.abort)
+
+
+class _Work:
+    """A collective of the library. On a device it is done when the device has done it."""
+
+    def __init__(self, work: Any, device: torch.device) -> None:
+        self._work = work
+        self._event: Any = None
+        if device.type != "cpu":
+            work.wait()  # has the present stream wait, not this thread
+            self._event = torch.get_device_module(device).Event()
+            self._event.record()
+
+    def is_completed(self) -> bool:
+        done: bool = self._work.is_completed() if self._event is None else self._event.query()
+        return done
+
+    def wait(self) -> None:
+        """Raise what the library found."""
+        if self._event is None:
+            self._work.wait()
+
+
+def _done_within(seconds: float, function: Callable[[], Any]) -> bool:
+    """Whether `function` has returned in time: the library may wait for a peer that is gone."""
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):  # ends what it has not ended already
+            function()
+
+    thread = threading.Thread(target=run, name="ringtrain-device-group-end", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def _process_group(
+    store: RoundsStore, communicator: Communicator, device: torch.device, calls: ForeignCalls
+) -> Any:
+    """Return the backend that torch.distributed has for the kind of device. Collective."""
+    kind = dist.Backend.default_device_backend_map.get(device.type, device.type)
+    size, position = len(communicator.ranks), communicator.position
+    timeout = timedelta(seconds=2 * calls.stall_timeout_s)  # ours ends first
+    if kind == "gloo":
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timeout
+        host = split_address(calls.address)[0]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+        return dist.ProcessGroupGloo(store, position, size, options)
+    if kind == "nccl" and dist.is_nccl_available():
+        torch.cuda.set_device(device)
+        chosen = dist.ProcessGroupNCCL.Options()
+        chosen._timeout = timeout
+        with _quiet_nccl():
+            made = dist.ProcessGroupNCCL(store, position, size, chosen)
+        made.allreduce([torch.zeros(1, device=device)]).wait()  # all that it asks the store for, it asks for now
+        torch.cuda.current_stream(device).synchronize()
+        return made
+    raise ConfigurationError(f"{kind} is not in this build of PyTorch, or not known to ringtrain")
+
+
+@contextlib.contextmanager
+def _quiet_nccl() -> Iterator[None]:
+    """Have a group that is made now neither end this process when a peer is lost, nor block the thread that asks
+    whether it is done: our detector is the judge."""
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_BLOCKING_WAIT")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "0"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
