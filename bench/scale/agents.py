@@ -1,20 +1,20 @@
-"""Thousands of simulated agents in one process: the wire messages and mTLS of real ones, without ranks."""
+"""A simulated agent, of which a process holds thousands: wire messages and mTLS of real ones, no ranks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from ringtrain import contract
 from ringtrain.agent.config import AgentConfig
-from ringtrain.control.rpc import TOKEN_KEY
-from ringtrain.control.secrets import dns_name
+from ringtrain.control.rpc import TOKEN_KEY, Peer, channel_options
 from ringtrain.gen import coordinator_pb2 as pb
 
 _SERVICE = "/ringtrain.v1.Coordinator/"
@@ -38,10 +38,20 @@ class Seen:
         self.first = self.first or self.last
         self.count += 1
 
+    def forget(self) -> None:
+        """Begin anew."""
+        self.first, self.last, self.count = 0.0, 0.0, 0
+
+    @staticmethod
+    def sum(parts: Sequence[Seen]) -> Seen:
+        """What was seen in several processes of one machine, which have one clock."""
+        first = min((part.first for part in parts if part.count), default=0.0)
+        return Seen(first, max(part.last for part in parts), sum(part.count for part in parts))
+
 
 @dataclass
 class Tally:
-    """What all agents have seen. `registered` counts again after `forget`; bytes are of orders."""
+    """What all agents have seen. `registered` counts anew after its `forget`; bytes are of orders."""
 
     registered: Seen
     started: Seen
@@ -56,11 +66,25 @@ class Tally:
         """Nothing seen."""
         return Tally(Seen(), Seen(), Seen())
 
+    @staticmethod
+    def read(found: dict[str, Any]) -> Tally:
+        """What `dataclasses.asdict` has made of one."""
+        return Tally(
+            **{name: Seen(**value) if isinstance(value, dict) else value for name, value in found.items()}
+        )
+
+    @staticmethod
+    def sum(parts: Sequence[Tally]) -> Tally:
+        """What the agents of several processes have seen."""
+        seen = (Seen.sum([getattr(part, name) for part in parts]) for name in ("registered", "started", "stopped"))
+        counts = ("lines", "heartbeats", "order_bytes", "failed_calls")
+        return Tally(*seen, **{name: sum(getattr(part, name) for part in parts) for name in counts})
+
 
 class SimulatedAgent:
     """One agent: registers, follows orders, sends heartbeats, and log lines when asked to."""
 
-    def __init__(self, config: AgentConfig, index: int, launcher_uid: str, tally: Tally) -> None:
+    def __init__(self, config: AgentConfig, index: int, tally: Tally) -> None:
         self._config, self._index, self._tally = config, index, tally
         self._instance = f"instance-{index}"
         self._metadata = ((TOKEN_KEY, config.secrets.token),)
@@ -72,13 +96,9 @@ class SimulatedAgent:
         tls = config.secrets.tls
         assert tls is not None
         options = [
-            ("grpc.ssl_target_name_override", dns_name("launcher", launcher_uid)),
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.enable_http_proxy", 0),
+            *channel_options(Peer(contract.ROLE_LAUNCHER, config.job.uid), config.workers),
+            ("grpc.use_local_subchannel_pool", 1),  # a connection for each agent
             ("grpc.max_receive_message_length", 64 << 20),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 1000),
-            ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         self._channel = grpc.aio.secure_channel(config.launcher_address, tls.for_channel(), options)
         self._calls = {

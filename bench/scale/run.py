@@ -18,8 +18,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests")]
 
-from bench.scale.agents import Seen, SimulatedAgent, Tally  # noqa: E402
-from bench.scale.launcher import UID, Launcher, allow_files  # noqa: E402
+from bench.scale.agents import Seen, Tally  # noqa: E402
+from bench.scale.crowd import Crowd  # noqa: E402
+from bench.scale.launcher import Launcher, allow_files  # noqa: E402
 from ringtrain.agent.config import AgentConfig  # noqa: E402
 
 RESULTS = Path(__file__).parent / "launcher.json"
@@ -49,7 +50,6 @@ def main() -> None:
 
 def _measure_one(agents: int, slots: int, label: str, output: Path) -> None:
     files = allow_files()
-    os.sched_setaffinity(0, set(range(1, os.cpu_count() or 1)) or {0})
     with tempfile.TemporaryDirectory(prefix="bench-scale-") as folder:
         row = asyncio.run(_measure(Path(folder), agents, slots))
     row |= {"open_files": files, "load_average": round(os.getloadavg()[0], 2)}
@@ -63,57 +63,51 @@ def _measure_one(agents: int, slots: int, label: str, output: Path) -> None:
 async def _measure(folder: Path, count: int, slots: int) -> Json:
     launcher = Launcher(folder, count, slots)
     config = AgentConfig.from_env(launcher.agent_environment)
-    tally = Tally.new()
-    agents: list[SimulatedAgent] = []
+    crowd = await Crowd.begin(launcher.agent_environment, count)
     found: Json = {"agents": count, "slots": slots}
     try:
         await _until_listening(launcher)
         alone = launcher.rss_mib
         steps: list[Callable[[], Awaitable[Json]]] = [
-            lambda: _start(launcher, agents, count, config, tally, alone),
-            lambda: _heartbeats(launcher, tally),
-            lambda: _logs(launcher, agents, tally),
-            lambda: _restart(launcher, tally, count),
-            lambda: _kill_one(launcher, agents, config, tally),
+            lambda: _start(launcher, crowd, count, alone),
+            lambda: _heartbeats(launcher, crowd),
+            lambda: _logs(launcher, crowd),
+            lambda: _restart(launcher, crowd, count),
+            lambda: _kill_one(launcher, crowd, count, config.timeout_s / 4),
         ]
         for step in steps:
             found |= await step()
     except TimeoutError as error:
-        found["stopped_at"] = f"{error}; {tally}; {launcher.said()[-500:]}"
+        found["stopped_at"] = f"{error}; {await crowd.tally()}; {launcher.said()[-500:]}"
     finally:
         launcher.kill()
-        await asyncio.gather(*(agent.kill() for agent in agents))
+        await crowd.close()
     return found
 
 
-async def _start(
-    launcher: Launcher, agents: list[SimulatedAgent], count: int, config: AgentConfig, tally: Tally, alone: float
-) -> Json:
+async def _start(launcher: Launcher, crowd: Crowd, count: int, alone: float) -> Json:
     """From the first agent's dialling until the last one has the order to start its ranks."""
     began, spent = time.monotonic(), launcher.cpu_s
-    for index in range(count):
-        agents.append(SimulatedAgent(config, index, UID, tally))
-        agents[-1].start()
-        if index % 50 == 0:
-            await asyncio.sleep(0)
-    await _until("all registered", tally.registered, count)
-    await _until("all started", tally.started, count)
+    await crowd.dial()
+    registered = await _until("all registered", crowd, lambda tally: tally.registered, count)
+    started = await _until("all started", crowd, lambda tally: tally.started, count)
     await _calm(launcher)
     return {
-        "all_registered_s": round(tally.registered.last - began, 2),
-        "all_started_s": round(tally.started.last - began, 2),
+        "all_registered_s": round(registered.last - began, 2),
+        "all_started_s": round(started.last - began, 2),
         "start_cpu_s": round(launcher.cpu_s - spent, 2),
-        "start_order_kib": round(tally.order_bytes / count / 1024, 1),
+        "start_order_kib": round((await crowd.tally()).order_bytes / count / 1024, 1),
         "rss_mib": launcher.rss_mib,
         "rss_kib_per_agent": round((launcher.rss_mib - alone) * 1024 / count, 1),
         "threads": launcher.threads,
     }
 
 
-async def _heartbeats(launcher: Launcher, tally: Tally) -> Json:
-    spent, began, before = launcher.cpu_s, time.monotonic(), tally.heartbeats
+async def _heartbeats(launcher: Launcher, crowd: Crowd) -> Json:
+    spent, began, before = launcher.cpu_s, time.monotonic(), (await crowd.tally()).heartbeats
     await asyncio.sleep(_BEATS_S)
-    used, seconds, beats = launcher.cpu_s - spent, time.monotonic() - began, tally.heartbeats - before
+    beats = (await crowd.tally()).heartbeats - before
+    used, seconds = launcher.cpu_s - spent, time.monotonic() - began
     return {
         "heartbeats_per_s": round(beats / seconds, 1),
         "heartbeats_cpu_percent": round(100 * used / seconds, 2),
@@ -121,32 +115,31 @@ async def _heartbeats(launcher: Launcher, tally: Tally) -> Json:
     }
 
 
-async def _logs(launcher: Launcher, agents: list[SimulatedAgent], tally: Tally) -> Json:
+async def _logs(launcher: Launcher, crowd: Crowd) -> Json:
     """Every agent has a call under way all the time; so many lines of 100 bytes are acknowledged in a second."""
     spent, began = launcher.cpu_s, time.monotonic()
-    await asyncio.gather(*(agent.log(began + _LOGS_S, _LINES) for agent in agents))
+    await crowd.log(began + _LOGS_S, _LINES)
     seconds, used = time.monotonic() - began, launcher.cpu_s - spent
-    lines = max(tally.lines, 1)
+    lines = max((await crowd.tally()).lines, 1)
     return {"log_lines_per_s": round(lines / seconds), "log_cpu_us_per_line": round(1e6 * used / lines, 2)}
 
 
-async def _restart(launcher: Launcher, tally: Tally, count: int) -> Json:
-    tally.registered = Seen()
+async def _restart(launcher: Launcher, crowd: Crowd, count: int) -> Json:
+    await crowd.forget()
     began = time.monotonic()
     launcher.restart()
-    await _until("all registered again", tally.registered, count)
+    registered = await _until("all registered again", crowd, lambda tally: tally.registered, count)
     await _calm(launcher)
-    return {"restart_s": round(tally.registered.last - began, 2), "restart_cpu_s": round(launcher.cpu_s, 2)}
+    return {"restart_s": round(registered.last - began, 2), "restart_cpu_s": round(launcher.cpu_s, 2)}
 
 
-async def _kill_one(launcher: Launcher, agents: list[SimulatedAgent], config: AgentConfig, tally: Tally) -> Json:
+async def _kill_one(launcher: Launcher, crowd: Crowd, count: int, timeout_s: float) -> Json:
     began = time.monotonic()
-    await agents.pop(len(agents) // 2).kill()
-    await _until("all told to stop", tally.stopped, len(agents))
-    timeout_s = config.timeout_s / 4
+    await crowd.kill_one()
+    stopped = await _until("all told to stop", crowd, lambda tally: tally.stopped, count - 1)
     return {
-        "verdict_after_timeout_s": round(tally.stopped.first - began - timeout_s, 2),
-        "all_told_after_timeout_s": round(tally.stopped.last - began - timeout_s, 2),
+        "verdict_after_timeout_s": round(stopped.first - began - timeout_s, 2),
+        "all_told_after_timeout_s": round(stopped.last - began - timeout_s, 2),
     }
 
 
@@ -158,12 +151,13 @@ async def _until_listening(launcher: Launcher) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _until(what: str, seen: Seen, count: int) -> None:
+async def _until(what: str, crowd: Crowd, wanted: Callable[[Tally], Seen], count: int) -> Seen:
     deadline = time.monotonic() + _DEADLINE_S
-    while seen.count < count:
+    while (seen := wanted(await crowd.tally())).count < count:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {_DEADLINE_S:g} s: {what} ({seen.count} of {count})")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
+    return seen
 
 
 async def _calm(launcher: Launcher) -> None:

@@ -105,7 +105,8 @@ class _Pod:
         leads = config.elastic or config.position == 0
         self._master_port = self._held.take(ports.master, 1)[0] if leads else 0
         self._agent_port = self._serve(self._mpi, stack) if self._mpi else 0
-        channel = dial(config.launcher_address, config.secrets, Peer(contract.ROLE_LAUNCHER, config.job.uid))
+        launcher = Peer(contract.ROLE_LAUNCHER, config.job.uid)
+        channel = dial(config.launcher_address, config.secrets, launcher, config.workers)
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         self.coordinator = CoordinatorClient(
             stub,

@@ -11,6 +11,7 @@ import grpc
 
 from ringtrain.control.ports import PortTaken
 from ringtrain.control.secrets import Secrets, dns_name
+from ringtrain.control.settings import crowd_s
 from ringtrain.transport.strangers import Complaints
 from ringtrain.transport.tls import caller_problem
 
@@ -31,18 +32,17 @@ _CLIENT = (
     *_COMMON,
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # The launcher's name may appear in DNS after its workers have started: ask again every second, not every 30.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
 # Clients prove themselves while they connect, where there are certificates.
-_HANDSHAKE_MS = 10_000
+_CONNECT_S = 1.0
+_HANDSHAKE_S = 10.0
 # Connections at a time beyond those of the gang.
 _MOST_STRANGERS = 256
 _SERVER = (
     *_COMMON,
-    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
 
@@ -55,15 +55,28 @@ class Peer:
     uid: str
 
 
-def dial(address: str, secrets: Secrets, peer: Peer) -> grpc.Channel:
-    """A channel to `address` that accepts only a server with the role and uid of `peer`, and sends the token."""
+def dial(address: str, secrets: Secrets, peer: Peer, clients: int = 1) -> grpc.Channel:
+    """A channel to `address` that accepts only a server with the role and uid of `peer`, and sends the token.
+
+    `clients`: how many may dial that server at the same time.
+    """
+    options = channel_options(peer, clients)
     if secrets.tls is None:
-        channel = grpc.insecure_channel(address, options=_CLIENT)
+        channel = grpc.insecure_channel(address, options=options)
     else:
-        # Names in the certificate are of role and uid: what the server is called in DNS proves nothing.
-        options = (*_CLIENT, ("grpc.ssl_target_name_override", dns_name(peer.role, peer.uid)))
         channel = grpc.secure_channel(address, secrets.tls.for_channel(), options=options)
     return grpc.intercept_channel(channel, _SendToken(secrets.token)) if secrets.token else channel
+
+
+def channel_options(peer: Peer, clients: int) -> tuple[tuple[str, Any], ...]:
+    """Options of a channel to `peer`, a server that so many clients may dial at the same time."""
+    return (
+        *_CLIENT,
+        # By its name the time between two tries; gRPC's library takes it for the time that one may take.
+        ("grpc.min_reconnect_backoff_ms", round(1000 * max(_CONNECT_S, crowd_s(clients)))),
+        # Names in the certificate are of role and uid: what the server is called in DNS proves nothing.
+        ("grpc.ssl_target_name_override", dns_name(peer.role, peer.uid)),
+    )
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,7 @@ def server_options(clients: int, is_held: bool) -> tuple[tuple[str, int], ...]:
     """Options of a server of so many clients."""
     return (
         *_SERVER,
+        ("grpc.server_handshake_timeout_ms", round(1000 * max(_HANDSHAKE_S, crowd_s(clients)))),
         ("grpc.so_reuseport", int(is_held)),
         ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * clients),
     )

@@ -9,6 +9,10 @@ from ringtrain.control.model import JobIdentity
 from ringtrain.control.secrets import Secrets, load_secrets
 from ringtrain.control.termination import DEFAULT_PATH, TerminationPath
 
+# What a client that dials costs its server: a handshake and a first call, with half a core; bench/scale/README.md.
+_EACH_CLIENT_S = 0.004
+_LONGEST_CROWD_S = 60.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings:
@@ -27,6 +31,11 @@ class PodSettings:
         """Ranks of the whole gang."""
         return self.workers * self.slots
 
+    @property
+    def crowd_s(self) -> float:
+        """How long all workers take to reach the launcher when they dial at the same time."""
+        return crowd_s(self.workers)
+
 
 def read_pod(read: Environment) -> PodSettings:
     """The job and attempt that a pod belongs to, and the rest; ConfigurationError names what is wrong."""
@@ -44,6 +53,12 @@ def read_pod(read: Environment) -> PodSettings:
         secrets=load_secrets(read),
         termination=read_termination(read),
     )
+
+
+def crowd_s(clients: int) -> float:
+    """How long a server takes for so many clients that dial at the same time. It serves them side by side, so that
+    each may take as long as all: who gives up before dials again, and costs the server the same once more."""
+    return min(clients * _EACH_CLIENT_S, _LONGEST_CROWD_S)
 
 
 def read_termination(read: Environment) -> TerminationPath:

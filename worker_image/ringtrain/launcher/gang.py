@@ -23,7 +23,8 @@ from ringtrain.transport.address import host_port
 
 @dataclass
 class RegisteredAgent:
-    """One registered agent. `streams`: how many order streams it has open; `heard`: when it last called.
+    """One registered agent. `streams`: how many order streams it has open; `attached`: it has had one
+    since it registered last; `heard`: when it last called.
 
     `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order that held when
     it took the place of an agent that is gone, whose processes were meant. `exits`: of each rank's newest process.
@@ -33,6 +34,7 @@ class RegisteredAgent:
     registration: Registration
     heard: float
     streams: int = 0
+    attached: bool = False
     drained: bool = False
     leaving: str = ""
     leaving_since: float = 0.0
@@ -87,7 +89,7 @@ class Gang:
                 agent = self._agents[index] = RegisteredAgent(
                     registration, self._clock(), not_for_it=self._meant_for(index)
                 )
-            agent.order = registration.order
+            agent.order, agent.attached = registration.order, False
             self._note(agent, registration.ranks)
             self._notify()
             return None
@@ -275,6 +277,7 @@ class Gang:
             if agent is None:
                 return False
             agent.streams += change
+            agent.attached = True
             self._notify()
             return True
 
@@ -325,7 +328,7 @@ class Gang:
         if agent is None:
             return WorkerView(index, f"{self._config.job.name}-worker-{index}")
         # An open stream proves little when the other host is gone without a word: then the heartbeats end.
-        quiet = not agent.streams or self._is_quiet(agent, now)
+        quiet = self._is_quiet(agent, now) or (agent.attached and not agent.streams)
         if quiet or agent.heard_of is None or agent.leaving != agent.heard_of.leaving:
             worker = agent.registration
             view = WorkerView(index, worker.pod, worker.node, None, agent.leaving, agent.leaving_since)
@@ -335,7 +338,13 @@ class Gang:
         return agent.heard_of
 
     def _is_quiet(self, agent: RegisteredAgent, now: float) -> bool:
-        return now - agent.heard >= (self._silence_s if agent.streams else self._lost_after_s)
+        return now - agent.heard >= self._patience_s(agent)
+
+    def _patience_s(self, agent: RegisteredAgent) -> float:
+        if agent.streams:
+            return self._silence_s
+        # One that has only registered may wait for its turn: all may have come at the same time.
+        return self._lost_after_s if agent.attached else self._config.attach_s
 
     def _is_gone(self, registration: Registration) -> bool:
         return 0 < registration.incarnation <= self._gone.get(registration.worker_index, 0)
@@ -374,7 +383,7 @@ class Gang:
             return None  # the newer one would not be here if the older one were
         if not agent.streams:
             # The newer one would not be here if the older one were: do not wait for it any longer.
-            agent.heard = min(agent.heard, self._clock() - self._config.lost_after_s)
+            agent.heard = min(agent.heard, self._clock() - self._patience_s(agent))
         return Refusal(
             f"worker {index} is already registered in attempt {registration.attempt} from pod "
             f"{agent.registration.pod} at {agent.registration.address}; a worker that was restarted joins the "

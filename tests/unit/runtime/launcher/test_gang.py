@@ -97,7 +97,6 @@ def test_silence_and_heartbeats() -> None:
     clock = Clock()
     gang = Gang(CONFIG, clock)
     gang.register(worker(0))
-    assert gang.view().workers[0].silent_since == 100.0
     gang.attach(0, "first")
     assert gang.view().workers[0].silent_since is None
     clock.now += CONFIG.lost_after_s
@@ -105,6 +104,23 @@ def test_silence_and_heartbeats() -> None:
     assert gang.sync(0, "first", AgentState(()))
     assert gang.view().workers[0].silent_since is None
     assert not gang.sync(0, "another", AgentState(()))
+
+
+def test_agents_that_wait_for_their_turn_are_not_lost() -> None:
+    """Thousands may register before the first has its orders; one whose orders broke off is silent at once."""
+    clock, many = Clock(), replace(CONFIG, workers=10_000)
+    gang = Gang(many, clock)
+    gang.register(worker(0))
+    clock.now += 2 * many.lost_after_s
+    assert gang.view().workers[0].silent_since is None
+    assert not gang.lost_workers()
+    clock.now = 100.0 + many.crowd_s
+    assert gang.lost_workers() == {0}
+    gang.register(worker(0))
+    assert gang.view().workers[0].silent_since is None
+    gang.attach(0, "first")
+    gang.detach(0, "first")
+    assert gang.view().workers[0].silent_since == clock.now
 
 
 def test_exits_are_dated_when_they_are_first_seen() -> None:

@@ -1,0 +1,36 @@
+"""How long a client waits for a server that has many to answer."""
+
+import contextlib
+import socket
+
+from ringtrain.control.rpc import Peer, dial
+from ringtrain.control.secrets import Secrets
+
+_DEADLINE_S = 30.0
+
+
+def test_clients_of_a_large_job_do_not_dial_twice() -> None:
+    """Where thousands wait for a server, one that gave up after a second would cost it two handshakes."""
+    with contextlib.ExitStack() as stack:
+        small, large = (_silent_server(stack) for _ in range(2))
+        for server, clients in ((small, 1), (large, 5000)):
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            channel = stack.enter_context(dial(address, Secrets(), Peer("launcher", "uid-1"), clients))
+            channel.unary_unary("/ringtrain.v1.Coordinator/Register").future(b"", wait_for_ready=True)
+        stack.enter_context(large.accept()[0])
+        for _ in range(3):
+            stack.enter_context(small.accept()[0])
+        large.settimeout(0.0)
+        try:
+            again, _ = large.accept()
+        except BlockingIOError:
+            return
+        again.close()
+        raise AssertionError("the client of many dialled again as soon as the client of one did")
+
+
+def _silent_server(stack: contextlib.ExitStack) -> socket.socket:
+    """Takes connections and never says a word."""
+    server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    server.settimeout(_DEADLINE_S)
+    return server
