@@ -77,11 +77,6 @@ class LauncherConfig(PodSettings):
         return max(self.lost_after_s, 3 * self.heartbeat_s)
 
     @property
-    def attach_s(self) -> float:
-        """The same for an agent that has registered and has not asked for orders yet."""
-        return max(self.lost_after_s, self.crowd_s)
-
-    @property
     def vacancy_s(self) -> float:
         """How long a new pod's agent waits for the end of its predecessor's connection: well inside a call."""
         return max(1.0, self.timeout_s / 6) / 2

@@ -58,6 +58,8 @@ class Gang:
         self._agents: dict[int, RegisteredAgent] = {}
         # Since when agents that have not come are waited for: before the first one, none may have found this host.
         self._expected_since = clock() + max(0.0, config.start_timeout_s - config.lost_after_s)
+        # When an agent has registered, or asked for orders, last.
+        self._arrived = clock()
         # Grows with everything that is worth a look; silence is not seen by it.
         self.changes = 0
         # What every agent is to do; called after it has changed, from the thread that gave it.
@@ -90,6 +92,7 @@ class Gang:
                     registration, self._clock(), not_for_it=self._meant_for(index)
                 )
             agent.order, agent.attached = registration.order, False
+            self._arrived = self._clock()
             self._note(agent, registration.ranks)
             self._notify()
             return None
@@ -277,7 +280,8 @@ class Gang:
             if agent is None:
                 return False
             agent.streams += change
-            agent.attached = True
+            if change > 0:
+                agent.attached, self._arrived = True, agent.heard
             self._notify()
             return True
 
@@ -338,13 +342,13 @@ class Gang:
         return agent.heard_of
 
     def _is_quiet(self, agent: RegisteredAgent, now: float) -> bool:
-        return now - agent.heard >= self._patience_s(agent)
-
-    def _patience_s(self, agent: RegisteredAgent) -> float:
         if agent.streams:
-            return self._silence_s
-        # One that has only registered may wait for its turn: all may have come at the same time.
-        return self._lost_after_s if agent.attached else self._config.attach_s
+            return now - agent.heard >= self._silence_s
+        since = agent.heard
+        if not agent.attached:
+            # It may wait for its turn: as long as others come, this launcher may be behind with thousands of them.
+            since = min(max(since, self._arrived), since + self._config.start_timeout_s)
+        return now - since >= self._lost_after_s
 
     def _is_gone(self, registration: Registration) -> bool:
         return 0 < registration.incarnation <= self._gone.get(registration.worker_index, 0)
@@ -383,7 +387,7 @@ class Gang:
             return None  # the newer one would not be here if the older one were
         if not agent.streams:
             # The newer one would not be here if the older one were: do not wait for it any longer.
-            agent.heard = min(agent.heard, self._clock() - self._patience_s(agent))
+            agent.heard, agent.attached = min(agent.heard, self._clock() - self._lost_after_s), True
         return Refusal(
             f"worker {index} is already registered in attempt {registration.attempt} from pod "
             f"{agent.registration.pod} at {agent.registration.address}; a worker that was restarted joins the "

@@ -107,20 +107,33 @@ def test_silence_and_heartbeats() -> None:
 
 
 def test_agents_that_wait_for_their_turn_are_not_lost() -> None:
-    """Thousands may register before the first has its orders; one whose orders broke off is silent at once."""
-    clock, many = Clock(), replace(CONFIG, workers=10_000)
-    gang = Gang(many, clock)
+    """While others come, one that has registered may still be answered; one whose orders broke off may not."""
+    clock = Clock()
+    gang = Gang(CONFIG, clock)
     gang.register(worker(0))
-    clock.now += 2 * many.lost_after_s
-    assert gang.view().workers[0].silent_since is None
+    clock.now += CONFIG.lost_after_s - 1
+    gang.register(worker(1))
+    clock.now += CONFIG.lost_after_s - 1
+    assert [seen.silent_since for seen in gang.view().workers] == [None, None]
+    gang.attach(1, "first")
+    clock.now += CONFIG.lost_after_s - 1
+    gang.detach(1, "first")
     assert not gang.lost_workers()
-    clock.now = 100.0 + many.crowd_s
+    clock.now += 1
     assert gang.lost_workers() == {0}
+    assert [seen.silent_since for seen in gang.view().workers] == [100.0, clock.now - 1]
+
+
+def test_nobody_waits_for_ever_for_one_that_does_not_ask_for_orders() -> None:
+    """Not even where others come all the time."""
+    clock = Clock()
+    gang = Gang(CONFIG, clock)
     gang.register(worker(0))
-    assert gang.view().workers[0].silent_since is None
-    gang.attach(0, "first")
-    gang.detach(0, "first")
-    assert gang.view().workers[0].silent_since == clock.now
+    while clock.now < 100.0 + CONFIG.start_timeout_s + CONFIG.lost_after_s:
+        assert not gang.lost_workers()
+        gang.register(worker(1))
+        clock.now += CONFIG.lost_after_s / 2
+    assert gang.lost_workers() == {0}
 
 
 def test_exits_are_dated_when_they_are_first_seen() -> None:
