@@ -77,6 +77,11 @@ class LauncherConfig(PodSettings):
         return max(self.lost_after_s, 3 * self.heartbeat_s)
 
     @property
+    def behind_s(self) -> float:
+        """How long workers that come at the same time may keep a launcher busy that gets a tenth of a core."""
+        return 10 * self.crowd_s
+
+    @property
     def vacancy_s(self) -> float:
         """How long a new pod's agent waits for the end of its predecessor's connection: well inside a call."""
         return max(1.0, self.timeout_s / 6) / 2

@@ -28,7 +28,8 @@ class RegisteredAgent:
 
     `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order that held when
     it took the place of an agent that is gone, whose processes were meant. `exits`: of each rank's newest process.
-    `heard_of`: how it is seen while it is heard of, until that changes.
+    `heard_of`: how it is seen while it is heard of, until that changes; `slots_seen`: its slots, and by what
+    they were seen, until one of its ranks changes.
     """
 
     registration: Registration
@@ -43,6 +44,7 @@ class RegisteredAgent:
     states: dict[int, RankState] = field(default_factory=dict)
     exits: dict[int, Exit] = field(default_factory=dict)
     heard_of: WorkerView | None = None
+    slots_seen: tuple[object, dict[int, SlotView]] | None = None
 
 
 class Gang:
@@ -216,7 +218,10 @@ class Gang:
         """All slots of an elastic job as they are now, also those that no agent has."""
         with self._changed:
             now = self._clock()
-            return {slot: self._slot_view(slot, now) for slot in range(self._config.world_size)}
+            found: dict[int, SlotView] = {}
+            for worker in range(self._config.workers):
+                found.update(self._slot_views(worker, now))
+            return found
 
     def world_of(self, formation: int, members: Sequence[MemberProcess]) -> World:
         """What `members`, in the order of their ranks, must know of each other."""
@@ -287,7 +292,7 @@ class Gang:
 
     def _note(self, agent: RegisteredAgent, ranks: tuple[RankState, ...]) -> None:
         now = self._clock()
-        agent.heard = now
+        agent.heard, agent.slots_seen = now, None
         self._new.add(agent.registration.worker_index)
         for state in ranks:
             agent.states[state.rank] = state
@@ -296,20 +301,27 @@ class Gang:
             if state.phase in ENDED and (known is None or known.state.life != state.life):
                 agent.exits[state.rank] = Exit(state, now - state.exited_ago_s)
 
-    def _slot_view(self, slot: int, now: float) -> SlotView:
-        worker = slot // self._config.slots
+    def _slot_views(self, worker: int, now: float) -> dict[int, SlotView]:
+        slots = range(worker * self._config.slots, (worker + 1) * self._config.slots)
         agent = self._agents.get(worker)
         if agent is None:
-            return SlotView(slot, worker, lost=now - self._expected_since >= self._config.lost_after_s)
-        quiet = self._is_quiet(agent, now) or self._is_gone(agent.registration)
+            lost = now - self._expected_since >= self._config.lost_after_s
+            return {slot: SlotView(slot, worker, lost=lost) for slot in slots}
+        lost = self._is_quiet(agent, now) or self._is_gone(agent.registration)
+        seen_by = (lost or not agent.streams, lost, bool(agent.leaving), agent.order)
+        if agent.slots_seen is None or agent.slots_seen[0] != seen_by or self._config.mpi is not None:
+            agent.slots_seen = seen_by, {slot: self._slot_view(slot, agent, lost) for slot in slots}
+        return agent.slots_seen[1]
+
+    def _slot_view(self, slot: int, agent: RegisteredAgent, lost: bool) -> SlotView:
         return SlotView(
             slot=slot,
-            worker=worker,
+            worker=agent.registration.worker_index,
             instance=agent.registration.instance,
             state=self._state_of(slot, agent),
             order=agent.order,
-            silent=quiet or not agent.streams,
-            lost=quiet,
+            silent=lost or not agent.streams,
+            lost=lost,
             leaving=bool(agent.leaving),
         )
 
@@ -342,13 +354,11 @@ class Gang:
         return agent.heard_of
 
     def _is_quiet(self, agent: RegisteredAgent, now: float) -> bool:
-        if agent.streams:
-            return now - agent.heard >= self._silence_s
         since = agent.heard
-        if not agent.attached:
-            # It may wait for its turn: as long as others come, this launcher may be behind with thousands of them.
-            since = min(max(since, self._arrived), since + self._config.start_timeout_s)
-        return now - since >= self._lost_after_s
+        if agent.streams or not agent.attached:
+            # Its call may wait for its turn: as long as others come, this launcher may be behind with thousands.
+            since = min(max(since, self._arrived), since + self._config.behind_s)
+        return now - since >= (self._silence_s if agent.streams else self._lost_after_s)
 
     def _is_gone(self, registration: Registration) -> bool:
         return 0 < registration.incarnation <= self._gone.get(registration.worker_index, 0)

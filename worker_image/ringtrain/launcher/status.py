@@ -68,8 +68,7 @@ class Snapshot:
     def reported_step(self) -> int:
         """The step that all ranks have reported; 0 before."""
         with self.reports as reports:
-            progress = reports.progress()
-        return progress.step if progress else 0
+            return reports.lowest_step or 0
 
     @property
     def phase(self) -> str:

@@ -199,6 +199,11 @@ class Throughput:
             samples=self._samples,
         )
 
+    @property
+    def lowest_step(self) -> int | None:
+        """The step that all reporting ranks have reached; None before the first report."""
+        return min(self._ranks_at, default=None)
+
     def step_of(self, rank: int) -> int | None:
         """The newest step that `rank` has reported."""
         return self._steps.get(rank)

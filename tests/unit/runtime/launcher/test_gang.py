@@ -106,34 +106,54 @@ def test_silence_and_heartbeats() -> None:
     assert not gang.sync(0, "another", AgentState(()))
 
 
-def test_agents_that_wait_for_their_turn_are_not_lost() -> None:
-    """While others come, one that has registered may still be answered; one whose orders broke off may not."""
-    clock = Clock()
-    gang = Gang(CONFIG, clock)
-    gang.register(worker(0))
-    clock.now += CONFIG.lost_after_s - 1
-    gang.register(worker(1))
-    clock.now += CONFIG.lost_after_s - 1
-    assert [seen.silent_since for seen in gang.view().workers] == [None, None]
+def test_a_launcher_that_is_behind_loses_nobody() -> None:
+    """While others come, agents whose calls may have to wait are not lost; one whose orders broke off is."""
+    clock, many = Clock(), replace(CONFIG, workers=4000)
+    gang = Gang(many, clock)
+    for index in range(3):
+        gang.register(worker(index))
     gang.attach(1, "first")
-    clock.now += CONFIG.lost_after_s - 1
-    gang.detach(1, "first")
-    assert not gang.lost_workers()
-    clock.now += 1
-    assert gang.lost_workers() == {0}
-    assert [seen.silent_since for seen in gang.view().workers] == [100.0, clock.now - 1]
+    gang.attach(2, "first")
+    gang.detach(2, "first")
+    clock.now += many.silence_s
+    gang.register(worker(3))
+    assert [seen.silent_since for seen in gang.view().workers[:3]] == [None, None, 100.0]
+    assert gang.lost_workers() == {2}
+    clock.now += many.silence_s
+    assert gang.lost_workers() == {0, 1, 2, 3}
 
 
-def test_nobody_waits_for_ever_for_one_that_does_not_ask_for_orders() -> None:
+def test_nobody_waits_for_ever_for_one_that_is_silent() -> None:
     """Not even where others come all the time."""
-    clock = Clock()
-    gang = Gang(CONFIG, clock)
+    clock, many = Clock(), replace(CONFIG, workers=4000)
+    gang = Gang(many, clock)
     gang.register(worker(0))
-    while clock.now < 100.0 + CONFIG.start_timeout_s + CONFIG.lost_after_s:
+    while clock.now < 100.0 + many.behind_s + many.lost_after_s:
         assert not gang.lost_workers()
         gang.register(worker(1))
-        clock.now += CONFIG.lost_after_s / 2
+        clock.now += many.lost_after_s / 2
     assert gang.lost_workers() == {0}
+
+
+def test_slots_show_what_is_new_and_keep_the_rest() -> None:
+    """Where nothing is new they are the same objects; silence, orders and new states show at once."""
+    clock = Clock()
+    gang = Gang(ELASTIC, clock)
+    for index in range(2):
+        gang.register(worker(index))
+        gang.attach(index, "first")
+    before = gang.slots()
+    gang.sync(1, "first", AgentState((RankState(2, RankPhase.RUNNING, life=1),), order=7))
+    after = gang.slots()
+    assert [after[slot] is before[slot] for slot in range(4)] == [True, True, False, False]
+    assert (after[2].state.life, after[2].order, after[3].order) == (1, 7, 7)
+    gang.detach(0, "first")
+    assert [gang.slots()[slot].silent for slot in range(4)] == [True, True, False, False]
+    clock.now += ELASTIC.lost_after_s
+    assert gang.slots()[0].lost
+    assert not after[0].lost
+    gang.register(worker(0, "second"))
+    assert gang.slots()[0].instance == "second"
 
 
 def test_exits_are_dated_when_they_are_first_seen() -> None:
