@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -170,6 +172,15 @@ def test_an_evaluator_is_in_a_world_of_one(tmp_path: Path) -> None:
     config = WorkerConfig.from_env({one["name"]: one["value"] for one in made if "value" in one})
     assert (config.role, config.source, config.rank, config.size) == ("evaluator", "tf_config", 0, 1)
     assert str(config.checkpoint_dir) == "/data/digits-0a1b2c3d-4e5f"
+
+
+def test_an_evaluator_of_a_world_of_thousands_starts() -> None:
+    """Its variables are none that the kernel refuses, and it is in a world of one as any other."""
+    made = build.build_evaluator_pod(parsed(evaluator={}, slotsPerWorker=8), 1024)["spec"]["containers"][0]["env"]
+    variables = {one["name"]: one["value"] for one in made if "value" in one}
+    subprocess.run([sys.executable, "-c", ""], env=variables, check=True, timeout=60)
+    config = WorkerConfig.from_env(variables)
+    assert (config.role, config.source, config.rank, config.size) == ("evaluator", "tf_config", 0, 1)
 
 
 def test_a_data_worker_is_what_the_spec_says(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ DEFAULT_GRACE_S = 30
 # A week: the most that an agent takes for a number of seconds.
 MOST_GRACE_S = 604_800
 DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
+# Bytes: the kernel refuses a program a variable of 128 KiB, and its container would never start.
+_MOST_TF_CONFIG = 100_000
 
 
 def worker_environment(
@@ -80,7 +82,7 @@ def evaluator_environment(job: Job, workers: int, *, devices: bool) -> list[dict
     """Variables of the evaluator's main container. `workers`: of the world beside which it evaluates."""
     variables = _identity(job, contract.ROLE_EVALUATOR) | {
         **_checkpoints(job),
-        ENV_TF_CONFIG: json.dumps(_tf_config(job, workers)),
+        ENV_TF_CONFIG: _tf_config(job, workers),
         "PYTHONUNBUFFERED": "1",  # a line is in the log when it is printed
     }
     if not devices:
@@ -88,11 +90,16 @@ def evaluator_environment(job: Job, workers: int, *, devices: bool) -> list[dict
     return _variables(variables)
 
 
-def _tf_config(job: Job, workers: int) -> dict[str, Any]:
-    """The cluster as ranks have it in their TF_CONFIG, by the pods' names, and a task outside of it."""
+def _tf_config(job: Job, workers: int) -> str:
+    """The cluster as ranks have it in their TF_CONFIG, by the pods' names, and a task outside of it.
+
+    No cluster where the variable would be too long: an evaluator calls no rank.
+    """
     ports = range(contract.PORT_TF_BASE, contract.PORT_TF_BASE + job.spec.slots)
     ranks = [f"{worker_name(job, worker)}.{job.name}:{port}" for worker in range(workers) for port in ports]
-    return {"cluster": {"worker": ranks}, "task": {"type": contract.ROLE_EVALUATOR, "index": 0}}
+    task = {"type": contract.ROLE_EVALUATOR, "index": 0}
+    whole = json.dumps({"cluster": {"worker": ranks}, "task": task})
+    return whole if len(whole) <= _MOST_TF_CONFIG else json.dumps({"cluster": {}, "task": task})
 
 
 def _identity(job: Job, role: str) -> dict[str, str]:
