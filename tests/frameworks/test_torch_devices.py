@@ -9,7 +9,7 @@ import pytest
 from frameworks.harness import Checks
 from support.ranks import started_ranks
 
-CHECKS = Checks("torch", ("torch_devices", "torch_reductions", "torch_errors", "torch_world"))
+CHECKS = Checks("torch", ("torch_devices", "torch_reductions", "torch_exchanges", "torch_errors", "torch_world"))
 
 
 @pytest.mark.sampled(1, of="size")

@@ -1,6 +1,7 @@
 """Checks of RINGTRAIN_TRANSPORT=torch, over gloo: run on every rank of a world whose reductions take it."""
 
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -40,6 +41,42 @@ def check_an_optimizer_trains_as_one_process_on_all_data():
     gradient = sum(range(1, SIZE + 1))
     assert net.weight.tolist() == [[1.0 - 12 * gradient] * 2]
     assert net.bias.tolist() == [-12.0 * SIZE]
+
+
+def check_what_takes_the_group():
+    """All kinds do where tensors hold floats or only move; averages of integers, Adasum and scaled integers go as
+    arrays. The same on all ranks, and counted by the calls to the library."""
+    ones = torch.ones(2 * SIZE, dtype=torch.int32)
+    took = [
+        lambda: hvd.allreduce(torch.ones(2), op=hvd.Max),
+        lambda: hvd.allreduce(ones, op=hvd.Sum),
+        lambda: hvd.broadcast(ones > 0, 0),
+        lambda: hvd.allgather(ones),
+        lambda: hvd.alltoall(ones),
+        lambda: hvd.reducescatter(torch.ones(SIZE, dtype=torch.bfloat16)),
+    ]
+    others = [
+        lambda: hvd.allreduce(ones),
+        lambda: hvd.allreduce(ones, op=hvd.Sum, prescale_factor=2.0),
+        lambda: hvd.reducescatter(ones),
+        lambda: hvd.allgather(torch.ones(0, 2)),
+        lambda: hvd.alltoall(torch.ones(0)),
+        lambda: hvd.barrier(),
+    ]
+    calls = [_calls_of(make) for make in took + others]
+    assert calls == [int(SIZE > 1)] * len(took) + [0] * len(others)
+
+
+def _calls_of(make: Callable[[], object]) -> int:
+    """How many collectives of the library `make` costs."""
+    if SIZE == 1:
+        make()
+        return 0
+    hvd.allreduce(torch.ones(1))
+    group = current().attached(DeviceGroups, DeviceGroups)._groups[0]
+    before = group._calls._sequence
+    make()
+    return group._calls._sequence - before
 
 
 def check_the_group_of_a_removed_set_is_destroyed():

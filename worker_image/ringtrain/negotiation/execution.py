@@ -37,15 +37,15 @@ Result = list[Any]
 
 @runtime_checkable
 class Carrier(Protocol):
-    """What gives the arrays of a submission, and can also reduce its tensors where they lie."""
+    """What gives the arrays of a submission, and can also exchange its tensors where they lie."""
 
     def __call__(self) -> Sequence[Array]:
         """Return the tensors as arrays."""
 
-    def reduce(
+    def carry_out(
         self, communicator: Communicator, batch: Sequence[Agreed], tensors: Sequence["Carrier"]
     ) -> list[Result] | None:
-        """Return the results of a batch of reductions, of which `tensors` are this rank's; None where they are to
+        """Return the results of a batch, of which `tensors` are this rank's; None where they are to
         go as arrays. The same on all ranks."""
 
 

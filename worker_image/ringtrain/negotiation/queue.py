@@ -23,7 +23,7 @@ from ringtrain.communicators.base import Communicator
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
 from ringtrain.negotiation.agreement import Agreed, Agreement
 from ringtrain.negotiation.execution import Carrier, Result, batches, run_batch
-from ringtrain.negotiation.request import CollectiveKind, Request, Round
+from ringtrain.negotiation.request import Request, Round
 from ringtrain.wire.signature import Signature
 
 # After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
@@ -210,7 +210,7 @@ class NamedQueue:
         started_ns = time.perf_counter_ns()
         with self._changed:
             own = {entry.name: self._in_flight[entry.name] for entry in batch if entry.name in self._in_flight}
-        results = self._reduce_in_place(communicator, batch, own)
+        results = self._carry_out_in_place(communicator, batch, own)
         if results is None:
             arrays = [own[entry.name].arrays() if entry.name in own else None for entry in batch]
             targets = [own[entry.name].target if entry.name in own else None for entry in batch]
@@ -223,18 +223,18 @@ class NamedQueue:
                 _record(entry, own[entry.name].since_ns, started_ns)
                 _give(own[entry.name], result)
 
-    def _reduce_in_place(
+    def _carry_out_in_place(
         self, communicator: Communicator, batch: Sequence[Agreed], own: dict[str, Submission]
     ) -> list[Result] | None:
-        """The results where a carrier has reduced the batch. A rank that has joined has none, nor a device."""
+        """The results where a carrier has carried out the batch. A rank that has joined has none, nor a device."""
         request = batch[0].any_request
-        if request.device == "cpu" or request.kind is not CollectiveKind.ALLREDUCE:
+        if request.device == "cpu":
             return None
         if any(len(entry.requests) < len(self.ranks) for entry in batch):
             return None
         sources = [own[entry.name].arrays for entry in batch]
         carriers = [source for source in sources if isinstance(source, Carrier)]
-        return carriers[0].reduce(communicator, batch, carriers) if len(carriers) == len(batch) else None
+        return carriers[0].carry_out(communicator, batch, carriers) if len(carriers) == len(batch) else None
 
     def _refuse(self, agreed: Agreed, error: RingtrainError) -> None:
         with self._changed:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from ringtrain.communicators.base import Communicator
 from ringtrain.communicators.foreign import ForeignCalls
@@ -50,9 +51,14 @@ class DeviceGroups:
 
 
 class DeviceGroup:
-    """A process group of our own. It ends with its set or world, and is never used after a failure."""
+    """A process group of our own. It ends with its set or world, and is never used after a failure.
+
+    Buffers of its collectives are 1-d and contiguous, on its kind of device; on return the collective is done. All
+    raise PeerLost.
+    """
 
     def __init__(self, calls: ForeignCalls, communicator: Communicator, device: torch.device) -> None:
+        self.ranks, self.position, self.size = communicator.ranks, communicator.position, len(communicator.ranks)
         self._calls, self._device = calls, device
         self._store = RoundsStore()
         self._made: Any = None
@@ -74,10 +80,29 @@ class DeviceGroup:
             )
 
     def all_reduce(self, buffer: torch.Tensor, op: Any) -> None:
-        """Reduce `buffer` in place; on return it is done. Raises PeerLost."""
+        """Reduce `buffer` in place."""
         options = dist.AllreduceOptions()
         options.reduceOp = op
         self._run("device_allreduce", lambda group: group.allreduce([buffer], options))
+
+    def broadcast(self, buffer: torch.Tensor, root: int) -> None:
+        """Fill `buffer` with that of position `root`."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        self._run("device_broadcast", lambda group: group.broadcast([buffer], options))
+
+    def all_gather(self, gathered: torch.Tensor, part: torch.Tensor) -> None:
+        """Fill `gathered` with the `part`, as long on all ranks, of each position."""
+        self._run("device_allgather", lambda group: group._allgather_base(gathered, part, AllgatherOptions()))
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, incoming: list[int], outgoing: list[int]
+    ) -> None:
+        """Send `outgoing[p]` elements of `sent` to position p, and fill `received` with `incoming[p]` of each."""
+        self._run(
+            "device_alltoall",
+            lambda group: group.alltoall_base(received, sent, incoming, outgoing, AllToAllOptions()),
+        )
 
     @property
     def ended(self) -> bool:

@@ -1,8 +1,7 @@
-"""Reductions where tensors lie, through a process group of torch.distributed that nobody else uses.
+"""Collectives where tensors lie, through a process group of torch.distributed that nobody else uses.
 
-What ranks ask for is agreed on as ever; only the tensors of a reduction take this way. The library adds up in an
-order of its own, so results have not the bits of a fold in rank order. See
-docs/decisions/0041-reductions-on-devices.md.
+What ranks ask for is agreed on as ever; only the tensors take this way. The library adds up in an order of its
+own, so results have not the bits of a fold in rank order. See docs/decisions/0041-reductions-on-devices.md.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.communicators.base import Communicator
@@ -21,18 +19,9 @@ from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import ProcessSet, number_of
 from ringtrain.torch.bridge import to_arrays, to_tensor
+from ringtrain.torch.device_collectives import can_carry_out, carried_out, reduced
 from ringtrain.torch.device_groups import DeviceGroups
 
-_OPS: Final = {
-    "Sum": dist.ReduceOp.SUM,
-    "Average": dist.ReduceOp.SUM,
-    "Min": dist.ReduceOp.MIN,
-    "Max": dist.ReduceOp.MAX,
-    "Product": dist.ReduceOp.PRODUCT,
-}
-# Others go as arrays: whether they can be added up, and how, differs between libraries.
-_DTYPES: Final = {"float16", "bfloat16", "float32", "float64"}
-_HALVES: Final = {"float16", "bfloat16"}
 _ON_HOST: Final = "cpu through torch.distributed"
 
 
@@ -42,9 +31,9 @@ def device_of(tensors: Sequence[torch.Tensor]) -> str:
     return _ON_HOST if kind == "cpu" and current().config.transport == "torch" else kind
 
 
-def source_of(tensors: Sequence[torch.Tensor], kind: CollectiveKind, process_set: ProcessSet) -> Any:
-    """Return what gives the arrays of `tensors`, or takes their reduction to where they lie."""
-    if kind is not CollectiveKind.ALLREDUCE or current().config.transport != "torch":
+def source_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> Any:
+    """Return what gives the arrays of `tensors`, or takes their collective to where they lie."""
+    if not tensors or current().config.transport != "torch":
         return to_arrays(tensors)
     return DeviceTensors(tensors, process_set)
 
@@ -70,26 +59,23 @@ class DeviceTensors:
         self.wait_ready()
         return to_arrays(self.tensors)()
 
-    def reduce(
+    def carry_out(
         self, communicator: Communicator, batch: Sequence[Agreed], tensors: Sequence[Carrier]
     ) -> list[Any] | None:
         request = batch[0].any_request
-        if len(communicator.ranks) == 1 or request.op not in _OPS or not set(request.dtypes) <= _DTYPES:
+        if len(communicator.ranks) == 1 or not can_carry_out(request):
             return None
         given = [one for one in tensors if isinstance(one, DeviceTensors)]
-        if len(set(request.dtypes)) > 1:
-            return None
         for one in given:
             one.wait_ready()
         group = self._groups.of(self._world, self._number, communicator, self.device)
         with torch.no_grad():
-            flat = _flat([tensor for one in given for tensor in one.tensors], self.device)
-            wide = flat.float() if request.dtypes[0] in _HALVES else flat
-            buffer = wide.mul(request.prescale) if request.prescale != 1.0 else wide
-            group.all_reduce(buffer, _OPS[request.op])
-            factor = request.postscale / (len(communicator.ranks) if request.op == "Average" else 1)
-            reduced = (buffer.mul_(factor) if factor != 1.0 else buffer).to(flat.dtype)
-            return _results(request, reduced, given)
+            if request.kind is CollectiveKind.ALLREDUCE:
+                flat = _flat([tensor for one in given for tensor in one.tensors], self.device)
+                return _results(request, reduced(group, flat, request), given)
+            results = carried_out(group, batch[0], self.tensors)
+            self.hand_over(results)
+            return [results]
 
     def wait_ready(self) -> None:
         """Return when the device has made the tensors."""
@@ -102,26 +88,27 @@ class DeviceTensors:
         if self.ready is not None:
             self._streams.current_stream(self.device).synchronize()
             for result in results:
-                result.record_stream(self._stream)
+                if result.device == self.device:
+                    result.record_stream(self._stream)
 
 
 def _flat(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     return torch.cat([tensor.to(device).reshape(-1) for tensor in tensors])
 
 
-def _results(request: Request, reduced: torch.Tensor, given: Sequence[DeviceTensors]) -> list[Any]:
-    """Cut `reduced` for the entries of a batch. A bucket stays in one piece, in its target if it has one."""
+def _results(request: Request, whole: torch.Tensor, given: Sequence[DeviceTensors]) -> list[Any]:
+    """Cut `whole` for the entries of a batch. A bucket stays in one piece, in its target if it has one."""
     if request.members:
         if given[0].target is not None:
-            to_tensor(given[0].target).copy_(reduced)
+            to_tensor(given[0].target).copy_(whole)
             return [[given[0].target]]
-        given[0].hand_over([reduced])
-        return [[reduced]]
+        given[0].hand_over([whole])
+        return [[whole]]
     results, at = [], 0
     for one in given:
         own = []
         for tensor in one.tensors:
-            own.append(reduced[at : at + tensor.numel()].clone().reshape(tensor.shape))
+            own.append(whole[at : at + tensor.numel()].clone().reshape(tensor.shape))
             at += tensor.numel()
         one.hand_over(own)
         results.append(own)

@@ -88,7 +88,7 @@ def _submission(
         error=error or _device_error(tensors),
     )
     # What is wrong fails on every rank before anyone looks at the data.
-    arrays = tuple if described.error else source_of(tensors, described.kind, process_set)
+    arrays = tuple if described.error else source_of(tensors, process_set)
     return Submission(described, arrays, finish or (lambda result: to_tensors(result, tensors)))
 
 
