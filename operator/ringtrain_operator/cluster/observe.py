@@ -126,14 +126,13 @@ async def read_surroundings(
     # What an earlier leader made or deleted shows in the store for certain, in a cache of it sooner or later.
     pods = await versions.list_pods(meta["namespace"], selector, quorum=began and not memory.listed)
     memory.listed = True
-    ours = [p for p in pods if owned_by(p, meta["uid"])]
+    ours, others = split_owned(pods, meta["uid"])
     if not any(_is_of(p, status.get("attempt")) for p in ours):
         memory.forget_objects(
             int(status.get("attempt") or 0)
         )  # the pods that are made next must find all that they mount and run as
     if began and not ended:  # before, its creations tell whether a name is taken; afterwards nothing is created
         await look_at_objects(api, job, memory)
-    others = [Foreign(ObjectRef("Pod", p["metadata"]["name"]), owner_name(p)) for p in pods if p not in ours]
     nodes = await _readiness_of_suspects(api, ours, now)
     views = tuple(view_pod(p, nodes) for p in ours)
     memory.note_gone(views, now)
@@ -151,6 +150,18 @@ async def read_surroundings(
         status=status,
     )
     return Reading(observed, tuple(ours))
+
+
+def split_owned(pods: Sequence[Json], uid: str) -> tuple[list[Json], list[Foreign]]:
+    """The pods whose controller has this uid, and whose the others are. No pod is compared with another."""
+    ours: list[Json] = []
+    others: list[Foreign] = []
+    for pod in pods:
+        if owned_by(pod, uid):
+            ours.append(pod)
+        else:
+            others.append(Foreign(ObjectRef("Pod", pod["metadata"]["name"]), owner_name(pod)))
+    return ours, others
 
 
 def _is_of(pod: Json, attempt: object) -> bool:

@@ -7,13 +7,14 @@ gives the next one a new number, and infers no loss. Scaled down is written befo
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from .. import build
 from ..contract import EXIT_GANG_STOPPED
-from ..observe.model import ObjectRef, PodView
+from ..observe.model import PodView
 from ..status.capacity import awaits_capacity
 from ..status.gang import gang_problem
 from ..status.incarnations import LOSSES_KEPT, has_joined, incarnations_of, is_present, made_after, number_of
@@ -28,6 +29,34 @@ from .outcome import LAUNCHER_REPORT_S, ended_badly
 ATTEMPT_ENDS_S = 5
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of workers, by index: a look at all of them then costs no more than their number.
+
+    `pods`: each worker's last pod, if it is there. `said`: what the launcher says of its agent; `silent`: workers
+    whose agents it has given up. `refused`: whether the API refused what all pods need; `refused_pods`: by name.
+    """
+
+    pods: Mapping[int, PodView]
+    said: Mapping[int, Mapping[str, Any]]
+    silent: frozenset[int]
+    refused: bool
+    refused_pods: frozenset[str]
+
+    @classmethod
+    def of(cls, s: Situation) -> _Seen:
+        own = (pod for pod in reversed(s.workers) if pod.incarnation == number_of(s.status, pod.index))
+        workers = [w for w in (s.report.workers if s.report else ()) if isinstance(w.get("index"), int)]
+        refused = [refusal.ref for refusal in s.observed.refusals]
+        return cls(
+            pods={pod.index: pod for pod in own},
+            said={w["index"]: w for w in reversed(workers)},
+            silent=frozenset(w["index"] for w in workers if w.get("lost") is True),
+            refused=any(ref.kind != "Pod" for ref in refused),
+            refused_pods=frozenset(ref.name for ref in refused if ref.kind == "Pod"),
+        )
+
+
 def note_workers(s: Situation, decision: Decision | None) -> JobStatus:
     """The status with what became of workers' pods, and with numbers for the pods that are made now.
 
@@ -36,20 +65,21 @@ def note_workers(s: Situation, decision: Decision | None) -> JobStatus:
     if notes_end(s, decision):
         return s.status
     losses = list(incarnations_of(s.status).losses)
+    seen = _Seen.of(s)
     size = max(s.status.ledger.attempt_workers, len(incarnations_of(s.status).numbers))
     present, joined = [False] * size, [False] * size
     for worker in range(s.status.ledger.attempt_workers):
-        loss = _loss(s, worker)
+        pod = seen.pods.get(worker)
+        loss = _loss(s, worker, pod, silent=worker in seen.silent)
         if loss is not None and is_present(s.status, worker):
             losses.append(loss)
-        pod = _own_pod(s, worker)
         present[worker] = loss is None and pod is not None and not _was_lost(s, worker)
-        joined[worker] = present[worker] and (has_joined(s.status, worker) or _registered(s, pod))
+        joined[worker] = present[worker] and (has_joined(s.status, worker) or _registered(pod, seen))
     noted = _noted(s, present=tuple(present), joined=tuple(joined), losses=tuple(losses[-LOSSES_KEPT:]))
     due = due_workers(replace(s, status=noted))
     numbers = [number_of(s.status, worker) for worker in range(size)]
     for worker in due:
-        numbers[worker] += 0 if _was_refused(s, worker) else 1
+        numbers[worker] += 0 if _was_refused(s, worker, seen) else 1
     return _noted(replace(s, status=noted), numbers=tuple(numbers))
 
 
@@ -95,21 +125,14 @@ def _is_unwanted(s: Situation, pod: PodView) -> bool:
     return not is_present(s.status, pod.index)
 
 
-def _own_pod(s: Situation, worker: int) -> PodView | None:
-    """The worker's last pod, if it is there."""
-    number = number_of(s.status, worker)
-    return next((pod for pod in s.workers if pod.index == worker and pod.incarnation == number), None)
-
-
 def _was_lost(s: Situation, worker: int) -> bool:
     """Whether the worker's last pod is noted as lost: its name is needed, even if it should answer again."""
     number = number_of(s.status, worker)
     return any((loss.worker, loss.incarnation) == (worker, number) for loss in incarnations_of(s.status).losses)
 
 
-def _loss(s: Situation, worker: int) -> Loss | None:
+def _loss(s: Situation, worker: int, pod: PodView | None, *, silent: bool) -> Loss | None:
     """Why the worker's last pod is, or is to be, no more; None while it lives, and while that is not known."""
-    pod = _own_pod(s, worker)
     if pod is None:
         return _as_loss(s, worker, None, "no longer exists")
     taken = pod_disruption(pod)
@@ -122,9 +145,6 @@ def _loss(s: Situation, worker: int) -> Loss | None:
             f"with exit code {pod.exit_code}{why}" if pod.exit_code is not None else f"({pod.reason or 'Failed'})"
         )
         return _as_loss(s, worker, pod, f"ended {code}", failed=True, suspect=True)
-    silent = s.report is not None and any(
-        w.get("index") == worker and w.get("lost") is True for w in s.report.workers
-    )
     if silent and has_joined(s.status, worker) and not pod.finished:
         return _as_loss(s, worker, pod, "was silent, and is deleted", failed=True, suspect=True)
     return None
@@ -156,12 +176,11 @@ def may_create(s: Situation) -> bool:
     return start is None or s.now >= start
 
 
-def _was_refused(s: Situation, worker: int) -> bool:
+def _was_refused(s: Situation, worker: int, seen: _Seen) -> bool:
     """Whether the API refused the pod for which the present number was written: that was never made."""
     if number_of(s.status, worker) == 0 or is_present(s.status, worker):
         return False
-    pod = ObjectRef("Pod", build.worker_name(s.job, worker))
-    return any(refusal.ref == pod or refusal.ref.kind != "Pod" for refusal in s.observed.refusals)
+    return seen.refused or build.worker_name(s.job, worker) in seen.refused_pods
 
 
 def _as_loss(
@@ -180,11 +199,11 @@ def _as_loss(
     )
 
 
-def _registered(s: Situation, pod: PodView | None) -> bool:
+def _registered(pod: PodView | None, seen: _Seen) -> bool:
     """Whether the launcher says that this pod's agent is there, and not that of the one before."""
-    if pod is None or s.report is None:
+    if pod is None:
         return False
-    said = next((worker for worker in s.report.workers if worker.get("index") == pod.index), {})
+    said = seen.said.get(pod.index, {})
     address = str(said.get("address") or pod.address)
     return said.get("registered") is True and said.get("lost") is not True and address == pod.address
 
