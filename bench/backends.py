@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench import steps
+from bench.constants import apply
 
 Work = Callable[[], None]
 
@@ -28,6 +29,8 @@ class Ringtrain:
     def __init__(self) -> None:
         import ringtrain as rt
 
+        if constant := os.environ.get("BENCH_CONSTANT"):
+            apply(constant)
         rt.init()
         self._rt = rt
         self.rank = rt.rank()

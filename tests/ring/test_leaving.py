@@ -116,7 +116,7 @@ def test_a_fault_reaches_asynchronous_collectives(transport: str) -> None:
 @OVER
 def test_a_rank_interrupted_in_a_collective_tells_the_others(transport: str) -> None:
     """An exception that is not the ring's ends the collective on all ranks, with its reason."""
-    x = np.ones(3000)  # the result of a shorter one is stored after the exchange
+    x = np.ones(40_000)  # the result of a shorter one is stored after the exchange
     with world_of(2, transport) as world:
 
         def interrupted(rank: int) -> BaseException | None:

@@ -37,7 +37,9 @@ from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
 
 SEGMENT_BYTES: Final = 2 << 20
-# Up to this everyone sends everything to everyone: one trip less counts for more than the bytes. See bench/README.
+# Up to so much for all peers together, and up to so much in any world, everyone sends everything to everyone: one
+# trip less counts for more than the bytes. See bench/README.
+_DIRECT_BYTES_TO_ALL: Final = 256 << 10
 _DIRECT_BYTES: Final = 16 << 10
 # Relays read what others pass on one segment behind what they pass on themselves.
 _LAG: Final = 1
@@ -59,7 +61,8 @@ class ExchangeCommunicator:
         self.segment_bytes = segment_bytes
         self.ranks = ranks
         self.position = self._steps.position
-        self._direct_bytes = min(_DIRECT_BYTES, segment_bytes)
+        direct_bytes = max(_DIRECT_BYTES, _DIRECT_BYTES_TO_ALL // max(1, len(ranks) - 1))
+        self._direct_bytes = min(direct_bytes, segment_bytes)
         self._updates = FusedUpdates(self._steps, self.all_gather_parts)
 
     @property
