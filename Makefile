@@ -161,7 +161,7 @@ bench-ring: $(VENV)/.installed  ## the ring's protocol in simulated time, up to 
 	$(BIN)/python -m bench.scale.ring check
 	$(BIN)/python -m bench.scale.ring slopes
 
-bench-scale: $(VENV)/.installed bench/.venv/.installed  ## a real launcher with 10 to 4,000 simulated agents: seven minutes
+bench-scale: $(VENV)/.installed bench/.venv/.installed  ## a real launcher with 10 to 10,000 simulated agents: ten minutes
 	$(BIN)/python -m bench.scale.run
 	bench/.venv/bin/python -m bench.scale.plot
 

@@ -1,4 +1,4 @@
-"""`make bench-scale`: a real launcher and 10 to 4,000 simulated agents; writes launcher.json."""
+"""`make bench-scale`: a real launcher and 10 to 10,000 simulated agents; writes launcher.json."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 def main() -> None:
     """Measure each number of agents, and write or renew its row under `--label`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--agents", type=int, nargs="+", default=[10, 100, 1000, 4000])
+    parser.add_argument("--agents", type=int, nargs="+", default=[10, 100, 1000, 4000, 10000])
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--label", default="now")
     parser.add_argument("--output", type=Path, default=RESULTS)

@@ -23,8 +23,6 @@ NO_TOKEN = "the job's token is missing or wrong"
 MAX_MESSAGE = 16 << 20
 _COMMON = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
@@ -39,6 +37,7 @@ _CLIENT = (
 # Clients prove themselves while they connect, where there are certificates.
 _CONNECT_S = 1.0
 _HANDSHAKE_S = 10.0
+_KEEPALIVE_S = 10.0
 # Connections at a time beyond those of the gang.
 _MOST_STRANGERS = 256
 _SERVER = (
@@ -72,11 +71,18 @@ def channel_options(peer: Peer, clients: int) -> tuple[tuple[str, Any], ...]:
     """Options of a channel to `peer`, a server that so many clients may dial at the same time."""
     return (
         *_CLIENT,
+        *_keepalive(clients),
         # By its name the time between two tries; gRPC's library takes it for the time that one may take.
         ("grpc.min_reconnect_backoff_ms", round(1000 * max(_CONNECT_S, crowd_s(clients)))),
         # Names in the certificate are of role and uid: what the server is called in DNS proves nothing.
         ("grpc.ssl_target_name_override", dns_name(peer.role, peer.uid)),
     )
+
+
+def _keepalive(clients: int) -> tuple[tuple[str, int], ...]:
+    """Whoever talks to thousands answers a ping late."""
+    patience_ms = round(1000 * max(_KEEPALIVE_S, crowd_s(clients)))
+    return (("grpc.keepalive_time_ms", patience_ms), ("grpc.keepalive_timeout_ms", patience_ms))
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ def server_options(clients: int, is_held: bool) -> tuple[tuple[str, int], ...]:
     """Options of a server of so many clients."""
     return (
         *_SERVER,
+        *_keepalive(clients),
         ("grpc.server_handshake_timeout_ms", round(1000 * max(_HANDSHAKE_S, crowd_s(clients)))),
         ("grpc.so_reuseport", int(is_held)),
         ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * clients),

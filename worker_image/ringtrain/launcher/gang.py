@@ -349,16 +349,16 @@ class Gang:
             worker = agent.registration
             view = WorkerView(index, worker.pod, worker.node, None, agent.leaving, agent.leaving_since)
             if quiet:
-                return replace(view, silent_since=agent.heard)
+                return replace(view, silent_since=self._silent_since(agent))
             agent.heard_of = view
         return agent.heard_of
 
     def _is_quiet(self, agent: RegisteredAgent, now: float) -> bool:
-        since = agent.heard
-        if agent.streams or not agent.attached:
-            # Its call may wait for its turn: as long as others come, this launcher may be behind with thousands.
-            since = min(max(since, self._arrived), since + self._config.behind_s)
-        return now - since >= (self._silence_s if agent.streams else self._lost_after_s)
+        return now - self._silent_since(agent) >= (self._silence_s if agent.streams else self._lost_after_s)
+
+    def _silent_since(self, agent: RegisteredAgent) -> float:
+        """When it last called; while others come, later: its call may wait for its turn among thousands."""
+        return min(max(agent.heard, self._arrived), agent.heard + self._config.behind_s)
 
     def _is_gone(self, registration: Registration) -> bool:
         return 0 < registration.incarnation <= self._gone.get(registration.worker_index, 0)
@@ -397,7 +397,8 @@ class Gang:
             return None  # the newer one would not be here if the older one were
         if not agent.streams:
             # The newer one would not be here if the older one were: do not wait for it any longer.
-            agent.heard, agent.attached = min(agent.heard, self._clock() - self._lost_after_s), True
+            long_ago = self._clock() - self._lost_after_s - self._config.behind_s
+            agent.heard, agent.attached = min(agent.heard, long_ago), True
         return Refusal(
             f"worker {index} is already registered in attempt {registration.attempt} from pod "
             f"{agent.registration.pod} at {agent.registration.address}; a worker that was restarted joins the "

@@ -23,7 +23,7 @@ from ringtrain.control.model import (
     Verdict,
     World,
 )
-from ringtrain.control.wire import from_message, message_fields, order_from_message, order_to_message
+from ringtrain.control.wire import deflated, from_message, message_fields, order_from_message, order_to_message
 from ringtrain.gen import coordinator_pb2 as pb
 
 RANKS = (
@@ -67,6 +67,17 @@ def test_a_value_there_and_back(value: Any, message: Any) -> None:
 def test_an_order_there_and_back(order: Order) -> None:
     """Each kind of order is read as that kind."""
     assert order_from_message(pb.Order.FromString(order_to_message(order).SerializeToString())) == order
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Start(replace(FORMED, tf_addresses=("a:2", "c:2"))), Form(FORMED, (0, 3, 5), 10), Stop(FAILED)],
+    ids=["start", "form", "stop"],
+)
+def test_a_compressed_order_there_and_back(order: Order) -> None:
+    """Hosts that are in it once are the ranks' again, and other orders stay what they are."""
+    sent = deflated(order_to_message(order)).SerializeToString()
+    assert order_from_message(pb.Order.FromString(sent)) == order
 
 
 def test_a_word_that_does_not_exist() -> None:
