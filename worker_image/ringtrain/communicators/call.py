@@ -16,8 +16,8 @@ from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.frame import Frame, FrameHeader, Step, octets
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
-from ringtrain.world.monitor import Activity, Closed, Stalled
 from ringtrain.world.offers import Key, Offer
+from ringtrain.world.reports import Activity, Closed, Stalled
 
 # A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.
 _SLOWEST_BYTES_PER_S: Final = 10e6
@@ -148,7 +148,7 @@ class Call:
             except (Unexpected, Broken, PullRefused) as error:
                 self._went_wrong(peer, error)
         left = self._timeout_s - (time.monotonic() - self._started)
-        if not self._member.offers.all_taken(self._offer, left):
+        if not self._member.all_taken(self._offer, left, self._activity):
             if (gone := self._member.offers.who_left(self._offer)) is not None:
                 self._member.monitor.report(Closed(gone, "", self._activity))
                 self._member.raise_failure(self._activity)
@@ -163,7 +163,10 @@ class Call:
 
     def _fail(self, peer: int, error: Broken | PullRefused) -> NoReturn:
         """Report what happened to the stream from `peer`, and raise what the world decides."""
-        if isinstance(error, PullRefused):
+        if isinstance(error, PullRefused) and error.failure.kind == "stranger":
+            # The next world of its process answers.
+            self._member.monitor.report(Closed(peer, "it has left this world", self._activity))
+        elif isinstance(error, PullRefused):
             self._member.monitor.report(error.failure)
         elif error.how is How.TIMEOUT:
             self._stalled((peer,))

@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 from ringtrain.communicators.numbers import foreign_number
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
-from ringtrain.world.monitor import Activity, Stalled
+from ringtrain.world.reports import Activity, Stalled
 
 # The library's own threads do the work: first look without a pause, then with one that costs no core.
 _EAGER_S: Final = 1e-3

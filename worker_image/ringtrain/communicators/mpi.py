@@ -24,8 +24,8 @@ from ringtrain.reduction.fold import Flat, Folder
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
-from ringtrain.world.monitor import Activity, Stalled
 from ringtrain.world.mpi_library import give_up, load_mpi, load_world
+from ringtrain.world.reports import Activity, Stalled
 
 # Contributions are folded so much at a time: what is scratch memory, and not more in flight than the caches like.
 _PIECE_BYTES: Final = 4 << 20

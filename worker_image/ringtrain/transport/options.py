@@ -6,8 +6,10 @@ _UNLIMITED = -1
 # Connections at a time. A peer has one.
 _MOST_CONNECTIONS = 256
 _HANDSHAKE_MS = 10_000
-# A peer always has a question open; who asks nothing for so long is none.
+# Who asks nothing for so long is no peer: one that watches this rank has a question open, and any other one closes
+# its connection before, and opens it again for its next question.
 _IDLE_MS = 20_000
+_CLIENT_IDLE_MS = 10_000
 
 Options = list[tuple[str, int]]
 
@@ -23,6 +25,7 @@ def channel_options(timeout_s: float) -> Options:
         ("grpc.min_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.enable_retries", 0),
+        ("grpc.client_idle_timeout_ms", _CLIENT_IDLE_MS),
         ("grpc.enable_http_proxy", 0),  # a proxy meant for the internet must not see the ring
     ]
 

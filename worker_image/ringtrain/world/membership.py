@@ -2,6 +2,7 @@
 
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -14,9 +15,11 @@ from ringtrain.wire.signature import Signature, decode_signature, describe_misma
 from ringtrain.world.failure_state import FailureState
 from ringtrain.world.handshake import Handshake
 from ringtrain.world.lateness import Lateness
-from ringtrain.world.monitor import ALIVE, LEFT, Activity, Monitor
-from ringtrain.world.offers import CallerGone, Key, OfferTable
+from ringtrain.world.monitor import Monitor
+from ringtrain.world.offers import CallerGone, Key, Offer, OfferTable
+from ringtrain.world.reports import Activity
 from ringtrain.world.ring_config import RingConfig
+from ringtrain.world.watches import ALIVE
 
 
 class Membership:
@@ -29,6 +32,7 @@ class Membership:
         self.offers = OfferTable(ring.rank, self.failure_state)
         self._handshake = Handshake(ring, self.failure_state, self._is_over)
         self.monitor = Monitor(ring, transport, self.failure_state, self._identity, self._peer_left)
+        self._watches = self.monitor.watches
         self._lateness = Lateness(ring, self.offers, self.monitor.statuses)
         self.left = False
         self._closed = threading.Lock()
@@ -51,7 +55,8 @@ class Membership:
         try:
             self.transport.serve(self)
             self.monitor.start()
-            self._handshake.meet_all(self.transport, self.monitor.watch)
+            self._handshake.meet_all(self.transport, self._watches.watch)
+            self._end_meeting()
             self._lateness.start()
         except BaseException:
             failure = self.failure_state.failure
@@ -59,6 +64,27 @@ class Membership:
                 self.monitor.announce(failure)
             self.leave()
             raise
+
+    def _end_meeting(self) -> None:
+        """Begin what needs all ranks to have met. Raises the world's failure."""
+        deaf = self._watches.end_meeting(self.ring.timeout_s)
+        if deaf and not self.left:
+            text = f"{self.ring.name(deaf[0])} has met rank {self.ring.rank}, and then does not answer"
+            self.failure_state.reach(WorldFailure("lost", text, deaf[0]))
+        self.failure_state.check()
+
+    def all_taken(self, offer: Offer, timeout_s: float, activity: Activity) -> bool:
+        """Wait until every peer has taken everything that is offered. See `OfferTable.all_taken`."""
+        if not self._watches.are_sparse:
+            return self.offers.all_taken(offer, timeout_s)
+        end = time.monotonic() + timeout_s
+        while not self.offers.all_taken(offer, min(timeout_s, self.ring.probe_timeout_s)):
+            timeout_s = end - time.monotonic()
+            ended = self.left or self.failure_state.failure is not None or self.offers.who_left(offer) is not None
+            if ended or timeout_s <= 0:
+                return False
+            self.monitor.look_for(offer.waiting_for.copy(), activity, lambda peer: peer in offer.waiting_for)
+        return True
 
     def pull_request(self, peer: int, key: Key, what: Signature) -> bytes:
         return PullRequest(self._handshake.session(peer), self.ring.rank, *key, what.compared()).encode()
@@ -110,7 +136,7 @@ class Membership:
     def _await_failure(self) -> None:
         """Wait until what follows from a report is known to all, or this rank leaves."""
         self.failure_state.wait_over(self.ring.timeout_s / 5)
-        self.monitor.await_announced(self.ring.timeout_s / 10)
+        self.monitor.await_announced(2 * self.ring.probe_timeout_s)
 
     def leave(self) -> None:
         """Tell the peers, let what they still take flow out, and close. Calling it again does nothing."""
@@ -140,9 +166,8 @@ class Membership:
             return self._handshake.answer_hello(request)
         if method == PROVE:
             return self._handshake.answer_prove(request, self.transport.data_port)
-        # While ranks meet, whoever knows the token may announce why they do not. Without a token only peers may.
         asking = -1
-        if method != ABORT or self._handshake.all_met or self.ring.token is None:
+        if method != ABORT or self._takes_peers_only(request):
             identity = load_fields(request, rank=int, session=bytes)
             asking = int(identity["rank"])
             self._handshake.check_session(asking, identity["session"])
@@ -152,16 +177,29 @@ class Membership:
         if method == STATUS:
             failure = self.failure_state.failure
             status = {"reached": self.offers.reached(), "activity": self.offers.activity()}
-            return dump({**status, "failure": failure and failure.encode()})
+            return dump({**status, "left": self._watches.left(), "failure": failure and failure.encode()})
         if method == MEANING:
             asked = load_fields(request, process_set=int, sequence=int)
             what = self.offers.meaning((asked["process_set"], asked["sequence"]))
             return b"" if what is None else what.encode()
         # A watch: held for a timeout's time, its end tells the peer that this rank is gone.
         self._handshake.watched_by(asking)
+        if not load_fields(request, hold=bool)["hold"]:
+            if (failed := self.failure_state.failure) is not None:
+                raise PullRefused(failed)
+            return self._watches.farewell() if self.left else ALIVE
         caller.on_end(self.offers.watcher_gone)
         ended = self.offers.await_end(min(self.ring.timeout_s, caller.remaining_s()), caller)
-        return LEFT if ended else ALIVE
+        return self._watches.farewell() if ended else ALIVE
+
+    def _takes_peers_only(self, abort: bytes) -> bool:
+        """Whether an announcement must show a session of this world.
+
+        While ranks meet, whoever knows the token may announce why they do not. What shows a session must show one
+        of this world: the verdict of an earlier one, which still goes round, does not end it.
+        """
+        shown = load_fields(abort, session=bytes)["session"]
+        return bool(shown) or self._handshake.all_met or self.ring.token is None
 
     def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
         """Yield what the caller is to get from this rank in one collective."""
@@ -195,7 +233,7 @@ class Membership:
 
     def _is_over(self, peer: int) -> bool:
         """Whether this world has ended for `peer`: it has left, or all failed, or this rank leaves itself."""
-        ended = self.left or self.failure_state.failure is not None or self.monitor.has_left(peer)
+        ended = self.left or self.failure_state.failure is not None or self._watches.has_left(peer)
         return ended or not self.monitor.answers(peer)
 
     def _peer_left(self, peer: int) -> None:

@@ -4,56 +4,30 @@ Whoever notices that something is wrong (a stream that broke, a watch that ended
 waits for the failure_state. One judge a process: however many connections break at once, one reason comes out.
 """
 
+import functools
 import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from typing import Any
 
-from ringtrain.transport.base import Broken, How, Transport
+from ringtrain.transport.base import Transport
 from ringtrain.wire.failure import PullRefused, WorldFailure
 from ringtrain.wire.messages import ABORT, STATUS, WATCH, dump, load, load_fields
-from ringtrain.world import authentication
+from ringtrain.world import authentication, neighbours
 from ringtrain.world.failure_state import FailureState
+from ringtrain.world.reports import Activity, Closed, Report, Stalled
 from ringtrain.world.ring_config import RingConfig
-
-ALIVE = b"alive"
-LEFT = b"left"
-
-
-@dataclass(frozen=True)
-class Activity:
-    """The collective that a rank is in, for messages and for probing: `allreduce #7 "conv1.weight"`."""
-
-    label: str
-    process_set: int
-    sequence: int
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The connection to `peer` broke."""
-
-    peer: int
-    detail: str
-    activity: Activity | None
-
-
-@dataclass(frozen=True)
-class Stalled:
-    """Nothing came from `peers` within the deadline."""
-
-    peers: tuple[int, ...]
-    waited_s: float
-    activity: Activity
-
-
-Report = Closed | Stalled | WorldFailure
+from ringtrain.world.spread import Spread, await_answers, is_answered
+from ringtrain.world.watches import Watches, has_gone
 
 
 class Monitor:
-    """Watches all peers, judges reports, and announces the verdict to every peer before it is raised here."""
+    """Watches peers, judges reports, and announces the verdict before it is raised here.
+
+    Which peers, and to whom: see `neighbours`.
+    """
 
     def __init__(
         self,
@@ -67,9 +41,11 @@ class Monitor:
         self._transport = transport
         self._failure_state = failure_state
         self._identity = identity  # what proves to a peer who asks
-        self._peer_left = peer_left  # told of a peer that shuts down in good order
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
-        self._left: set[int] = set()
+        self.watches = Watches(ring, self._ask_watch, self._is_over, self.report, peer_left)
+        failure_state.on_reached(self.watches.wake)
+        self._lock = threading.Lock()
+        self._spread: Spread | None = None
         self._announced = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._judge_reports, name="ringtrain-monitor", daemon=True)
@@ -80,30 +56,37 @@ class Monitor:
 
     def stop(self) -> None:
         self._stopped = True
+        self.watches.wake()
         self._reports.put(None)
         if self._thread.ident is not None:
             self._thread.join()
+        if self._spread is not None:
+            self._spread.wait(2 * self._ring.probe_timeout_s)
+            self._spread.give_up()
         self._announced.set()  # if there was something to announce, it has been
 
     def report(self, report: Report) -> None:
         """Hand in what was noticed. Returns at once; the verdict follows, within a fifth of the timeout."""
         self._reports.put(report)
 
-    def has_left(self, peer: int) -> bool:
-        """Whether `peer` has said that it shuts down. That news may still be on its way."""
-        return peer in self._left
-
     def answers(self, peer: int) -> bool:
         """Whether the process that this rank has met as `peer` is there: at its address, and in this world."""
         answer = self._ask_status(peer)
-        wait([answer], timeout=self._ring.probe_timeout_s)
-        return _answered(answer)
+        await_answers([answer], self._ring.probe_timeout_s)
+        return is_answered(answer)
 
     def statuses(self, peers: tuple[int, ...]) -> dict[int, Any]:
         """What those of `peers` that answer say of themselves."""
         asked = {peer: self._ask_status(peer) for peer in peers}
-        wait(asked.values(), timeout=self._ring.probe_timeout_s)
-        return {peer: load(answer.result()) for peer, answer in asked.items() if _answered(answer)}
+        await_answers(list(asked.values()), self._ring.probe_timeout_s)
+        return {peer: load(answer.result()) for peer, answer in asked.items() if is_answered(answer)}
+
+    def _ask_watch(self, peer: int, hold: bool, timeout_s: float) -> "Future[bytes]":
+        request = dump({**self._identity(peer), "hold": hold})
+        return self._transport.ask(peer, WATCH, request, timeout_s)
+
+    def _is_over(self) -> bool:
+        return self._stopped or self._failure_state.failure is not None
 
     def _ask_status(self, peer: int) -> "Future[bytes]":
         return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._ring.probe_timeout_s)
@@ -113,21 +96,44 @@ class Monitor:
         self._announced.wait(timeout_s)
 
     def announce(self, failure: WorldFailure) -> None:
-        """Tell every peer, at most for the time of a probe."""
-        answers = [
-            self._transport.ask(peer, ABORT, self._abort(peer, failure), self._ring.probe_timeout_s)
-            for peer in self._ring.peers
-            if peer not in self._left
-        ]
-        wait(answers, timeout=self._ring.probe_timeout_s)
+        """Tell the peers, at most for the time of two probes."""
+        self._begin_spread(failure).wait(2 * self._ring.probe_timeout_s)
         self._announced.set()
 
+    def _begin_spread(self, failure: WorldFailure) -> Spread:
+        """Begin to tell the peers; the first caller's verdict is the one that they hear."""
+        probe_s = self._ring.probe_timeout_s
+
+        def tell(peer: int) -> "Future[bytes]":
+            return self._transport.ask(peer, ABORT, self._abort(peer, failure), probe_s)
+
+        with self._lock:
+            begun = self._spread
+            spread = self._spread = begun or Spread(self._groups(), tell, self._announced.set)
+        if begun is None:
+            spread.begin()
+        return spread
+
+    def _groups(self) -> list[list[int]]:
+        """Whom this rank tells. While ranks meet, nobody can pass on: each tells all."""
+        rank, size = self._ring.rank, self._ring.size
+        passed_on = self.watches.are_sparse
+        distances = neighbours.told(size) if passed_on else [range(d, d + 1) for d in range(1, size)]
+        groups = [[(rank + distance) % size for distance in group] for group in distances]
+        return [[peer for peer in group if not self.watches.has_left(peer)] for group in groups]
+
     def heed(self, request: bytes) -> None:
-        """Adopt a peer's announcement if it proves the token."""
+        """Adopt a peer's announcement if it proves the token; in a large world, pass it on."""
         message = load_fields(request, failure=str, proof=str)
         if not authentication.same(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
             raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
-        self.adopt(WorldFailure.decode(message["failure"]))
+        failure = WorldFailure.decode(message["failure"])
+        if not self._failure_state.reach(failure):
+            return
+        if self.watches.are_sparse:
+            self._begin_spread(failure)
+        else:
+            self._announced.set()
 
     def adopt(self, failure: WorldFailure) -> None:
         """Take a failure that peers hear of without this rank."""
@@ -143,28 +149,18 @@ class Monitor:
         generation = str(self._ring.generation).encode()
         return authentication.proof(self._ring.token, b"abort", text.encode(), str(peer).encode(), generation)
 
-    def watch(self, peer: int) -> None:
-        """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world."""
-        answer = self._transport.ask(peer, WATCH, dump(self._identity(peer)), 2 * self._ring.timeout_s)
-        answer.add_done_callback(lambda done: self._watch_ended(peer, done))
+    def look_for(self, peers: Collection[int], activity: Activity, is_needed: Callable[[int], bool]) -> None:
+        """Report those of `peers` whose process has gone, while `is_needed(peer)`. Returns at once.
 
-    def _watch_ended(self, peer: int, answer: "Future[bytes]") -> None:
-        if self._stopped or self._failure_state.failure is not None:
-            return
-        error = answer.exception()
-        if error is None and answer.result() == LEFT:
-            self._left.add(peer)
-            self._peer_left(peer)
-        elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
-            self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
-        elif isinstance(error, PullRefused) and error.failure.kind == "stranger":
-            # Between two questions it has left, and the next world of its process answers.
-            self._left.add(peer)
-            self._reports.put(Closed(peer, "it has left this world", None))
-        elif isinstance(error, PullRefused):
-            self._reports.put(error.failure)
-        else:
-            self._reports.put(Closed(peer, str(error), None))
+        For what no watch of this rank tells: that a rank has left that others still wait for.
+        """
+
+        def answered(peer: int, answer: "Future[bytes]") -> None:
+            if not self._stopped and has_gone(answer) and is_needed(peer):
+                self.report(Closed(peer, str(answer.exception()), activity))
+
+        for peer in peers:
+            self._ask_status(peer).add_done_callback(functools.partial(answered, peer))
 
     def _judge_reports(self) -> None:
         while (report := self._reports.get()) is not None:
@@ -183,13 +179,28 @@ class Monitor:
         if self._failure_state.wait(self._ring.settle_s) and self._failure_state.failure is not None:
             return self._failure_state.failure
         during = f" during {report.activity.label}" if report.activity else ""
-        if report.peer in self._left:
+        if self._left_in_order(report.peer):
             text = f"rank {report.peer} has shut down"
             if report.activity:
                 text += f", and rank {self._ring.rank} needs it for {report.activity.label}"
         else:
             text = f"{self._ring.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}"
         return WorldFailure("lost", text, report.peer)
+
+    def _left_in_order(self, peer: int) -> bool:
+        """Whether `peer` has said that it shuts down: to this rank, or to the nearest that watch it and answer."""
+        if self.watches.has_left(peer) or not self.watches.are_sparse:
+            return self.watches.has_left(peer)
+        gone = {self._ring.rank}
+        end = time.monotonic() + self._ring.probe_timeout_s
+        while time.monotonic() < end and not self._is_over():
+            asked = neighbours.witnesses(peer, self._ring.size, gone.union(self.watches.left()))
+            if answers := self.statuses(asked):
+                return any(peer in answer["left"] for answer in answers.values())
+            if not asked:
+                return False
+            gone |= set(asked)
+        return False
 
     def _judge_stall(self, stall: Stalled) -> WorldFailure:
         """Ask those who kept this rank waiting: not there, behind, or waiting themselves?"""
@@ -213,7 +224,3 @@ class Monitor:
         return WorldFailure(
             "lost", f"{self._ring.name(first)} answers, but has not finished {label} {waited}", first
         )
-
-
-def _answered(answer: "Future[bytes]") -> bool:
-    return answer.done() and answer.exception() is None

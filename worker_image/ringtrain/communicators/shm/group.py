@@ -18,7 +18,7 @@ from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.failure import WorldFailure
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
-from ringtrain.world.monitor import Activity, Closed, Stalled
+from ringtrain.world.reports import Activity, Closed, Stalled
 
 # Between what stands for a signature and where its buffer lies.
 _ARENA: Final = b"\0arena "

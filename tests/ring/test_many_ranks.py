@@ -1,0 +1,186 @@
+"""Worlds that are no mesh, as real processes: each rank watches two others, and a verdict is passed on."""
+
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+from support.ranks import Ranks, ask, run_ranks, started_ranks, tell
+
+import ringtrain as rt
+from ring.leftovers import leftovers
+from ringtrain.process_groups import context
+from ringtrain.world.failure_state import FailureState
+from ringtrain.world.neighbours import MESH_MOST
+
+SIZE = MESH_MOST + 4
+TIMEOUT_S = 20.0
+ENV = {"RINGTRAIN_TRANSPORT": "grpc", "RINGTRAIN_TIMEOUT": str(TIMEOUT_S)}
+
+
+def _error_of_barrier() -> str:
+    try:
+        rt.barrier()
+    except rt.errors.PeerLost as error:
+        return str(error)
+    return "no error"
+
+
+def _failure_state() -> FailureState:
+    return context.current()._member.failure_state
+
+
+def _wait_outside_of_collectives() -> tuple[str, float, list[str]]:
+    """How this rank, which asks nobody for anything, hears of a loss; when; and what is left of its world."""
+    rt.init()
+    rt.barrier()
+    tell("ready")
+    assert _failure_state().wait(60), "no verdict came"
+    heard = time.monotonic()
+    message = _error_of_barrier()
+    rt.shutdown()
+    return message, heard, leftovers()
+
+
+def _all_ready(ranks: Ranks, number: int = SIZE) -> None:
+    for rank in range(number):
+        assert ranks.message(rank) == "ready"
+
+
+LOST = {
+    "one": (7,),
+    "two-adjacent": (7, 8),
+    "two-apart": (3, 15),
+    "three-adjacent": (18, 19, 0),
+    "a-pod": tuple(range(4, 12)),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("dead", LOST.values(), ids=LOST)
+def test_all_that_live_hear_of_the_dead(dead: tuple[int, ...], number: signal.Signals) -> None:
+    """Within the timeout, whoever watches them, also ranks that wait for nobody; each names one of the dead."""
+    living = [rank for rank in range(SIZE) if rank not in dead]
+    with started_ranks(_wait_outside_of_collectives, SIZE, env=ENV) as ranks:
+        _all_ready(ranks)
+        began = time.monotonic()
+        for rank in dead:
+            ranks.signal(rank, number)
+        outcomes = ranks.outcomes(ranks=living)
+    for outcome in outcomes:
+        assert outcome.ok, outcome
+        message, heard, left = outcome.value
+        named = re.match(r"rank (\d+) \(127\.0\.0\.1:\d+\) was lost", message)
+        assert named is not None, outcome
+        assert int(named[1]) in dead, outcome
+        assert heard - began < TIMEOUT_S, outcome
+        assert not left, outcome
+
+
+def _leave_early(leavers: tuple[int, ...], silent: tuple[int, ...]) -> str:
+    rt.init()
+    rt.barrier()
+    if rt.rank() in leavers:
+        rt.shutdown()
+        tell("ready")
+        return "left"
+    tell("ready")
+    ask()
+    if rt.rank() in silent:
+        assert _failure_state().wait(60), "no verdict came"
+    return _error_of_barrier()
+
+
+@pytest.mark.parametrize("leavers", [(7,), (6, 7, 8, 9)], ids=["one", "neighbours"])
+def test_a_rank_that_left_in_good_order_is_told_from_a_lost_one(leavers: tuple[int, ...]) -> None:
+    """Also by ranks that do not watch it, and where those that watched it have left as well. Nobody fails before
+    someone needs it."""
+    staying = [rank for rank in range(SIZE) if rank not in leavers]
+    with started_ranks(_leave_early, SIZE, leavers, (), env=ENV) as ranks:
+        _all_ready(ranks)
+        assert all(outcome.ok for outcome in ranks.outcomes(ranks=list(leavers)))
+        for rank in staying:
+            ranks.answer(rank)
+        for outcome in ranks.outcomes(ranks=staying):
+            assert outcome.ok, outcome
+            assert re.match(r"rank [6-9] has shut down, and rank \d+ needs it for barrier", outcome.value), outcome
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_is_watched_after_those_that_watched_it_have_left(number: signal.Signals) -> None:
+    """The next ones before it watch it then: all others hear of its end, and wait for nobody."""
+    leavers, victim = (7, 8), 9
+    staying = [rank for rank in range(SIZE) if rank not in (*leavers, victim)]
+    with started_ranks(_leave_early, SIZE, leavers, tuple(staying), env=ENV) as ranks:
+        _all_ready(ranks)
+        assert all(outcome.ok for outcome in ranks.outcomes(ranks=list(leavers)))
+        for rank in staying:
+            ranks.answer(rank)
+        ranks.signal(victim, number)
+        for outcome in ranks.outcomes(ranks=staying):
+            assert outcome.ok, outcome
+            assert re.match(r"rank 9 \(.*\) was lost", outcome.value), outcome
+
+
+def _take_from_one_that_waits(leaver: int) -> str:
+    rt.init()
+    rt.barrier()
+    if rt.rank() == leaver:
+        rt.shutdown()
+        return "left"
+    try:
+        rt.broadcast(np.ones(3), 0)
+    except rt.errors.PeerLost as error:
+        return str(error)
+    assert _failure_state().wait(60), "no verdict came"
+    return _error_of_barrier()
+
+
+def test_who_waits_until_all_have_taken_hears_that_one_has_left() -> None:
+    """Rank 0 needs nothing of rank 7, and does not watch it: it looks for those that keep it waiting."""
+    outcomes = run_ranks(_take_from_one_that_waits, SIZE, 7, env=ENV)
+    assert outcomes.pop(7) == "left"
+    for message in outcomes:
+        assert re.match(r"rank 7 has shut down, and rank \d+ needs it for broadcast", message), outcomes
+
+
+def _worlds_in_turn(rounds: int) -> list[float]:
+    sums = []
+    for round_ in range(rounds):
+        rt.init()
+        if round_ % 2:
+            sums.append(float(rt.allreduce(float(round_), rt.Sum)))
+        rt.shutdown()
+    return sums
+
+
+@pytest.mark.parametrize("token", ["", "secret"], ids=["no-token", "token"])
+def test_worlds_can_follow_each_other_at_once(token: str) -> None:
+    """Some leave as soon as they have met all, and are in the next world while others still leave this one."""
+    env = ENV | {"RINGTRAIN_TOKEN": token} if token else ENV
+    sums = [float(SIZE * round_) for round_ in range(1, 6, 2)]
+    assert run_ranks(_worlds_in_turn, SIZE, 6, env=env) == [sums] * SIZE
+
+
+def _fail_and_meet_again(rounds: int) -> list[str]:
+    told = []
+    for round_ in range(rounds):
+        rt.init()
+        rt.barrier()  # a rank that still meets others would fail in init
+        try:
+            rt.allreduce(np.ones(1 + (rt.rank() == round_)))
+        except rt.errors.MismatchError as error:
+            told.append(type(error).__name__)
+        rt.shutdown()
+    rt.init()
+    told.append(str(rt.allreduce(1.0, rt.Sum)))
+    rt.shutdown()
+    return told
+
+
+def test_a_verdict_does_not_end_the_next_world() -> None:
+    """A verdict still goes round when the first ranks that heard it meet again: the world of the same processes,
+    addresses and token that follows is not ended by it."""
+    told = run_ranks(_fail_and_meet_again, SIZE, 3, env=ENV | {"RINGTRAIN_TOKEN": "secret"})
+    assert told == [["MismatchError"] * 3 + [f"{SIZE}.0"]] * SIZE

@@ -1,0 +1,71 @@
+"""Who watches whom in a large world, and that a verdict reaches every living rank, whoever is dead."""
+
+from collections import deque
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtrain.world.neighbours import MESH_MOST, is_mesh, told, watched, witnesses
+
+LARGE = st.integers(MESH_MOST + 1, 1024)
+
+
+def reached(size: int, first: int, dead: frozenset[int]) -> tuple[set[int], int]:
+    """Who hears of a verdict that `first` reaches, and the most messages that one rank sends."""
+    heard, queue, most = {first}, deque([first]), 0
+    while queue:
+        rank = queue.popleft()
+        sent = 0
+        for group in told(size):
+            ranks = [(rank + distance) % size for distance in group]
+            targets = ranks[:1] if ranks[0] not in dead else ranks
+            sent += len(targets)
+            new = set(targets) - dead - heard
+            heard |= new
+            queue.extend(new)
+        most = max(most, sent)
+    return heard, most
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_verdict_reaches_all_with_up_to_three_dead(number: int) -> None:
+    """Any of them, adjacent or not, in worlds around a power of two."""
+    for size in (17, 31, 32, 33):
+        for dead in map(frozenset, combinations(range(1, size), number)):
+            assert reached(size, 0, dead)[0] == set(range(size)) - dead
+
+
+@given(st.data())
+def test_a_verdict_reaches_all_whoever_is_dead(data: st.DataObject) -> None:
+    """Also where whole pods are, or all but a few."""
+    size = data.draw(LARGE)
+    dead = data.draw(st.frozensets(st.integers(0, size - 1), max_size=size - 1))
+    first = data.draw(st.sampled_from(sorted(set(range(size)) - dead)))
+    assert reached(size, first, dead)[0] == set(range(size)) - dead
+
+
+def test_nobody_tells_many_where_all_live() -> None:
+    """Of 1,024 ranks each tells ten."""
+    assert reached(1024, 5, frozenset()) == (set(range(1024)), 10)
+
+
+@given(st.data())
+def test_every_rank_that_has_not_left_is_watched_by_its_witnesses(data: st.DataObject) -> None:
+    """By the two nearest before it that have not left: who asks them learns whether it left."""
+    size = data.draw(LARGE)
+    left = data.draw(st.frozensets(st.integers(0, size - 1), max_size=size - 3))
+    there = sorted(set(range(size)) - left)
+    rank = data.draw(st.sampled_from(there))
+    watchers = {other for other in there if rank in watched(other, size, left)}
+    assert watchers == set(witnesses(rank, size, left))
+    assert len(watchers) == 2
+
+
+def test_a_small_world_is_a_mesh() -> None:
+    """Up to the bound everyone watches everyone."""
+    assert is_mesh(MESH_MOST)
+    assert not is_mesh(MESH_MOST + 1)
+    assert set(watched(3, MESH_MOST)) == set(range(MESH_MOST)) - {3}
+    assert watched(15, 17) == (16, 0)

@@ -1,0 +1,83 @@
+"""A verdict on its way from one rank to others."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+
+def await_answers(answers: "Sequence[Future[bytes]]", timeout_s: float) -> None:
+    """Wait until all `answers` are there, or have failed; at most `timeout_s`."""
+    lock, over, missing = threading.Lock(), threading.Event(), len(answers)
+
+    def came(_: object) -> None:
+        nonlocal missing
+        with lock:
+            missing -= 1
+        if not missing:
+            over.set()
+
+    for answer in answers:
+        answer.add_done_callback(came)
+    if answers:
+        over.wait(timeout_s)
+
+
+def is_answered(answer: "Future[bytes]") -> bool:
+    """Whether there is an answer, and it is no error."""
+    return answer.done() and answer.exception() is None
+
+
+class Spread:
+    """Tells the first rank of each group; where that one does not answer, all others of the group.
+
+    `ask`: sends the verdict to one rank, with a deadline; `ended`: called when all have been told. No
+    thread: answers come on the transport's.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[int]],
+        ask: "Callable[[int], Future[bytes]]",
+        ended: Callable[[], None],
+    ) -> None:
+        self._groups = [group for group in groups if group]
+        self._ask = ask
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._missing = 1  # answers, and this rank's own word that all groups have been told
+        self._over = threading.Event()
+        self._given_up = False
+
+    def begin(self) -> None:
+        """Tell the first of each group. Returns at once."""
+        for first, *others in self._groups:
+            self._tell(first, others)
+        self._came()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until everyone who is there has been told; at most `timeout_s`."""
+        self._over.wait(timeout_s)
+
+    def give_up(self) -> None:
+        """Tell nobody any more: this rank closes its connections."""
+        self._given_up = True
+
+    def _tell(self, peer: int, instead: Sequence[int]) -> None:
+        with self._lock:
+            self._missing += 1
+
+        def answered(answer: "Future[bytes]") -> None:
+            if not is_answered(answer) and not self._given_up:
+                for other in instead:
+                    self._tell(other, ())
+            self._came()
+
+        self._ask(peer).add_done_callback(answered)
+
+    def _came(self) -> None:
+        with self._lock:
+            self._missing -= 1
+            is_over = not self._missing
+        if is_over:
+            self._ended()
+            self._over.set()

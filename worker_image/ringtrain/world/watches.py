@@ -1,0 +1,149 @@
+"""The questions that this rank has open at peers, so that it hears of their end."""
+
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from ringtrain.transport.base import Broken, How
+from ringtrain.wire.failure import PullRefused
+from ringtrain.wire.messages import dump, load
+from ringtrain.world import neighbours
+from ringtrain.world.reports import Closed, Report
+from ringtrain.world.ring_config import RingConfig
+
+ALIVE = b"alive"
+LEFT = b"left"
+
+
+class Watches:
+    """Who is watched, and who has left. In a world that is no mesh, the next two that have not left.
+
+    `ask(peer, hold, timeout_s)`: asks a peer to answer when it leaves, or at once. `is_over`: whether this rank
+    has left, or its world has failed. `report`: takes a loss; `peer_left`: told of a peer that left in good order.
+    """
+
+    def __init__(
+        self,
+        ring: RingConfig,
+        ask: "Callable[[int, bool, float], Future[bytes]]",
+        is_over: Callable[[], bool],
+        report: Callable[[Report], None],
+        peer_left: Callable[[int], None],
+    ) -> None:
+        self._ring = ring
+        self._ask = ask
+        self._is_over = is_over
+        self._report = report
+        self._peer_left = peer_left
+        self._lock = threading.Lock()
+        self._left: set[int] = set()
+        self._watched = set(neighbours.watched(ring.rank, ring.size))
+        self._unheard: set[int] = set()  # peers that this rank does not watch, and that may not know yet of it
+        self._heard = threading.Condition()
+        self._met = False
+
+    def has_left(self, peer: int) -> bool:
+        """Whether `peer` has said that it shuts down. That news may still be on its way."""
+        return peer in self._left
+
+    @property
+    def are_sparse(self) -> bool:
+        """Whether this rank has met all, and watches only some of them."""
+        return self._met and not neighbours.is_mesh(self._ring.size)
+
+    def wake(self) -> None:
+        """Look again whether the world is over."""
+        with self._heard:
+            self._heard.notify_all()
+
+    def watch(self, peer: int) -> None:
+        """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world.
+
+        A peer that this rank does not watch is told that they have met, once.
+        """
+        hold = peer in self._watched
+        if not hold:
+            self._unheard.add(peer)
+        answer = self._ask(peer, hold, 2 * self._ring.timeout_s)
+        answer.add_done_callback(lambda done: self._ended(peer, hold, done))
+
+    def end_meeting(self, timeout_s: float) -> tuple[int, ...]:
+        """Wait until every peer knows that they have met: this rank may leave then. Returns who does not answer.
+
+        From then on a verdict is passed on, and ranks that left are no longer watched: the next ones are.
+        """
+        with self._heard:
+            self._heard.wait_for(lambda: not self._unheard or self._is_over(), timeout_s)
+        self._met = True
+        self._watch_next()
+        return tuple(sorted(self._unheard))
+
+    def farewell(self) -> bytes:
+        """What a watcher is told when this rank leaves: that, and who else has left, as nobody else may know."""
+        return LEFT if neighbours.is_mesh(self._ring.size) else LEFT + dump(self.left())
+
+    def left(self) -> list[int]:
+        """The ranks that this one knows to have left in good order."""
+        return sorted(self._left.copy())
+
+    def _ended(self, peer: int, hold: bool, answer: "Future[bytes]") -> None:
+        if self._is_over():
+            return
+        error = answer.exception()
+        if error is None and answer.result().startswith(LEFT):
+            self._note_left({peer, *load(answer.result().removeprefix(LEFT) or b"[]")})
+        elif error is None and not hold:
+            self._note_heard(peer)
+        elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
+            self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
+        elif isinstance(error, PullRefused) and error.failure.kind == "stranger":
+            # Between two questions it has left, and the next world of its process answers.
+            self._left.add(peer)
+            self._report(Closed(peer, "it has left this world", None))
+        elif isinstance(error, PullRefused):
+            self._report(error.failure)
+        else:
+            self._report(Closed(peer, str(error), None))
+
+    def _note_heard(self, peer: int) -> None:
+        with self._heard:
+            self._unheard.discard(peer)
+            self._heard.notify_all()
+
+    def _note_left(self, ranks: set[int]) -> None:
+        with self._lock:
+            new = ranks - self._left - {self._ring.rank}
+            self._left |= new
+        for peer in new:
+            self._note_heard(peer)
+            self._peer_left(peer)
+        self._watch_next()
+
+    def _watch_next(self) -> None:
+        """Where ranks that this one watched have left, watch the next ones."""
+        if not self.are_sparse or self._is_over():
+            return
+        with self._lock:
+            now = neighbours.watched(self._ring.rank, self._ring.size, self._left)
+            new = [peer for peer in now if peer not in self._watched]
+            self._watched.update(new)
+        for peer in new:
+            answer = self._ask(peer, False, self._ring.probe_timeout_s)
+            answer.add_done_callback(functools.partial(self._next_answered, peer))
+
+    def _next_answered(self, peer: int, answer: "Future[bytes]") -> None:
+        if has_gone(answer):
+            # Both that watched it have just left, and nobody knows how it ended: in good order, as they did. A
+            # rank that needs it finds its connection broken.
+            self._note_left({peer})
+        else:
+            self._ended(peer, True, answer)
+
+
+def has_gone(answer: "Future[bytes]") -> bool:
+    """Whether the process that was asked is not there any more, or is in its next world."""
+    error = answer.exception()
+    if isinstance(error, PullRefused):
+        return error.failure.kind == "stranger"
+    return isinstance(error, Broken) and error.how is How.CLOSED
