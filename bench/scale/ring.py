@@ -27,8 +27,9 @@ from ringtrain.communicators.hierarchical import HierarchicalCommunicator
 from ringtrain.communicators.shm.join import Hosts
 from ringtrain.reduction.fold import Flat
 from ringtrain.reduction.ops import ReduceOp
+from ringtrain.wire.failure import WorldFailure
 from ringtrain.wire.signature import Signature
-from ringtrain.world import failure_state, handshake, lateness, membership, monitor, offers
+from ringtrain.world import failure_state, handshake, lateness, membership, monitor, offers, spread, watches
 from ringtrain.world.membership import Membership
 from ringtrain.world.ring_config import RingConfig
 
@@ -97,7 +98,7 @@ class SimulatedWorld:
         self, size: int, link: Link, *, ranks_each: int = 1, cores: int = 8, costs: Costs = COSTS
     ) -> None:
         self.clock = Clock()
-        for module in (failure_state, handshake, lateness, membership, monitor, offers, call):
+        for module in (failure_state, handshake, lateness, membership, monitor, offers, spread, watches, call):
             for name in ("threading", "time", "queue"):
                 if hasattr(module, name):
                     setattr(module, name, getattr(self.clock, name))
@@ -121,7 +122,16 @@ class SimulatedWorld:
         for rank, member in enumerate(self.members):
             member._handshake.check_session = lambda rank, session: None  # type: ignore[method-assign]
             self.network.services[rank] = member
+            member._watches._met = True
         return self
+
+    def verdict(self) -> float:
+        """Seconds until all ranks have heard what rank 0 found."""
+        began = self.clock.now
+        self.clock.spawn(lambda: self.members[0].monitor.announce(WorldFailure("lost", "rank 1 was lost", 1)))
+        states = [member.failure_state for member in self.members[1:]]
+        self.clock.run(lambda: all(state.failure is not None for state in states))
+        return self.clock.now - began
 
     def exchanges(self) -> list[Any]:
         """A communicator of each rank, all flat."""
@@ -234,9 +244,14 @@ def _meeting(size: int) -> float:
     return SimulatedWorld(size, FABRIC, ranks_each=8, cores=8).meet()
 
 
+def _verdict(size: int) -> float:
+    return SimulatedWorld(size, FABRIC, ranks_each=8, cores=8).acquainted().verdict()
+
+
 ALL: Final = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 SLOPES: Final = (
     Slope("all ranks meet", ALL[:5], _meeting),
+    Slope("all hear a verdict", ALL, _verdict),
     Slope("allreduce of 4 KiB, pods of 8", ALL[:6], _flat(all_reduce(4 * KIB))),
     Slope("agreement: 4 KiB of each rank to all", ALL[:6], _flat(gather(4 * KIB))),
     Slope("allreduce of 64 MiB, one rank a host", ALL[:5], _hosts(64 * MIB)),

@@ -77,7 +77,7 @@ class Watches:
             self._heard.wait_for(lambda: not self._unheard or self._is_over(), timeout_s)
         self._met = True
         self._watch_next()
-        return tuple(sorted(self._unheard))
+        return tuple(sorted(self._unheard.copy()))
 
     def farewell(self) -> bytes:
         """What a watcher is told when this rank leaves: that, and who else has left, as nobody else may know."""
