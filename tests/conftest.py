@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import pytest
+from frameworks.harness import TORCH_DEVICES
 from ring.leftovers import note_others
 from support.sampling import MARK, Sample
 
@@ -40,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Before a worker of pytest-xdist starts, which is given the words of the command line alone."""
     node.workerinput["sample"] = node.config.option.sample
+
+
+def pytest_report_header() -> str:
+    """What checks of PyTorch run on: without a GPU nothing of CUDA does."""
+    on = ", ".join(f"{device} ({backend})" for device, backend in TORCH_DEVICES.items())
+    return f"tensors of ringtrain.torch: {on}" + ("" if "cuda" in TORCH_DEVICES else "; no GPU, CUDA is not run")
 
 
 @pytest.hookimpl(trylast=True)

@@ -30,6 +30,18 @@ ENV = {
 }
 SIZES = [1, 2, 3, 4]
 
+# Backend of torch.distributed by the kind of device on which checks of ringtrain.torch make tensors. CUDA where
+# there is a GPU: looked for as a file, since asking PyTorch would cost each test process its import.
+TORCH_DEVICES = {"cpu": "gloo"} | ({"cuda": "nccl"} if Path("/dev/nvidia0").exists() else {})
+
+
+def device_env(device: str) -> tuple[tuple[str, str], ...]:
+    """What has `torch_values` make tensors on `device`."""
+    if device == "cpu":
+        return ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(index) for index in range(16)))
+    return (("RINGTRAIN_TEST_DEVICE", device), ("CUDA_VISIBLE_DEVICES", visible))
+
 
 @dataclass(frozen=True)
 class Checks:

@@ -1,25 +1,24 @@
 """ringtrain.torch does what numpy and one process do, in worlds of one to four ranks."""
 
 import pytest
-from frameworks.harness import SIZES, Checks
+from frameworks.harness import SIZES, TORCH_DEVICES, Checks, device_env
 
-CHECKS = Checks(
-    "torch",
-    (
-        "torch_training",
-        "torch_optimizer",
-        "torch_reductions",
-        "torch_exchanges",
-        "torch_errors",
-        "torch_names",
-        "torch_world",
-    ),
+MODULES = (
+    "torch_training",
+    "torch_optimizer",
+    "torch_reductions",
+    "torch_exchanges",
+    "torch_errors",
+    "torch_names",
+    "torch_world",
 )
+CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TORCH_DEVICES}
 
 
 @pytest.mark.sampled(2, of="size")
-@pytest.mark.parametrize("check", CHECKS.names())
+@pytest.mark.parametrize("check", CHECKS["cpu"].names())
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"ranks-{size}")
-def test_torch(check, size):
-    """The check holds on every rank."""
-    assert not CHECKS.failure(check, size)
+@pytest.mark.parametrize("device", CHECKS)
+def test_torch(check, size, device):
+    """The check holds on every rank, with tensors on the CPU and, where there is a GPU, on CUDA."""
+    assert not CHECKS[device].failure(check, size)

@@ -1,23 +1,28 @@
-"""ringtrain.torch does the same where reductions go through torch.distributed (gloo: the tests have no GPU)."""
+"""ringtrain.torch does the same where tensors go through torch.distributed: gloo, and NCCL where GPUs are."""
 
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from frameworks.harness import Checks
-from support.ranks import started_ranks
+from frameworks.harness import TORCH_DEVICES, Checks, device_env
+from support.ranks import run_ranks, started_ranks
 
-CHECKS = Checks("torch", ("torch_devices", "torch_reductions", "torch_exchanges", "torch_errors", "torch_world"))
+MODULES = ("torch_devices", "torch_reductions", "torch_exchanges", "torch_errors", "torch_world")
+CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TORCH_DEVICES}
 
 
 @pytest.mark.sampled(1, of="size")
-@pytest.mark.parametrize("check", CHECKS.names())
+@pytest.mark.parametrize("check", CHECKS["cpu"].names())
 @pytest.mark.parametrize("size", [2, 3], ids=lambda size: f"ranks-{size}")
-def test_torch_over_torch_distributed(check, size):
-    """The check holds on every rank."""
-    assert not CHECKS.failure(check, size)
+@pytest.mark.parametrize("device", CHECKS)
+def test_torch_over_torch_distributed(check, size, device):
+    """The check holds on every rank; NCCL needs a GPU for each."""
+    if device != "cpu" and len(list(Path("/dev").glob("nvidia[0-9]*"))) < size:
+        pytest.skip(f"NCCL needs {size} GPUs for {size} ranks")
+    assert not CHECKS[device].failure(check, size)
 
 
 def lose_one_in_mid_reduction(victim: int, number: int) -> tuple[str, str, float, bool]:
@@ -64,6 +69,100 @@ def test_a_rank_lost_in_mid_reduction_is_named_within_the_timeout(number):
         assert "is in device_allreduce" in activity
         assert seconds < TIMEOUT_S
         assert ended
+
+
+DEVICES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "nccl", "backend"),
+    [
+        ("auto", "cuda", True, "nccl"),
+        ("auto", "cuda", False, ""),
+        ("auto", "cpu", True, ""),
+        ("auto", "xpu", True, ""),
+        *((other, "cuda", True, "") for other in ("host", "grpc", "shm", "mpi")),
+        *(("torch", device, False, backend) for device, backend in DEVICES.items()),
+        ("torch", "npu", False, "npu"),
+    ],
+)
+def test_the_backend_of_a_device(transport, device, nccl, backend):
+    """NCCL alone is chosen by itself, for CUDA alone; whatever else is asked for wins."""
+    from ringtrain.torch.device_choice import Backends, backend_for
+
+    assert backend_for(device, transport, "none", Backends(DEVICES, nccl)) == backend
+
+
+def test_tensors_to_be_encrypted_are_not_given_to_nccl():
+    from ringtrain.torch.device_choice import Backends, backend_for
+
+    assert backend_for("cuda", "auto", "tensors", Backends(DEVICES, True)) == ""
+
+
+def reduce_over(transports: list[str]) -> str:
+    os.environ["RINGTRAIN_TRANSPORT"] = transports[int(os.environ["RINGTRAIN_RANK"])]
+    import torch
+
+    import ringtrain.torch as hvd
+    from ringtrain.errors import MismatchError
+
+    hvd.init()
+    try:
+        hvd.allreduce(torch.ones(1), name="weight")
+    except MismatchError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_chose_differently_hear_of_it():
+    """With both choices, on all ranks."""
+    expected = "device is cpu through gloo on rank 0 and cpu on rank 1"
+    assert all(expected in said for said in run_ranks(reduce_over, 2, ["torch", "auto"]))
+
+
+def groups_by_name() -> tuple[float, bool, list[str]]:
+    """A sum over a plugin's backend, whether one that is not there and that nobody asked for is None, and what was
+    said."""
+    import logging
+    from dataclasses import replace
+
+    import torch
+    import torch.distributed as dist
+
+    import ringtrain.torch as hvd
+    from ringtrain.process_groups.context import current
+    from ringtrain.torch.device_groups import DeviceGroups
+
+    def of_plugin(store, rank, size, timeout):
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage()) if record.levelno > logging.DEBUG else None
+    logging.getLogger("ringtrain").addHandler(handler)
+    logging.getLogger("ringtrain").setLevel(logging.INFO)
+    dist.Backend.register_backend("plugged", of_plugin, devices=["cpu"])
+    dist.Backend.default_device_backend_map["cpu"] = "plugged"
+    hvd.init()
+    total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+    world = current()
+    world.config = replace(world.config, transport="auto")
+    absent = DeviceGroups().of(world, 0, world.group().communicator, torch.device("cpu"), "nccl")
+    return total, absent is None, said
+
+
+def test_a_backend_is_found_by_its_name_or_not_at_all():
+    """A plugin's is used as asked for; NCCL, which is not in this build and was not asked for, leaves tensors to
+    host memory on all ranks. One line of one rank says either."""
+    first, second = run_ranks(groups_by_name, 2, env={"RINGTRAIN_TRANSPORT": "torch"})
+    assert [first[:2], second[:2]] == [(2.0, True), (2.0, True)]
+    assert not second[2]
+    chosen, refused = first[2]
+    assert "tensors on cpu go through torch.distributed's plugged among 2 ranks" in chosen
+    assert "no process group of nccl" in refused
+    assert "they travel through host memory" in refused
 
 
 def test_a_group_that_the_library_does_not_make_is_given_up():

@@ -1,5 +1,7 @@
 """Tensors of known values, their numpy counterparts, and what a check of ringtrain.torch asserts about them."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,9 @@ from ringtrain.torch.bridge import to_arrays, torch_dtype
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
 RANKS = range(SIZE)
+if "RINGTRAIN_TEST_DEVICE" in os.environ:
+    torch.cuda.set_device(RANK % torch.cuda.device_count())  # ranks that share a GPU go through host memory
+    torch.set_default_device(os.environ["RINGTRAIN_TEST_DEVICE"])
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]

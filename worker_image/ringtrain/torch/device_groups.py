@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
+from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, _DistributedBackendOptions
 
 from ringtrain.communicators.base import Communicator
 from ringtrain.communicators.foreign import ForeignCalls
@@ -22,32 +23,63 @@ from ringtrain.torch.device_store import RoundsStore
 from ringtrain.transport.address import split_address
 from ringtrain.wire.signature import Signature
 
+log = logging.getLogger("ringtrain")
+
 # Of the timeout: ending a group waits for the other ranks, which may be gone, or for a device that hangs.
 _SHARE_TO_END: Final = 0.1
 
 
 class DeviceGroups:
-    """The process groups of a world, by the number of the process set."""
+    """The process groups of a world, by the number of the process set and this rank's device."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, DeviceGroup] = {}
+        self._groups: dict[tuple[int, torch.device], DeviceGroup | None] = {}
+        self._calls: dict[int, ForeignCalls] = {}
         self._lock = threading.Lock()
 
-    def of(self, world: RankContext, number: int, communicator: Communicator, device: torch.device) -> DeviceGroup:
-        """Return that of a set; with its first tensors it is made, which is collective."""
+    def of(
+        self, world: RankContext, number: int, communicator: Communicator, device: torch.device, backend: str
+    ) -> DeviceGroup | None:
+        """Return that of a set; with its first tensors it is made, which is collective.
+
+        None, on all ranks, where nobody asked for it and it can't be made: two ranks that share a GPU, say. Raises
+        ConfigurationError, on all ranks, where it was asked for.
+        """
+        key = number, device
         with self._lock:
-            found = self._groups.get(number)
-        if found is None:
-            found = DeviceGroup(world.foreign_calls(number), communicator, device)
-            with self._lock:
-                self._groups[number] = found
-            world.run_with_set(number, found)  # behind the queue, whose thread has ended when the group does
-        return found
+            if key in self._groups:
+                return self._groups[key]
+            if number not in self._calls:
+                self._calls[number] = world.foreign_calls(number)
+        made = self._make(world, number, communicator, device, backend)
+        with self._lock:
+            self._groups[key] = made
+        return made
+
+    def _make(
+        self, world: RankContext, number: int, communicator: Communicator, device: torch.device, backend: str
+    ) -> DeviceGroup | None:
+        asked = world.config.transport == "torch"
+        level = logging.DEBUG if communicator.position else logging.INFO if asked else logging.WARNING
+        try:
+            made = DeviceGroup(self._calls[number], communicator, device, backend, asked)
+        except ConfigurationError as error:
+            if asked:
+                raise
+            log.log(level, "%s; they travel through host memory", error)
+            return None
+        why = "" if asked else ", chosen by itself (RINGTRAIN_TRANSPORT=host: through host memory)"
+        log.log(
+            level, "tensors on %s go through torch.distributed's %s among %d ranks%s; sums have its own order",
+            device.type, backend, made.size, why,
+        )  # fmt: skip
+        world.run_with_set(number, made)  # behind the queue, whose thread has ended when the group does
+        return made
 
     def in_use(self) -> list[int]:
         """The sets that have a process group."""
         with self._lock:
-            return [number for number, group in self._groups.items() if not group.ended]
+            return sorted({number for (number, _), group in self._groups.items() if group and not group.ended})
 
 
 class DeviceGroup:
@@ -57,7 +89,10 @@ class DeviceGroup:
     raise PeerLost.
     """
 
-    def __init__(self, calls: ForeignCalls, communicator: Communicator, device: torch.device) -> None:
+    def __init__(
+        self, calls: ForeignCalls, communicator: Communicator, device: torch.device, backend: str, asked: bool
+    ) -> None:
+        """Collective. `asked`: whether a user did; else it has to be there within the shorter timeout."""
         self.ranks, self.position, self.size = communicator.ranks, communicator.position, len(communicator.ranks)
         self._calls, self._device = calls, device
         self._store = RoundsStore()
@@ -66,17 +101,18 @@ class DeviceGroup:
 
         def make() -> None:
             try:
-                self._made = _process_group(self._store, communicator, device, calls)
+                self._made = _process_group(self._store, communicator, device, backend, calls)
                 outcome.append("")
             except Exception as error:
                 outcome.append(f"{type(error).__name__}: {error}")
 
         maker = threading.Thread(target=make, name="ringtrain-device-group", daemon=True)
         maker.start()
-        if reason := self._store.exchange(communicator, maker, outcome, calls.stall_timeout_s):
+        within_s = calls.stall_timeout_s if asked else calls.timeout_s
+        if reason := self._store.exchange(communicator, maker, outcome, within_s):
+            way_out = "; RINGTRAIN_TRANSPORT is torch, set it to auto" if asked else ""
             raise ConfigurationError(
-                f"RINGTRAIN_TRANSPORT is torch, but torch.distributed has no process group for {device.type}: "
-                f"{reason}; set it to auto"
+                f"torch.distributed has no process group of {backend} for {device.type} tensors: {reason}{way_out}"
             )
 
     def all_reduce(self, buffer: torch.Tensor, op: Any) -> None:
@@ -174,28 +210,47 @@ def _done_within(seconds: float, function: Callable[[], Any]) -> bool:
 
 
 def _process_group(
-    store: RoundsStore, communicator: Communicator, device: torch.device, calls: ForeignCalls
+    store: RoundsStore, communicator: Communicator, device: torch.device, backend: str, calls: ForeignCalls
 ) -> Any:
-    """Return the backend that torch.distributed has for the kind of device. Collective."""
-    kind = dist.Backend.default_device_backend_map.get(device.type, device.type)
+    """Return a process group of `backend`, connected. Collective."""
     size, position = len(communicator.ranks), communicator.position
     timeout = timedelta(seconds=2 * calls.stall_timeout_s)  # ours ends first
-    if kind == "gloo":
+    if backend == "gloo":
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timeout
         host = split_address(calls.address)[0]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
         return dist.ProcessGroupGloo(store, position, size, options)
-    if kind == "nccl" and dist.is_nccl_available():
-        torch.cuda.set_device(device)
-        chosen = dist.ProcessGroupNCCL.Options()
-        chosen._timeout = timeout
+    on_host = device.type == "cpu"
+    if not on_host:
+        torch.get_device_module(device).set_device(device)
+    made = _of_library(backend, store, communicator, timeout)
+    made.allreduce([torch.zeros(1, device=device)]).wait()  # all that it asks the store for, it asks for now
+    if not on_host:
+        torch.get_device_module(device).synchronize(device)
+    return made
+
+
+def _of_library(backend: str, store: RoundsStore, communicator: Communicator, timeout: timedelta) -> Any:
+    """NCCL's, XCCL's, or that of a plugin such as hccl, by its name."""
+    place = store, communicator.position, len(communicator.ranks)
+    if backend == "nccl" and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
         with _quiet_nccl():
-            made = dist.ProcessGroupNCCL(store, position, size, chosen)
-        made.allreduce([torch.zeros(1, device=device)]).wait()  # all that it asks the store for, it asks for now
-        torch.cuda.current_stream(device).synchronize()
-        return made
-    raise ConfigurationError(f"{kind} is not in this build of PyTorch, or not known to ringtrain")
+            return dist.ProcessGroupNCCL(*place, options)
+    if backend == "xccl" and getattr(dist, "is_xccl_available", bool)():  # since torch 2.8
+        return dist.ProcessGroupXCCL(*place, dist.ProcessGroupXCCL.Options())
+    plugin = dist.Backend._plugins.get(backend.upper())
+    if plugin is None:
+        raise ConfigurationError(f"{backend} is not in this build of PyTorch, nor registered by a plugin")
+    if not plugin.extended_api:
+        return plugin.creator_fn(*place, timeout)
+    given = _DistributedBackendOptions()
+    given.store, given.group_rank, given.group_size = place
+    given.timeout, given.group_id = timeout, "ringtrain"
+    given.global_ranks_in_group = list(communicator.ranks)
+    return plugin.creator_fn(given, None)
 
 
 @contextlib.contextmanager

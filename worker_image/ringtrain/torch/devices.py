@@ -6,8 +6,9 @@ own, so results have not the bits of a fold in rank order. See docs/decisions/00
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -19,31 +20,41 @@ from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import ProcessSet, number_of
 from ringtrain.torch.bridge import to_arrays, to_tensor
+from ringtrain.torch.device_choice import HOST, Backends, backend_for
 from ringtrain.torch.device_collectives import can_carry_out, carried_out, reduced
 from ringtrain.torch.device_groups import DeviceGroups
 
-_ON_HOST: Final = "cpu through torch.distributed"
-
 
 def device_of(tensors: Sequence[torch.Tensor]) -> str:
-    """Where `tensors` are reduced, for the ranks to agree on."""
-    kind = tensors[0].device.type if tensors else "cpu"
-    return _ON_HOST if kind == "cpu" and current().config.transport == "torch" else kind
+    """Where `tensors` are exchanged, for the ranks to agree on: the kind of device, and the backend if any."""
+    kind, backend = tensors[0].device.type if tensors else "cpu", _backend_of(tensors)
+    return f"{kind} through {backend}" if backend else kind
 
 
 def source_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> Any:
     """Return what gives the arrays of `tensors`, or takes their collective to where they lie."""
-    if not tensors or current().config.transport != "torch":
-        return to_arrays(tensors)
-    return DeviceTensors(tensors, process_set)
+    backend = _backend_of(tensors)
+    return DeviceTensors(tensors, process_set, backend) if backend else to_arrays(tensors)
+
+
+def _backend_of(tensors: Sequence[torch.Tensor]) -> str:
+    config = current().config
+    return _backend_here(tensors[0].device.type, config.transport, config.encrypt) if tensors else HOST
+
+
+@functools.cache  # every submission asks, and whether there is a GPU costs a call to the driver
+def _backend_here(device: str, transport: str, encrypt: str) -> str:
+    return backend_for(device, transport, encrypt, Backends.here())
 
 
 class DeviceTensors:
-    """The tensors of one submission. `target`: where a bucket's result goes, if that matters."""
+    """The tensors of one submission. `backend`: of torch.distributed. `target`: where a bucket's result goes, if
+    that matters."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> None:
         self.tensors = [tensor.detach() for tensor in tensors]
         self.target: Array | None = None
+        self._backend = backend
         self._groups = current().attached(DeviceGroups, DeviceGroups)
         self._world, self._number = current(), number_of(process_set)
         self.device = self.tensors[0].device
@@ -68,7 +79,9 @@ class DeviceTensors:
         given = [one for one in tensors if isinstance(one, DeviceTensors)]
         for one in given:
             one.wait_ready()
-        group = self._groups.of(self._world, self._number, communicator, self.device)
+        group = self._groups.of(self._world, self._number, communicator, self.device, self._backend)
+        if group is None:
+            return None
         with torch.no_grad():
             if request.kind is CollectiveKind.ALLREDUCE:
                 flat = _flat([tensor for one in given for tensor in one.tensors], self.device)

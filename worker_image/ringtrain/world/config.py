@@ -16,8 +16,9 @@ from ringtrain.world.world_file import ring_addresses_in
 
 _ALONE = ("localhost:0",)
 # auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
-# torch: tensors of ringtrain.torch through torch.distributed, all else as with auto.
-TRANSPORTS = ("auto", "grpc", "shm", "mpi", "torch")
+# torch: tensors of ringtrain.torch through torch.distributed, all else as with auto, which chooses that for CUDA.
+# host: as auto, and never through a library of a device.
+TRANSPORTS = ("auto", "grpc", "shm", "mpi", "torch", "host")
 # auto: between pods, tensors take ports of their own where these can be reached. grpcio: always gRPC's library.
 DATA_PATHS = ("auto", "grpcio")
 
