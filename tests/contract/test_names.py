@@ -21,6 +21,8 @@ FOREIGN = {
     "_Options",  # torch: of gloo's process group; its address and timeout have no other names
     "_devices",
     "_timeout",
+    "_plugins",  # torch: process groups that others have registered
+    "_DistributedBackendOptions",
     "_allgather_base",  # torch: into one tensor; the public one takes a list
     "_create_all_weights",  # Keras 2: makes an optimizer's variables outside a branch
     "_log_exporter",  # OpenTelemetry: logs are stable on the wire, and not yet so named in Python
