@@ -54,13 +54,14 @@ async def make_run(api: ApiClient, ns: str, launchers: Launchers, workers: int) 
     launchers.world = workers
     pods = await api.select(PODS, ns)
     await asyncio.gather(
-        *(api.patch(PODS, ns, p["metadata"]["name"], _runs(p), subresource="status") for p in pods)
+        *(api.patch(PODS, ns, p["metadata"]["name"], runs(p), subresource="status") for p in pods)
     )
     while any((j.get("status") or {}).get("state") != "Running" for j in await api.select(JOBS, ns)):
         await asyncio.sleep(0.5)
 
 
-def _runs(pod: dict[str, Any]) -> dict[str, Any]:
+def runs(pod: dict[str, Any]) -> dict[str, Any]:
+    """The change of a pod's status with which a kubelet says that its main container runs."""
     name = pod["spec"]["containers"][0]["name"]
     state = {"running": {"startedAt": None}}
     main = {"name": name, "image": "train:1", "imageID": "", "ready": True, "restartCount": 0, "state": state}
