@@ -65,6 +65,8 @@ class Operator:
         self.queue = KeyedQueue()
         self.metrics.queue_depth.set_function(lambda: len(self.queue))
         self.api = ApiClient(connection, limits=Limits(connections=config.connections))
+        # Thousands of creations and long lists must not keep the lease waiting.
+        self._lease_api = ApiClient(connection, limits=Limits(connections=1))
         self._reach = ApiReach(connection, reach_times)
         self._poller = LauncherPoller(self.queue.add, poll_times)
         self._versions = Versions(self.api)
@@ -93,6 +95,7 @@ class Operator:
         probes = self._why_not_alive, self._why_not_ready
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.api.close)
+            stack.push_async_callback(self._lease_api.close)
             server = health_server(self.config.address(), *probes, self.metrics)
             self.port = await stack.enter_async_context(server)
             await _first_of(self._reach.ask_forever(), self._lead_and_work())
@@ -109,12 +112,14 @@ class Operator:
         if not self.config.leader_election:
             return None
         namespace = self.config.lease_namespace or self._connection.namespace
-        lease = LeaderLease(self.api, namespace, self.config.lease_name, self.config.identity, self._lease_times)
+        name, identity = self.config.lease_name, self.config.identity
+        lease = LeaderLease(self._lease_api, namespace, name, identity, self._lease_times)
         self._standby = True
         await _first_of(lease.acquire(), self._stop.wait())
         self._standby = False
         if lease.held():
-            self.api.fence(lease.held)
+            for api in (self.api, self._lease_api):
+                api.fence(lease.held)
             self.metrics.leader.set(1)
         return lease
 

@@ -6,6 +6,7 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import VersionAhead
 from ringtrain_operator.cluster.api.resources import PODS
 from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.observe.pod_shape import PodList
 
 Json = dict[str, Any]
 
@@ -55,14 +56,15 @@ class Versions:
             self._newest_pod = max(self._newest_pod, int(version))
 
     async def list_pods(self, namespace: str, labels: str, *, quorum: bool = False) -> list[Json]:
-        """The pods of `namespace` whose labels match; `quorum`: as the store has them now. Raises ApiError."""
+        """The pods of `namespace` whose labels match, as far as they are read here; `quorum`: as the store has
+        them now. Raises ApiError."""
         floor = "" if quorum or not self._newest_pod else str(self._newest_pod)
         try:
-            found = await self.api.listing(PODS, namespace, labels=labels, not_older_than=floor)
+            found = await self.api.listing(PODS, namespace, labels=labels, not_older_than=floor, shape=PodList)
         except VersionAhead:
             # The store was set back, from a backup: what was seen does not count any more.
             self._newest_pod = 0
-            found = await self.api.listing(PODS, namespace, labels=labels)
+            found = await self.api.listing(PODS, namespace, labels=labels, shape=PodList)
         for pod in found.items:
             self.saw_pod(str(pod["metadata"].get("resourceVersion")))
         return found.items

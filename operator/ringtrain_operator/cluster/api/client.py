@@ -58,15 +58,21 @@ class ApiClient:
         return (await self.listing(resource, namespace, labels=labels)).items
 
     async def listing(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = "", not_older_than: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        not_older_than: str = "",
+        shape: Any = None,
     ) -> Listing:
         """The same with their version. With `not_older_than`, a resource version, a cached answer will do that has
-        reached it; raises VersionAhead if none does in a few seconds.
+        reached it; raises VersionAhead if none does in a few seconds. `shape`: what is wanted of it, at least.
         """
         query = {"labelSelector": labels} if labels else {}
         if not_older_than:
             query.update(resourceVersion=not_older_than, resourceVersionMatch="NotOlderThan")
-        answer = await self._transport.send(Request("GET", resource.path(namespace), query))
+        answer = await self._transport.send(Request("GET", resource.path(namespace), query, shape=shape))
         return Listing(answer["items"], str(answer["metadata"].get("resourceVersion") or ""))
 
     async def pages(

@@ -4,10 +4,14 @@ The API server stores objects of a custom resource up to 10,000 levels deep, and
 `metadata.managedFields`. Python's decoder ends with RecursionError at about 1,000.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from ringtrain_operator.cluster.api.errors import ServerError
 
@@ -16,11 +20,15 @@ DEPTH_MAX = 200
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 
 
-def decode(raw: bytes) -> Any:
+def decode(raw: bytes, shape: Any = None) -> Any:
     """The value of a JSON document; where it is too deep for Python's decoder, null below level `DEPTH_MAX`.
 
+    `shape`: a TypedDict whose names are all that is wanted; the value may have more where it has not this shape.
     Raises ServerError for what is no JSON.
     """
+    if shape is not None:
+        with suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
+            return _decoder(shape).decode(raw)
     try:
         try:
             return json.loads(raw)
@@ -28,6 +36,11 @@ def decode(raw: bytes) -> Any:
             return json.loads(b"".join(_pruned(raw)))
     except ValueError as exc:
         raise ServerError(f"the API server's answer is no JSON: {exc}") from exc
+
+
+@functools.cache
+def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(shape)
 
 
 def _pruned(raw: bytes) -> Iterator[bytes]:

@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Request:
-    """One request: path below the server's root, and what goes with it."""
+    """One request: path below the server's root, and what goes with it. `shape`: what of the answer is decoded."""
 
     method: str
     path: str
@@ -52,6 +52,7 @@ class Request:
     body: Any = None
     content_type: str = "application/json"
     accept: str = "application/json"
+    shape: Any = None
 
     @property
     def is_write(self) -> bool:
@@ -108,7 +109,7 @@ class Transport:
         lane = self._creations if request.method == "POST" else nullcontext()
         async with lane, self._slots, self._answer(session, request, self._limits.timeout_s) as response:
             raw = await response.read()
-            return decode(raw) if want_body else None
+            return decode(raw, request.shape) if want_body else None
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[aiohttp.StreamReader]:
