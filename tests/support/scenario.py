@@ -161,7 +161,8 @@ async def open_scenario(open_cluster: OpenCluster, folder: Path, **options: Any)
     async with open_cluster() as cluster:
         namespace, runtime, clock = await cluster.new_namespace(), ScriptedRuntime(), Clock()
         async with (
-            Kubelet(cluster.api, runtime, folder, namespace=namespace, **options) as kubelet,
+            # One clock: an operator that is ahead takes what has just ended for something of long ago.
+            Kubelet(cluster.api, runtime, folder, namespace=namespace, clock=clock, **options) as kubelet,
             running_operator(cluster.operator_connection, clock, namespaces=(namespace,)) as operator,
         ):
             yield Scenario(cluster, namespace, runtime, kubelet, operator, clock)

@@ -14,7 +14,7 @@ from ringtrain_operator.cluster.api.errors import ApiError, Conflict, NotFound
 from ringtrain_operator.cluster.api.resources import NODES, PODS
 from support.kubelet.addresses import AddressBlock
 from support.kubelet.execs import Beside
-from support.kubelet.pod import PodLife, now_text
+from support.kubelet.pod import Clock, PodLife, now_text, utc_now
 from support.kubelet.runtimes import Runtime
 from support.kubelet.serving import NodeServer
 from support.objects import subresource
@@ -30,6 +30,7 @@ class Kubelet:
     `capacity` is what each node has of extended resources; a pod that asks for more stays unschedulable.
     `namespace`: only its pods (None: all). `log_keeps`: how many bytes of a container's output it serves, as a
     kubelet's containerLogMaxSize. `schedules`: whether it finds nodes for pods; without, a scheduler does.
+    `clock`: by which it says when a container ended.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Kubelet:
         capacity: dict[str, int] | None = None,
         log_keeps: int = 10 << 20,
         schedules: bool = True,
+        clock: Clock = utc_now,
     ) -> None:
+        self._clock = clock
         self._schedules = schedules
         self._api = api
         self._runtime = runtime
@@ -212,7 +215,7 @@ class Kubelet:
         address = self._address(meta["namespace"], meta["name"])
         self._point_at_launcher(pod)
         folder = self._folder / meta["namespace"] / f"{meta['name']}-{meta['uid'][:8]}"
-        life = PodLife(self._api, self._runtime, pod, address, folder)
+        life = PodLife(self._api, self._runtime, pod, address, folder, self._clock)
         life.follow(pod)
         self._names[(meta["namespace"], meta["name"])] = meta["uid"]
         if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):

@@ -1,7 +1,7 @@
 """One pod's life on a node: start, status, exit, deletion."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,16 +23,30 @@ MISSING_IMAGE = "missing"  # an image whose name (its registry apart) begins so 
 RESTARTED_AFTER_S = 1.0  # a container that ended, where the pod's policy restarts it
 
 
-def now_text() -> str:
+Clock = Callable[[], datetime]
+
+
+def utc_now() -> datetime:
+    """The time of day."""
+    return datetime.now(UTC)
+
+
+def now_text(clock: Clock = utc_now) -> str:
     """The time as Kubernetes writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return clock().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class PodLife:
-    """Runs one bound pod until it ends or is deleted; `lost` nodes stop speaking in the middle of it."""
+    """Runs one bound pod until it ends or is deleted; `lost` nodes stop speaking in the middle of it.
 
-    def __init__(self, api: ApiClient, runtime: Runtime, pod: Json, address: str, folder: Path) -> None:
+    `clock` tells when a container ended.
+    """
+
+    def __init__(
+        self, api: ApiClient, runtime: Runtime, pod: Json, address: str, folder: Path, clock: Clock = utc_now
+    ) -> None:
         self._api = api
+        self._clock = clock
         self._runtime = runtime
         self.pod = pod
         self.address = address
@@ -177,7 +191,8 @@ class PodLife:
     async def _post_restarting(self, how: Exit) -> None:
         """As a kubelet that pauses before it starts a container again: the pod has not ended."""
         waiting = {"reason": "CrashLoopBackOff", "message": f"the container ended with {how.code}"}
-        ended = {"exitCode": how.code, "reason": "Error", "message": how.message, "finishedAt": now_text()}
+        ended: Json = {"exitCode": how.code, "reason": "Error", "message": how.message}
+        ended["finishedAt"] = now_text(self._clock)
         phase = "Pending" if self.pod["spec"].get("restartPolicy") == "Always" else "Running"
         await self._post(phase, {"waiting": waiting}, ready=False, last={"terminated": ended})
 
@@ -186,8 +201,8 @@ class PodLife:
             "exitCode": how.code,
             "reason": how.reason or ("Completed" if how.code == 0 else "Error"),
             "message": how.message,
-            "startedAt": now_text(),
-            "finishedAt": now_text(),
+            "startedAt": now_text(self._clock),
+            "finishedAt": now_text(self._clock),
         }
         await self._post("Succeeded" if how.code == 0 else "Failed", {"terminated": ended}, ready=False)
 
