@@ -21,6 +21,8 @@ NEVER_FITS = st.builds(
 )
 # Grace and jitter, the end of pods, and a look each at those who give way and those whose turn it is.
 BROKEN_WITHIN_S = 20
+# Grace and jitter twice: what never fits gives way first, then whoever is not first in the line.
+TWICE_BROKEN_WITHIN_S = 30
 
 
 def test_four_jobs_that_hold_parts_of_what_they_need_run_one_after_the_other() -> None:
@@ -129,7 +131,7 @@ def test_no_set_of_jobs_waits_for_itself(asks: list[Ask], never: list[Ask], seed
         crowd.tick()
         waits = any(t in fitting for t in crowd.unfinished)
         nobody_for_s = nobody_for_s + 1 if waits and not crowd.running else 0
-        assert nobody_for_s < BROKEN_WITHIN_S, crowd.seconds
+        assert nobody_for_s < TWICE_BROKEN_WITHIN_S, crowd.seconds
         assert crowd.seconds < 1000
     for tenant in fitting:
         assert (tenant.status.restarts, tenant.status.disruptions) == (0, 0)
