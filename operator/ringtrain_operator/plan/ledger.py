@@ -11,6 +11,7 @@ from ..status.situation import Situation
 from .decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Resize, Restart
 
 OUT_OF_LINE: dict[str, Any] = {"line_since": None, "queued_since": None, "too_large": False}
+# Of a first restart only the next one's delay follows: it comes at once.
 FIRST_DELAY_S = 1
 LONGEST_DELAY_S = 300
 # An attempt that ran for so long was no quick failure: the delay starts over.
@@ -103,7 +104,7 @@ def _restart(s: Situation, decision: Restart) -> JobStatus:
     )
     return _without_pods(restarted).noted(
         attempt_workers=s.wanted_workers,
-        restart_not_before=s.now + timedelta(seconds=delay) if delay else None,
+        restart_not_before=s.now + timedelta(seconds=delay) if delay > FIRST_DELAY_S else None,
         restart_delay_seconds=delay,
     )
 
@@ -121,7 +122,7 @@ def _without_pods(status: JobStatus) -> JobStatus:
 
 
 def _delay_s(s: Situation) -> int:
-    """Doubling from attempt to attempt, from the start again after one that ran steadily."""
+    """Doubling from attempt to attempt, from the start again after one that ran steadily. See FIRST_DELAY_S."""
     running = s.status.condition("Running")
     steady = (
         running is not None
