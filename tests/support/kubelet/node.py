@@ -96,7 +96,9 @@ class Kubelet:
         self._cordon(node)
         for life, _ in list(self._lives.values()):
             if life.pod["spec"].get("nodeName") == node and not life.exited:
-                await self.evict(life.pod["metadata"]["namespace"], life.pod["metadata"]["name"])
+                # Who owns the pods may delete the others as soon as the first is gone.
+                with suppress(NotFound):
+                    await self.evict(life.pod["metadata"]["namespace"], life.pod["metadata"]["name"])
 
     async def press(self, namespace: str, name: str) -> None:
         """Fail a pod as a node does that runs out of memory: the pod stays, as evicted by its kubelet."""
