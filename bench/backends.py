@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench import steps
+from bench import named_queue, steps
 from bench.constants import apply
 
 Work = Callable[[], None]
@@ -68,10 +68,9 @@ class Ringtrain:
         torch.set_num_threads(1)  # as many as gloo's ranks have on two cores
         return steps.distributed_optimizer_step() if optimizer == "distributed" else steps.host_optimizer_step()
 
-    def ask(self, kind: str) -> Any:
-        """What is not a matter of time: `state`, the bytes of optimizer state of this rank and of the whole."""
-        assert kind == "state", kind
-        return steps.state_bytes()
+    def ask(self, kind: str, **what: Any) -> Any:
+        """`state`: bytes of optimizer state, this rank's and the whole. `named_queue`: where steps spend time."""
+        return {"state": steps.state_bytes, "named_queue": named_queue.measure}[kind](**what)
 
     def barrier(self) -> None:
         self._rt.barrier()

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,8 @@ from ring.worlds import world_of
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError
 from ringtrain.negotiation.agreement import Agreement
 from ringtrain.negotiation.queue import NamedQueue
-from ringtrain.negotiation.request import CollectiveKind, Request, Round
+from ringtrain.negotiation.request import CollectiveKind, Request, Round, described
+from ringtrain.negotiation.submission import Promise
 from ringtrain.process_groups.context import current
 
 ONES = np.ones(2, np.float32)
@@ -172,6 +174,60 @@ def test_ranks_that_name_different_tensors_fail_instead_of_waiting():
     first, second = with_queues(2, alone, timeout_s=0.05)
     assert "submitted by ranks [0] and not by ranks [1]" in first
     assert "submitted by ranks [1] and not by ranks [0]" in second
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (allreduce("t1", (3,)), r"'t1': shape is \(2,\) on rank 0 and \(3,\) on rank 1"),
+        (allreduce("t1", op="Max"), "'t1': op is Sum on rank 0 and Max on rank 1"),
+        (replace(allreduce("t1"), prescale=2.0), "'t1': prescale factor is 1.0 on rank 0 and 2.0 on rank 1"),
+    ],
+    ids=["shape", "op", "prescale"],
+)
+def test_a_rank_that_differs_after_steps_that_were_alike_is_named_and_the_next_step_runs(changed, words):
+    usual = [allreduce(f"t{i}") for i in range(3)]
+
+    def step(queue: NamedQueue, requests: list[Request]) -> list:
+        return [
+            queue.submit(r, lambda r=r: [np.full(r.shapes[0], 1.0 + queue.rank, np.float32)]) for r in requests
+        ]
+
+    def steps(queue: NamedQueue) -> tuple[str, list[float]]:
+        for _ in range(4):
+            assert [p.result(60)[0].tolist() for p in step(queue, usual)] == [[3.0, 3.0]] * 3
+        odd = step(queue, [usual[0], changed, usual[2]] if queue.rank == 1 else usual)
+        with pytest.raises(MismatchError) as caught:
+            odd[1].result(60)
+        beside = [odd[0].result(60)[0][0], odd[2].result(60)[0][0]]
+        return str(caught.value), [*beside, *(p.result(60)[0][0] for p in step(queue, usual))]
+
+    for message, results in with_queues(2, steps):
+        assert re.search(words, message)
+        assert results == [3.0] * 5
+
+
+def test_a_request_asked_for_again_is_the_same_object_and_what_differs_is_another():
+    """So that a warm step checks nothing anew; the factor that the hash leaves out is compared all the same."""
+    plain, scaled = (Request(CollectiveKind.ALLREDUCE, "a", op="Sum", prescale=p) for p in (1.0, 2.0))
+    first = described(plain, ("float32",), ((2,),), "cpu")
+    assert described(plain, ("float32",), ((2,),), "cpu") is first
+    assert (hash(scaled), described(scaled, ("float32",), ((2,),), "cpu").prescale) == (hash(plain), 2.0)
+    assert described(plain, ("float32",), ((3,),), "cpu").shapes == ((3,),)
+
+
+def test_a_promise_that_nobody_keeps_raises_after_its_deadline_and_a_kept_one_wakes_all_waiters():
+    kept = threading.Condition()
+    promise = Promise(kept)
+    with pytest.raises(TimeoutError, match="no result within"):
+        promise.result(0.01)
+    assert not promise.done()
+    with ThreadPoolExecutor(3) as pool:
+        waiters = [pool.submit(promise.result, 60) for _ in range(3)]
+        promise.set_result("sum")
+        with kept:
+            kept.notify_all()
+        assert [waiter.result(60) for waiter in waiters] == ["sum"] * 3
 
 
 def test_a_closed_queue_fails_what_is_in_flight():

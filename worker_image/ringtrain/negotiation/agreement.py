@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtrain.negotiation.request import CollectiveKind, Request, Round
-
-# Numbers given to agreed requests are all forgotten beyond this: names made up for single calls never come back.
-KNOWN_MAX = 4096
-
+from ringtrain.negotiation.request import KNOWN_MAX, CollectiveKind, Request, Round
 
 # What every kind demands to be equal, in the order in which a difference is reported.
 _FIELDS = (
@@ -61,7 +57,7 @@ class Agreement:
 
     def next_round(self, requests: Sequence[Request], joined: bool = False, expired: Sequence[str] = ()) -> Round:
         """Put this rank's new requests into the fewest bytes that the others understand."""
-        numbers = [self._numbers.get(request, -1) for request in requests]  # hashing one takes microseconds
+        numbers = [self._numbers.get(request, -1) for request in requests]
         new = tuple(request for request, number in zip(requests, numbers, strict=True) if number < 0)
         return Round(new, tuple(number for number in numbers if number >= 0), joined, tuple(expired))
 

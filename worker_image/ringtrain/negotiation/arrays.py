@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +11,13 @@ import numpy as np
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.negotiation.queues import name_for, queue_of
-from ringtrain.negotiation.request import CollectiveKind, Request
+from ringtrain.negotiation.request import KNOWN_MAX, CollectiveKind, Request, described
 from ringtrain.negotiation.splits import scalar_error, splits_error
 from ringtrain.process_groups.process_sets import ProcessSet, members
 from ringtrain.reduction.arithmetic import adasum_error
-from ringtrain.reduction.ops import chosen_op, only_sums
+from ringtrain.reduction.ops import ReduceOp, chosen_op, only_sums
 from ringtrain.step_time import REDUCTION
+from ringtrain.wire.dtypes import name_of
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,27 @@ class Reduction:
         cls, op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> Reduction:
         """What the arguments of an allreduce ask for. Raises ConfigurationError."""
-        return cls(chosen_op(op, average).value, process_set, prescale, postscale)
+        return _reduction(chosen_op(op, average), float(prescale), float(postscale), process_set)
 
     @classmethod
     def of_sums(
         cls, series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet
     ) -> Reduction:
         """The same for `series`, which has Average and Sum alone."""
-        return cls(only_sums(chosen_op(op), series).value, process_set, prescale, postscale)
+        return _reduction(only_sums(chosen_op(op), series), float(prescale), float(postscale), process_set)
 
     def request(self, name: str, kind: CollectiveKind = CollectiveKind.ALLREDUCE) -> Request:
-        return Request(kind, name, op=self.op, prescale=float(self.prescale), postscale=float(self.postscale))
+        return _request(self, name, kind)
+
+
+@functools.lru_cache(maxsize=KNOWN_MAX)  # they come back every step
+def _reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
+    return Reduction(op.value, process_set, prescale, postscale)
+
+
+@functools.lru_cache(maxsize=KNOWN_MAX)
+def _request(how: Reduction, name: str, kind: CollectiveKind) -> Request:
+    return Request(kind, name, op=how.op, prescale=float(how.prescale), postscale=float(how.postscale))
 
 
 def run(request: Request, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> list[Array]:
@@ -55,17 +67,17 @@ def run(request: Request, arrays: Sequence[Array], process_set: ProcessSet, erro
 def begin(request: Request, arrays: Sequence[Array], process_set: ProcessSet, error: str = "") -> Any:
     """Begin `request`; return its future."""
     held = [np.asarray(array) for array in arrays]
-    full = replace(
-        request,
-        dtypes=tuple(array.dtype.name for array in held),
-        shapes=tuple(array.shape for array in held),
-        error=error,
-    )
+    dtypes, shapes = tuple(name_of(array.dtype) for array in held), tuple(array.shape for array in held)
+    full = described(request, dtypes, shapes, request.device)
+    if error:
+        full = replace(full, error=error)
     return queue_of(process_set).submit(full, lambda: held)
 
 
 def result_of(begun: Any) -> Any:
     """Wait for the future that a function of this file has returned."""
+    if begun.done():
+        return begun.result()
     with REDUCTION:
         return begun.result()
 

@@ -82,19 +82,27 @@ def run_batch(
     if request.kind is not CollectiveKind.ALLREDUCE:
         return [_run_single(communicator, batch[0], arrays[0] or ())]
     given = [_given(entry.any_request, own) for entry, own in zip(batch, arrays, strict=True)]
-    inputs = [scaled(array, request.prescale) for own in given for array in own]
+    inputs = _all_scaled([array for own in given for array in own], request.prescale)
     outputs = _allreduce(communicator, inputs, ReduceOp(request.op))
-    finished = iter(scaled(array, request.postscale) for array in outputs)
-    return [[next(finished) for _ in own] for own in given]
+    finished = iter(_all_scaled(outputs, request.postscale))
+    return [list(itertools.islice(finished, len(own))) for own in given]
+
+
+def _all_scaled(arrays: list[Array], factor: float) -> list[Array]:
+    return arrays if factor == 1.0 else [scaled(array, factor) for array in arrays]
 
 
 def _allreduce(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
-    carried_op, _ = _carried(arrays[0], op)
+    """`arrays` have one dtype."""
+    dtype = arrays[0].dtype
+    carried_op, wide = _carried(dtype, op)
     # Names, dtypes and shapes were agreed on already: the signature need not say them again.
     what = Signature("allreduce", op=op.value)
-    reduced = work.grouped_allreduce([_carried(array, op)[1] for array in arrays], carried_op, None, what)
-    size = len(communicator.ranks)
-    return [_narrowed(r, op, a.dtype, size) for r, a in zip(reduced(communicator), arrays, strict=True)]
+    sent = arrays if wide is dtype else [array.astype(wide) for array in arrays]
+    reduced = work.grouped_allreduce(sent, carried_op, None, what)(communicator)
+    if wide is dtype and carried_op is op:
+        return reduced
+    return [_narrowed(array, op, dtype, len(communicator.ranks)) for array in reduced]
 
 
 def _reduce_bucket(
@@ -151,8 +159,9 @@ def _alltoall(communicator: Communicator, array: Array, splits: Sequence[int]) -
 
 
 def _reducescatter(communicator: Communicator, array: Array, op: ReduceOp) -> Array:
-    carried_op, wide = _carried(array, op)
-    (own,) = work.grouped_reducescatter([wide], carried_op, None)(communicator)
+    carried_op, wide = _carried(array.dtype, op)
+    sent = array.astype(wide, copy=False)
+    (own,) = work.grouped_reducescatter([sent], carried_op, None)(communicator)
     return _narrowed(own, op, array.dtype, len(communicator.ranks))
 
 
@@ -179,18 +188,18 @@ def _bytes(request: Request) -> int:
     return sum(math.prod(shape) * dtype_of(name).itemsize for shape, name in pairs)
 
 
-def _carried(array: Array, op: ReduceOp) -> tuple[ReduceOp, Array]:
-    """Return the op and the array that the ring is asked for.
+def _carried(dtype: np.dtype[Any], op: ReduceOp) -> tuple[ReduceOp, np.dtype[Any]]:
+    """Return the op and the dtype that the ring is asked for; `dtype` itself where it need not be another.
 
     Averages of integers are sums, divided afterwards.
     """
-    integer = array.dtype.kind in "iub"
+    integer = dtype.kind in "iub"
     own_op = Sum if op is Average and integer else op
-    name = name_of(array.dtype)
+    name = name_of(dtype)
     overflows = op is Average and name in ("uint8", "bool")
     if name in CODES and not overflows:
-        return own_op, array
-    return own_op, array.astype(_WIDER[name])
+        return own_op, dtype
+    return own_op, np.dtype(_WIDER[name])
 
 
 def _narrowed(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:

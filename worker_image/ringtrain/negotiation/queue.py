@@ -12,18 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from ringtrain import timeline
-from ringtrain.collectives.tensors import Array
 from ringtrain.communicators.base import Communicator
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
 from ringtrain.negotiation.agreement import Agreed, Agreement
 from ringtrain.negotiation.execution import Carrier, Result, batches, run_batch
 from ringtrain.negotiation.request import Request, Round
+from ringtrain.negotiation.submission import Arrays, Finish, Promise, Submission
 from ringtrain.wire.signature import Signature
 
 # After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
@@ -42,24 +41,6 @@ _AGREEMENT: Final = Signature("agreement")
 
 log = logging.getLogger("ringtrain")
 
-Finish = Callable[[Result], Any]
-Arrays = Callable[[], Sequence[Array]]
-
-
-@dataclass(frozen=True)
-class Submission:
-    """One rank's part in a named collective, as `NamedQueue.submit` takes it apart.
-
-    `target`: of a bucket, where its results go, one behind the other; the tensors may lie there.
-    """
-
-    request: Request
-    arrays: Arrays
-    finish: Finish
-    target: Array | None = None
-    future: "Future[Any]" = field(default_factory=Future)
-    since_ns: int = field(default_factory=time.perf_counter_ns)
-
 
 class NamedQueue:
     """The collectives of one process set. `timeout_s`: how long a submission waits for ranks that do not submit
@@ -76,7 +57,10 @@ class NamedQueue:
         self._timeout_s = timeout_s
         self._communicator: Communicator | None = None
         self._agreement = Agreement(ranks)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._kept = threading.Condition()  # of every promise
+        self._last: tuple[list[Agreed], list[list[Agreed]]] = [], []  # what was agreed on last, and its batches
         self._new: list[Request] = []
         self._in_flight: dict[str, Submission] = {}
         self._joining: Future[int] | None = None
@@ -85,34 +69,35 @@ class NamedQueue:
         self._thread = threading.Thread(target=self._loop, name="ringtrain-named-queue", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, arrays: Arrays = tuple, finish: Finish = list) -> "Future[Any]":
-        """Return a future of `finish(result)`, which the queue's own thread calls.
+    def submit(self, request: Request, arrays: Arrays = tuple, finish: Finish = list) -> Promise:
+        """Return a promise of `finish(result)`, which the queue's own thread calls.
 
-        `arrays` is called by that thread too; what it returns must not change before the future is done. The
-        future raises MismatchError where ranks disagree and PeerLost where one is gone. Raises ConfigurationError
+        `arrays` is called by that thread too; what it returns must not change before it is done. The promise
+        raises MismatchError where ranks disagree and PeerLost where one is gone. Raises ConfigurationError
         for a name that is still in flight on this rank.
         """
-        submission = Submission(request, arrays, finish)
-        self.submit_all([submission])
-        return submission.future
+        return self.hand_in(Submission(request, arrays, finish))
 
-    def submit_all(self, submissions: Sequence[Submission]) -> None:
-        """Submit several at once, in this order, or, where one is refused, none."""
-        with self._changed:
-            for request in (submission.request for submission in submissions):
-                if self._closed:
-                    raise NotInitializedError(
-                        f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first"
-                    )
-                if request.name in self._in_flight:
-                    raise ConfigurationError(
-                        f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name "
-                        "is still in flight; give each its own name, or synchronize() the first"
-                    )
-            for submission in submissions:
-                self._in_flight[submission.request.name] = submission
-                self._new.append(submission.request)
-            self._changed.notify_all()
+    def hand_in(self, submission: Submission) -> Promise:
+        """As `submit`, of a submission that is made already."""
+        request = submission.request
+        promise = submission.promise = Promise(self._kept)
+        submission.since_ns = time.perf_counter_ns()
+        with self._lock:  # entering the condition itself is a call of Python's
+            if self._closed:
+                raise NotInitializedError(
+                    f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first"
+                )
+            if request.name in self._in_flight:
+                raise ConfigurationError(
+                    f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name "
+                    "is still in flight; give each its own name, or synchronize() the first"
+                )
+            self._in_flight[request.name] = submission
+            self._new.append(request)
+            if len(self._new) == 1:  # otherwise the thread has been woken up already
+                self._changed.notify_all()
+        return promise
 
     def join(self) -> int:
         """Say that this rank has no more data: it contributes zeros until every rank has joined.
@@ -166,6 +151,8 @@ class NamedQueue:
         """Say which ranks have not submitted what this one waits for; of those who wait, the first one says it."""
         now_ns = time.perf_counter_ns()
         with self._changed:
+            if not self._due and self._oldest_ns(now_ns) > now_ns - FIRST_WARNING_S * 1e9:
+                return
             waiting = [(name, (now_ns - one.since_ns) / 1e9) for name, one in self._in_flight.items()]
         self._due = {name: due for name, due in self._due.items() if name in self._in_flight}
         for name, waited_s in waiting:
@@ -183,8 +170,14 @@ class NamedQueue:
     def _next_round(self) -> Round:
         requests, self._new = self._new, []
         overdue = time.perf_counter_ns() - int(self._timeout_s * 1e9)
-        expired = [name for name, submitted in self._in_flight.items() if submitted.since_ns < overdue]
+        expired: list[str] = []
+        if self._oldest_ns(overdue) < overdue:
+            expired = [name for name, submitted in self._in_flight.items() if submitted.since_ns < overdue]
         return self._agreement.next_round(requests, self._joining is not None, expired)
+
+    def _oldest_ns(self, otherwise_ns: int) -> int:
+        """Since when the first of what is in flight waits, which is in the order of submission."""
+        return next(iter(self._in_flight.values())).since_ns if self._in_flight else otherwise_ns
 
     def _round(self, said: Round) -> bool:
         """Run one round and what it agreed on. Return whether anything was agreed."""
@@ -199,7 +192,9 @@ class NamedQueue:
                 wrong_argument = any(request.error for request in agreed.requests.values())
                 kind = ConfigurationError if wrong_argument else MismatchError
                 self._refuse(agreed, kind(agreed.error))
-        for batch in batches(good):
+        if good != self._last[0]:  # a step like the one before: the same objects, which compare at once
+            self._last = good, list(batches(good))
+        for batch in self._last[1]:
             self._run(self._communicator, batch)
         if decisions.all_joined is not None and self._joining is not None:
             joining, self._joining = self._joining, None
@@ -218,10 +213,14 @@ class NamedQueue:
         with self._changed:
             for name in own:
                 self._in_flight.pop(name, None)
+        is_recorded = timeline.is_active()
         for entry, result in zip(batch, results, strict=True):
             if entry.name in own:  # otherwise this rank has joined
-                _record(entry, own[entry.name].since_ns, started_ns)
-                _give(own[entry.name], result)
+                if is_recorded:
+                    _record(entry, own[entry.name].since_ns, started_ns)
+                own[entry.name].finish_with(result)
+        with self._kept:
+            self._kept.notify_all()
 
     def _carry_out_in_place(
         self, communicator: Communicator, batch: Sequence[Agreed], own: dict[str, Submission]
@@ -240,7 +239,14 @@ class NamedQueue:
         with self._changed:
             submitted = self._in_flight.pop(agreed.name, None)
         if submitted is not None:  # otherwise this rank has joined
-            submitted.future.set_exception(error)
+            self._break([submitted], error)
+
+    def _break(self, submissions: Sequence[Submission], error: RingtrainError) -> None:
+        for submission in submissions:
+            assert submission.promise is not None, "it is in flight"
+            submission.promise.set_exception(error)
+        with self._kept:
+            self._kept.notify_all()
 
     def _fail_all(self, error: RingtrainError) -> None:
         with self._changed:
@@ -248,8 +254,10 @@ class NamedQueue:
             self._new.clear()
             joining, self._joining = self._joining, None
         self._agreement = Agreement(self.ranks)
-        for future in [submitted.future for submitted in failed] + ([joining] if joining else []):
-            future.set_exception(error)
+        self._last = [], []
+        self._break(failed, error)
+        if joining is not None:
+            joining.set_exception(error)
 
 
 def _exchange(communicator: Communicator, message: bytes) -> list[bytes]:
@@ -265,13 +273,6 @@ def _exchange(communicator: Communicator, message: bytes) -> list[bytes]:
         whole = np.frombuffer(message, np.uint8)
         return [part.tobytes() for part in communicator.all_gather_parts(_AGREEMENT, whole)]
     return [slot[_LENGTH.size :][:length] for slot, length in zip(received, lengths, strict=True)]
-
-
-def _give(submission: Submission, result: Result) -> None:
-    try:
-        submission.future.set_result(submission.finish(result))
-    except Exception as error:
-        submission.future.set_exception(error)
 
 
 def _record(agreed: Agreed, since_ns: int, started_ns: int) -> None:

@@ -55,6 +55,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def queue_of(process_set: ProcessSet) -> NamedQueue:
     """Return the queue of `process_set`. Raises ConfigurationError if this rank is not a member."""
     world, mine, number = context.current(), _queues(), number_of(process_set)
+    if (queue := mine.queues.get(number)) is not None:
+        return queue
     with mine.lock:
         if number not in mine.queues:
             mine.queues[number] = _open_queue(world, number)

@@ -1,9 +1,13 @@
 """What a rank asks for when it submits a named collective, and its form on the wire (JSON)."""
 
+import functools
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
+
+# Numbers given to agreed requests are all forgotten beyond this: names made up for single calls never come back.
+KNOWN_MAX = 4096
 
 
 class CollectiveKind(StrEnum):
@@ -40,6 +44,13 @@ class Request:
     members: tuple[str, ...] = ()
     error: str = ""
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:  # every round asks for it again, and hashing all fields takes microseconds
+        return hash((self.kind, self.name, self.dtypes, self.shapes, self.op))
+
     @property
     def same_everywhere(self) -> bool:
         """True if every rank's request of this kind is equal, so that it can be named by a number later on."""
@@ -65,6 +76,14 @@ class Round:
         data = json.loads(message)
         requests = tuple(_request_from(fields) for fields in data["r"])
         return cls(requests, tuple(data["k"]), data["j"], tuple(data["x"]))
+
+
+@functools.lru_cache(maxsize=KNOWN_MAX)  # they come back every step
+def described(
+    request: Request, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], device: str
+) -> Request:
+    """`request` of tensors of these dtypes and shapes: the same object for the same arguments."""
+    return replace(request, dtypes=dtypes, shapes=tuple(map(tuple, shapes)), device=device)
 
 
 def _request_from(fields: dict[str, Any]) -> Request:

@@ -81,6 +81,9 @@ class _GlobalProcessSet(ProcessSet):
         context = current_or_none()
         return None if context is None else list(range(context.config.size))
 
+    def included(self) -> bool | None:
+        return None if current_or_none() is None else True
+
     def __str__(self) -> str:
         return "global_process_set"
 

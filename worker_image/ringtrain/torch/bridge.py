@@ -7,8 +7,9 @@ import torch
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.queue import Arrays
+from ringtrain.negotiation.submission import Arrays
 from ringtrain.wire.dtypes import dtype_of
+from ringtrain.wire.dtypes import name_of as name_of_dtype
 
 NAMES: Final = {
     torch.float16: "float16",
@@ -44,8 +45,8 @@ def to_arrays(tensors: Sequence[torch.Tensor]) -> Arrays:
 
     CPU tensors that are contiguous are not copied: they must stay as they are until the collective is done.
     """
-    held = [tensor.detach() for tensor in tensors]
-    if all(tensor.device.type == "cpu" for tensor in held):
+    held = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
+    if all(tensor.is_cpu for tensor in held):
         arrays = [_array(tensor.contiguous()) for tensor in held]
         return lambda: arrays
     hosts, ready = _copies_under_way(held)
@@ -63,11 +64,11 @@ def to_tensor(array: Array | torch.Tensor, device: torch.device | str = "cpu") -
         return array
     if not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy()
-    if array.dtype.name == "bfloat16":
+    if name_of_dtype(array.dtype) == "bfloat16":
         tensor = torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(array)
-    return tensor if str(device) == "cpu" else tensor.to(device)
+    return tensor if torch.device(device).type == "cpu" else tensor.to(device)
 
 
 def to_tensors(arrays: Sequence[Array], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -25,19 +25,19 @@ from ringtrain.torch.device_collectives import can_carry_out, carried_out, reduc
 from ringtrain.torch.device_groups import DeviceGroups
 
 
-def device_of(tensors: Sequence[torch.Tensor]) -> str:
+def device_of(tensors: Sequence[torch.Tensor], backend: str) -> str:
     """Where `tensors` are exchanged, for the ranks to agree on: the kind of device, and the backend if any."""
-    kind, backend = tensors[0].device.type if tensors else "cpu", _backend_of(tensors)
+    kind = tensors[0].device.type if tensors else "cpu"
     return f"{kind} through {backend}" if backend else kind
 
 
-def source_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> Any:
+def source_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> Any:
     """Return what gives the arrays of `tensors`, or takes their collective to where they lie."""
-    backend = _backend_of(tensors)
     return DeviceTensors(tensors, process_set, backend) if backend else to_arrays(tensors)
 
 
-def _backend_of(tensors: Sequence[torch.Tensor]) -> str:
+def backend_of(tensors: Sequence[torch.Tensor]) -> str:
+    """The name of the backend of torch.distributed that `tensors` go through; empty for host memory."""
     config = current().config
     return _backend_here(tensors[0].device.type, config.transport, config.encrypt) if tensors else HOST
 

@@ -12,7 +12,7 @@ import torch
 
 from ringtrain import rank, timeline
 from ringtrain.errors import ConfigurationError
-from ringtrain.negotiation.queue import Finish
+from ringtrain.negotiation.submission import Finish
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain.reduction.ops import Sum

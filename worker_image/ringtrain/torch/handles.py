@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -11,22 +10,22 @@ from typing import Any
 import torch
 
 from ringtrain.collectives.tensors import Array
-from ringtrain.negotiation.queue import Finish, Submission
 from ringtrain.negotiation.queues import queue_of
-from ringtrain.negotiation.request import Request
+from ringtrain.negotiation.request import Request, described
+from ringtrain.negotiation.submission import Finish, Promise, Submission
 from ringtrain.process_groups.process_sets import ProcessSet
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
-from ringtrain.torch.devices import DeviceTensors, device_of, source_of
+from ringtrain.torch.devices import DeviceTensors, backend_of, device_of, source_of
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that takes thrice as long to make
 class TorchHandle:
     """A collective under way; pass it to `poll()` and `synchronize()`. `after`: the last touch, by whoever
     waits.
     """
 
-    future: Future[Any]
+    future: Promise
     after: Callable[[Any], Any] = lambda result: result
 
 
@@ -43,8 +42,7 @@ def submit(
     what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
     """
     submission = _submission(request, tensors, process_set, finish, error)
-    queue_of(process_set).submit_all([submission])
-    return TorchHandle(submission.future)
+    return TorchHandle(queue_of(process_set).hand_in(submission))
 
 
 def submit_bucket(
@@ -61,9 +59,8 @@ def submit_bucket(
     submission = _submission(request, tensors, process_set, finish, "")
     if isinstance(submission.arrays, DeviceTensors):
         submission.arrays.target = target
-    submission = replace(submission, target=target)
-    queue_of(process_set).submit_all([submission])
-    return TorchHandle(submission.future)
+    submission.target = target
+    return TorchHandle(queue_of(process_set).hand_in(submission))
 
 
 def _submission(
@@ -73,23 +70,14 @@ def _submission(
     finish: Finish | None,
     error: str,
 ) -> Submission:
-    described = Request(  # replace() takes twice as long
-        kind=request.kind,
-        name=request.name,
-        dtypes=tuple(name_of(tensor) for tensor in tensors),
-        shapes=tuple(tuple(tensor.shape) for tensor in tensors),
-        op=request.op,
-        root=request.root,
-        prescale=request.prescale,
-        postscale=request.postscale,
-        splits=request.splits,
-        device=device_of(tensors),
-        members=request.members,
-        error=error or _device_error(tensors),
-    )
-    # What is wrong fails on every rank before anyone looks at the data.
-    arrays = tuple if described.error else source_of(tensors, process_set)
-    return Submission(described, arrays, finish or (lambda result: to_tensors(result, tensors)))
+    backend = backend_of(tensors)
+    dtypes, shapes = tuple([name_of(tensor) for tensor in tensors]), tuple([tensor.shape for tensor in tensors])
+    full = described(request, dtypes, shapes, device_of(tensors, backend))
+    if error := error or _device_error(tensors):
+        # What is wrong fails on every rank before anyone looks at the data.
+        return Submission(replace(full, error=error), tuple, finish or list)
+    arrays = source_of(tensors, process_set, backend)
+    return Submission(full, arrays, finish or (lambda result: to_tensors(result, tensors)))
 
 
 def first(handle: TorchHandle) -> TorchHandle:
@@ -136,12 +124,16 @@ def synchronize(handle: TorchHandle) -> Any:
 
     Raises MismatchError where ranks disagree, PeerLost where one is gone; both are HorovodInternalError.
     """
+    if handle.future.done():
+        return handle.after(handle.future.result())
     with REDUCTION:
         result = handle.future.result()
     return handle.after(result)
 
 
 def _device_error(tensors: Sequence[torch.Tensor]) -> str:
+    if len(tensors) == 1 and tensors[0].device.type == "cpu":
+        return ""
     kinds = sorted({str(tensor.device) for tensor in tensors})
     if len(kinds) > 1:
         return f"its tensors are on {' and '.join(kinds)}; expected one device"
