@@ -1,9 +1,12 @@
 """Where the time goes until a job trains, and from a killed rank until it trains again.
 
     python -m bench.start
+    E2E_RUN="$PWD/.venv/bin/python -m bench.start --cluster" make e2e-local
 
-Runs the digits example by `dtj local`, kills one of its four ranks as soon as it trains, and prints the medians
-of some runs: each line is what passed since the line before.
+Runs the digits example by `dtj local`, or on the cluster of KUBECONFIG where the operator is installed, kills
+one of its four ranks as soon as it trains, and prints the medians of some runs: each line is what passed since the
+line before. On a cluster the job is run once before, so that its images are there; the nodes are this machine, or
+containers of it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -33,12 +36,22 @@ def main() -> None:
     """Measure, and print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--cluster", action="store_true", help="on the cluster of KUBECONFIG, not by `dtj local`")
     options = parser.parse_args()
-    runs = [measure() for _ in range(options.runs)]
+    if options.cluster:
+        measure_on_cluster()  # images and files are there from now on
+    runs = [measure_on_cluster() if options.cluster else measure() for _ in range(options.runs)]
     print("| until | s, median | least to most |\n| --- | --- | --- |")
     for what in runs[0]:
         found = [run[what] for run in runs]
         print(f"| {what} | {statistics.median(found):.2f} | {min(found):.2f} to {max(found):.2f} |")
+
+
+def measure_on_cluster() -> dict[str, float]:
+    """One run on a cluster of this machine."""
+    from bench.start_cluster import measure as measured  # elsewhere nothing of Kubernetes is needed
+
+    return measured(JOB, TRAINS.decode(), lambda: _kill_a_rank(psutil.process_iter()))
 
 
 def measure() -> dict[str, float]:
@@ -52,7 +65,7 @@ def measure() -> dict[str, float]:
             process = subprocess.Popen([dtj, "local", str(JOB)], cwd=folder, stdout=out, stderr=out)
         try:
             trained = _until_trains(folder, 1)
-            _kill_a_rank(process.pid)
+            _kill_a_rank(psutil.Process(process.pid).children(recursive=True))
             killed = time.time()
             again = _until_trains(folder, 2)
         finally:
@@ -79,10 +92,17 @@ def _until_trains(folder: Path, attempt: int) -> float:
     return time.time()
 
 
-def _kill_a_rank(pid: int) -> None:
-    processes = psutil.Process(pid).children(recursive=True)
-    ranks = [one for one in processes if "RINGTRAIN_RANK" in one.environ()]
-    os.kill(max(ranks, key=lambda one: int(one.environ()["RINGTRAIN_RANK"])).pid, signal.SIGKILL)
+def _kill_a_rank(processes: Iterable[psutil.Process]) -> None:
+    ranks = {_rank(process): process for process in processes}
+    os.kill(ranks[max(ranks)].pid, signal.SIGKILL)
+
+
+def _rank(process: psutil.Process) -> int:
+    """-1 for what is no rank, or not for our eyes."""
+    try:
+        return int(process.environ().get("RINGTRAIN_RANK", -1))
+    except psutil.Error:
+        return -1
 
 
 def _events(folder: Path, attempt: int) -> dict[str, float]:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # `make e2e`: the black-box tests on the cluster of KUBECONFIG, or on a kind cluster made here and removed again.
 # E2E_NODE_IMAGE picks kind's node image. With an own cluster, push the images first and set E2E_OPERATOR_IMAGE,
-# E2E_AGENT_IMAGE and E2E_WORKER_IMAGE (repository:tag).
+# E2E_AGENT_IMAGE and E2E_WORKER_IMAGE (repository:tag). E2E_RUN is a command to run there instead of the tests.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=${VENV:-.venv}/bin
@@ -34,4 +34,4 @@ collect() {
 "$bin/helm" upgrade --install ringtrain charts/ringtrain-operator --namespace ringtrain-system --create-namespace \
   --set "image.repository=${operator%:*}" --set "image.tag=${operator##*:}" \
   --set "agent.image.repository=${agent%:*}" --set "agent.image.tag=${agent##*:}" --wait --timeout 5m || { collect; exit 1; }
-RINGTRAIN_E2E=1 RINGTRAIN_WORKER_IMAGE=$worker "$bin/pytest" tests/e2e -v "$@" || { collect; exit 1; }
+RINGTRAIN_E2E=1 RINGTRAIN_WORKER_IMAGE=$worker ${E2E_RUN:-"$bin/pytest" tests/e2e -v} "$@" || { collect; exit 1; }

@@ -13,7 +13,7 @@ from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.poll import PollTimes
 from ringtrain_operator.cluster.reconcile import Clock, utc_now
 
-QUICK_POLLS = PollTimes(interval_s=0.2, first_s=0.05)
+QUICK_POLLS = PollTimes(interval_s=0.2)
 
 
 async def start_operator(

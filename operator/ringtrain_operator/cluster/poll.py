@@ -29,10 +29,20 @@ class PollTimes:
     """
 
     interval_s: float = 4.0
-    first_s: float = 0.5
     deadline_s: float = 2.0
     at_once: int = 8
     most_per_s: float = 20.0
+
+    def pause_s(self, launchers: int, waits_since_s: float | None) -> float:
+        """How long not to ask one of so many launchers.
+
+        `waits_since_s`: for how long it has waited for its agents; None: its ranks run. People wait for the change
+        to Running: it is seen after a quarter more than the time that it took.
+        """
+        longest_s = max(self.interval_s, launchers / self.most_per_s)
+        if waits_since_s is None:
+            return longest_s
+        return min(longest_s, max(longest_s / 16, waits_since_s / 4))
 
 
 @dataclass(frozen=True)
@@ -160,9 +170,10 @@ class LauncherPoller:
             await self._session.close()
 
     async def _poll(self, key: Key, endpoint: Endpoint) -> None:
-        wait_s = self._times.first_s
+        since, running = time.monotonic(), False
         while True:
-            await self._pause(key, wait_s * random.uniform(0.8, 1.2))
+            waits_since_s = None if running else time.monotonic() - since
+            await self._pause(key, self._times.pause_s(len(self._tasks), waits_since_s) * random.uniform(0.8, 1.2))
             async with self._slots:
                 answer = await self._ask(endpoint)
                 answer = replace(answer, refused=await self._tell(key, endpoint, answer.report))
@@ -170,11 +181,9 @@ class LauncherPoller:
             self._answers[key] = answer
             if before is None or before.content != answer.content:
                 self._changed(key)
-            running = answer.report is not None and answer.report.phase == "Running"
-            bound_s = len(self._tasks) / self._times.most_per_s
-            # a launcher that waits for its agents is asked more often: people wait for its change to Running
-            longest_s = max(self._times.interval_s, bound_s)
-            wait_s = longest_s if running else min(longest_s, wait_s * 2)
+            ran, running = running, answer.report is not None and answer.report.phase == "Running"
+            if ran and not running:  # it was started anew in its pod, or an elastic job forms its next world
+                since = time.monotonic()
 
     async def _tell(self, key: Key, endpoint: Endpoint, report: LauncherReport | None) -> str:
         """Say how many workers are wanted, unless this launcher knows. What fails is tried again after a poll.

@@ -191,6 +191,23 @@ def test_every_answer_of_the_launcher_is_written_once() -> None:
     assert 1.2 * PollTimes().interval_s < 5
 
 
+@pytest.mark.parametrize("took_s", [0.1, 1.0, 3.3, 12.0, 300.0])
+def test_that_ranks_run_is_seen_soon(took_s: float) -> None:
+    """After a quarter more than the time that they took to start, or after the usual interval."""
+    times, asked_s, polls = PollTimes(), 0.0, 0
+    while asked_s < took_s:
+        asked_s += times.pause_s(1, asked_s)
+        polls += 1
+    assert asked_s - took_s <= min(times.interval_s, max(0.25, took_s / 4))
+    assert polls <= 16 + took_s / times.interval_s
+
+
+def test_launchers_that_run_are_asked_within_bounds() -> None:
+    """A thousand of them as often together as eighty."""
+    assert PollTimes().pause_s(1, None) == PollTimes().pause_s(80, None) == 4.0
+    assert PollTimes().pause_s(1000, None) == 50.0
+
+
 def test_the_last_progress_of_an_attempt_that_failed_is_kept() -> None:
     """An attempt that ends between two polls has its last step in the status while the next one starts."""
     w = running()
