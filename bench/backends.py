@@ -68,6 +68,12 @@ class Ringtrain:
         torch.set_num_threads(1)  # as many as gloo's ranks have on two cores
         return steps.distributed_optimizer_step() if optimizer == "distributed" else steps.host_optimizer_step()
 
+    def _tensorflow(self, api: str) -> Work:
+        from bench import tensorflow_steps
+
+        tensorflow_steps.one_thread()
+        return tensorflow_steps.tape_step() if api == "tape" else tensorflow_steps.keras_step()
+
     def ask(self, kind: str, **what: Any) -> Any:
         """`state`: bytes of optimizer state, this rank's and the whole. `named_queue`: where steps spend time."""
         return {"state": steps.state_bytes, "named_queue": named_queue.measure}[kind](**what)
@@ -106,6 +112,30 @@ class Gloo:
 
     def barrier(self) -> None:
         self._dist.barrier()
+
+    def close(self) -> None:
+        pass
+
+
+class TensorFlow:
+    """TensorFlow's own strategy for many workers."""
+
+    def __init__(self) -> None:
+        from bench import tensorflow_steps
+
+        addresses = os.environ["RINGTRAIN_RING_ADDRESSES"].split(",")
+        self.rank = int(os.environ["RANK"])
+        tensorflow_steps.one_thread()
+        self._steps = tensorflow_steps
+        self._strategy = tensorflow_steps.own_strategy(addresses, self.rank)
+        self._meet = tensorflow_steps.meeting(self._strategy)
+
+    def prepare(self, kind: str, api: str) -> Work:
+        step = self._steps.tape_step if api == "tape" else self._steps.keras_step
+        return step(self._strategy)
+
+    def barrier(self) -> None:
+        self._meet()
 
     def close(self) -> None:
         pass
@@ -162,7 +192,7 @@ def backend(contender: str) -> Backend:
         from bench.neighbour_ring import NeighbourRing
 
         return NeighbourRing()
-    kinds = {"ringtrain": Ringtrain, "gloo": Gloo, "mpi": Mpi, "copy": Copy}
+    kinds = {"ringtrain": Ringtrain, "gloo": Gloo, "mpi": Mpi, "copy": Copy, "tensorflow": TensorFlow}
     return kinds[contender.partition("-")[0]]()
 
 

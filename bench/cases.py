@@ -50,7 +50,7 @@ class Case:
 
     def takes_part(self, contender: str, what: What) -> bool:
         """Not everyone can do everything."""
-        if what["kind"] == "allreduce":
+        if what["kind"] in ("allreduce", "tensorflow"):
             return True
         if what["kind"] in ("step", "pytorch") and "compression" not in what:
             return contender.startswith(("ringtrain", "gloo")) and contender != "ringtrain-neighbour"
@@ -89,6 +89,14 @@ def _loopback(ranks: int) -> Case:
     return Case("one machine", ranks, where, contenders, work, [{"kind": "state"}])
 
 
+def _tensorflow(api: str, ranks: int) -> Case:
+    """A case for each way in: TensorFlow's own workers give each other up while others compute for long."""
+    keras2 = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **MALLOC}
+    contenders = {"ringtrain-shm": keras2, "ringtrain-grpc": GRPC | keras2, "tensorflow": keras2}
+    work: list[tuple[What, Rounds]] = [({"kind": "tensorflow", "api": api}, Rounds(30, 5, 3, 4))]
+    return Case(f"TensorFlow, {api}", ranks, lambda: nullcontext(Loopback(ranks)), contenders, work)
+
+
 def _gigabit(hosts: int) -> Case:
     contenders = {"ringtrain-grpc": GRPC, "ringtrain-neighbour": GRPC, "gloo": {}, "mpi-tcp": {}}
     nbytes = 64 * MIB
@@ -121,3 +129,4 @@ def _encrypted(ranks: int) -> Case:
 
 
 CASES = [_loopback(2), _loopback(4), _gigabit(2), _gigabit(4), _pods(), _encrypted(2)]
+CASES += [_tensorflow(api, ranks) for api in ("tape", "keras") for ranks in (2, 4)]

@@ -143,6 +143,14 @@ def _steps(look: _Lookup) -> list[Row]:
             where = "one pod" if transport == "shm" else "gRPC"
             name = f"PyTorch, {optimizer.title()}Optimizer, 161 parameters, {where}, {ranks} ranks, over DDP"
             rows.append(Row(name, ratio, None, aim))
+    for api, name in (("tape", "tape"), ("keras", "Keras 2")):
+        for where, transport in (("one pod", "shm"), ("gRPC", "grpc")):
+            for ranks in (2, 4):
+                what = {"kind": "tensorflow", "api": api}
+                case = f"TensorFlow, {api}"
+                ratio = look.faster(case, ranks, f"ringtrain-{transport}", "tensorflow", **what)
+                row = f"TensorFlow, {name}, 161 parameters, {where}, {ranks} ranks, over its own strategy"
+                rows.append(Row(row, ratio, None, 1.0))
     kernels = look.kernels
     fused = _ratio(kernels["torch-fused"]["median_s"], kernels["ringtrain"]["median_s"]) if kernels else None
     rows.append(Row("AdamW in one thread, over PyTorch's fused", fused, 0.9, 1.1))
