@@ -13,6 +13,7 @@ from ring.leftovers import leftovers
 from ringtrain.process_groups import context
 from ringtrain.world.failure_state import FailureState
 from ringtrain.world.neighbours import MESH_MOST
+from ringtrain.world.reports import Closed
 
 SIZE = MESH_MOST + 4
 TIMEOUT_S = 20.0
@@ -107,6 +108,32 @@ def test_a_rank_that_left_in_good_order_is_told_from_a_lost_one(leavers: tuple[i
         for outcome in ranks.outcomes(ranks=staying):
             assert outcome.ok, outcome
             assert re.match(r"rank [6-9] has shut down, and rank \d+ needs it for barrier", outcome.value), outcome
+
+
+def _hear_of_a_broken_watch(leaver: int) -> str:
+    rt.init()
+    rt.barrier()
+    if rt.rank() == leaver:
+        rt.shutdown()
+        tell("ready")
+        return "left"
+    tell("ready")
+    ask()
+    context.current()._member.monitor.report(Closed(leaver, "connection closed", None))
+    return _error_of_barrier()
+
+
+def test_a_watch_that_broke_before_the_farewell_came_fails_nobody() -> None:
+    """Those that got the farewell are asked: it is the barrier that then lacks a rank."""
+    with started_ranks(_hear_of_a_broken_watch, SIZE, 7, env=ENV) as ranks:
+        _all_ready(ranks)
+        assert ranks.outcomes(ranks=[7])[0].ok
+        staying = [rank for rank in range(SIZE) if rank != 7]
+        for rank in staying:
+            ranks.answer(rank)
+        for outcome in ranks.outcomes(ranks=staying):
+            assert outcome.ok, outcome
+            assert re.match(r"rank 7 has shut down, and rank \d+ needs it for barrier", outcome.value), outcome
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -167,10 +167,10 @@ class Monitor:
             if self._failure_state.failure is not None:
                 continue
             failure = self._judge(report)
-            if self._failure_state.reach(failure):
+            if failure is not None and self._failure_state.reach(failure):
                 self.announce(failure)
 
-    def _judge(self, report: Report) -> WorldFailure:
+    def _judge(self, report: Report) -> WorldFailure | None:
         if isinstance(report, WorldFailure):
             return report
         if isinstance(report, Stalled):
@@ -180,9 +180,11 @@ class Monitor:
             return self._failure_state.failure
         during = f" during {report.activity.label}" if report.activity else ""
         if self._left_in_order(report.peer):
-            text = f"rank {report.peer} has shut down"
-            if report.activity:
-                text += f", and rank {self._ring.rank} needs it for {report.activity.label}"
+            if report.activity is None:  # a watch has broken before the farewell came
+                self.watches.note_left({report.peer})
+                return None
+            needed_for = f"rank {self._ring.rank} needs it for {report.activity.label}"
+            text = f"rank {report.peer} has shut down, and {needed_for}"
         else:
             text = f"{self._ring.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}"
         return WorldFailure("lost", text, report.peer)

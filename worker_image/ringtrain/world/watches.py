@@ -92,15 +92,14 @@ class Watches:
             return
         error = answer.exception()
         if error is None and answer.result().startswith(LEFT):
-            self._note_left({peer, *load(answer.result().removeprefix(LEFT) or b"[]")})
+            self.note_left({peer, *load(answer.result().removeprefix(LEFT) or b"[]")})
         elif error is None and not hold:
             self._note_heard(peer)
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
             self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
         elif isinstance(error, PullRefused) and error.failure.kind == "stranger":
             # Between two questions it has left, and the next world of its process answers.
-            self._left.add(peer)
-            self._report(Closed(peer, "it has left this world", None))
+            self.note_left({peer})
         elif isinstance(error, PullRefused):
             self._report(error.failure)
         else:
@@ -111,7 +110,8 @@ class Watches:
             self._unheard.discard(peer)
             self._heard.notify_all()
 
-    def _note_left(self, ranks: set[int]) -> None:
+    def note_left(self, ranks: set[int]) -> None:
+        """These have left in good order: that fails nobody before it needs one of them."""
         with self._lock:
             new = ranks - self._left - {self._ring.rank}
             self._left |= new
@@ -136,7 +136,7 @@ class Watches:
         if has_gone(answer):
             # Both that watched it have just left, and nobody knows how it ended: in good order, as they did. A
             # rank that needs it finds its connection broken.
-            self._note_left({peer})
+            self.note_left({peer})
         else:
             self._ended(peer, True, answer)
 
