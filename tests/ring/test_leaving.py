@@ -123,7 +123,7 @@ def test_a_rank_interrupted_in_a_collective_tells_the_others(transport: str) -> 
             communicator = world.contexts[rank].group().communicator
             if rank == 0:
                 return error_of(lambda: rt.allreduce(x, rt.Sum))
-            what = rt.collectives.work._reduction("allreduce", [x], rt.Sum, None)
+            what = rt.collectives.work.reduction_signature("allreduce", [x], rt.Sum, None)
             return error_of(lambda: communicator.all_reduce(what, x, _Unwritable(), rt.Sum))  # type: ignore[arg-type]
 
         first, second = world.run(interrupted)

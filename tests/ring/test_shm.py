@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ import pytest
 from support.ranks import Ranks, ranks_ended, run_ranks, started_ranks, tell
 
 import ringtrain as rt
-from ring.reference import assert_same_bits, folded, made
+from ring.reference import DTYPES, SHAPES, Array, assert_same_bits, folded, made
 from ring.worlds import world_of
+from ringtrain import step_time
+from ringtrain.communicators.shm import native
 from ringtrain.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain.errors import MismatchError, PeerLost
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import group_of
+from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.signature import Signature
 
 LENGTHS = [1, 2, 1000, 16_384, 40_000, 300_001, 1_500_000]
@@ -62,6 +67,58 @@ def test_every_length_is_the_fold_in_rank_order(size: int) -> None:
             expected = folded(parts, rt.Average)
             for got in world.run(lambda rank, parts=parts: rt.allreduce(parts[rank], rt.Average)):
                 assert_same_bits(got, expected)
+
+
+def laid_out() -> Iterator[Array]:
+    """Short arrays of every layout and type that an allreduce has to bear."""
+    for dtype in DTYPES:
+        yield made((4, 6), dtype, 0)
+    yield from (made(shape, "float32", 0) for shape in SHAPES.values())
+    yield made((4, 6), "float64", 0)[:, ::2]
+    yield np.asfortranarray(made((4, 6), "float32", 0))
+    yield made((5,), "float32", 0).astype(">f4")
+    yield np.frombuffer(b"\0" + made((5,), "float32", 0).tobytes(), np.float32, offset=1)  # not aligned, read-only
+
+
+@pytest.mark.parametrize("way", ["compiled", "ctypes"])
+def test_short_arrays_of_any_layout_again_and_again(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With new values each time, which alone change: in a new array, and in place where it can be written."""
+    if way == "ctypes":
+        monkeypatch.setattr(native, "native_calls", lambda: None)
+    with world_of(2, "shm") as world:
+        for like in laid_out():
+            for seed in range(3):
+                parts = [made(like.shape, dtype_name(like.dtype), rank, seed) for rank in range(2)]
+                expected = folded(parts, rt.Max)
+
+                def reduced(rank: int, like: Array = like, parts: list[Array] = parts) -> list[Array]:
+                    own = like.copy("K")
+                    own[...] = parts[rank]
+                    fresh = rt.allreduce(own, rt.Max)
+                    own.flags.writeable = False
+                    of_read_only = rt.allreduce(own, rt.Max)
+                    own.flags.writeable = True
+                    assert rt.allreduce_(own, rt.Max) is own
+                    return [fresh, of_read_only, own]
+
+                for got in (array for arrays in world.run(reduced) for array in arrays):
+                    assert_same_bits(np.array(got, expected.dtype, order="C"), expected)
+
+
+def test_a_wait_for_a_short_array_counts_while_it_lasts() -> None:
+    """As time of the reduction, before it has ended."""
+    with world_of(2, "shm") as world:
+
+        def reduce(rank: int) -> None:
+            if rank == 1:
+                end = time.monotonic() + 60
+                while not step_time.measured.take().get("reductionWait"):
+                    assert time.monotonic() < end
+            rt.allreduce(np.ones(3))
+
+        world.run(lambda rank: rt.allreduce(np.ones(3)))
+        step_time.measured.take()
+        world.run(reduce)
 
 
 LENGTHS_OF_GROUPS = {
@@ -174,8 +231,9 @@ def test_a_rank_that_left_is_not_waited_for() -> None:
     assert all("rank 0 has shut down" in value for value in values[1:])
 
 
-def interrupted_while_waiting() -> str:
+def interrupted_while_waiting(collective: str) -> str:
     rt.init()
+    meet = rt.barrier if collective == "barrier" else lambda: rt.allreduce(np.ones(3))
     rt.barrier()
     offers = current()._member.offers
 
@@ -187,21 +245,22 @@ def interrupted_while_waiting() -> str:
         if rt.rank() == 1:
             signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
-            rt.barrier()
+            meet()
         else:
             current()._member.failure_state.wait(60)
-            rt.barrier()
+            meet()
     except (KeyboardInterrupt, PeerLost) as error:
         signal.setitimer(signal.ITIMER_REAL, 0)
         return repr(error)
     return "no error"
 
 
-def test_control_c_ends_a_wait() -> None:
+@pytest.mark.parametrize("collective", ["barrier", "allreduce"])
+def test_control_c_ends_a_wait(collective: str) -> None:
     """The rank that was interrupted leaves; the others are told why."""
-    values = run_ranks(interrupted_while_waiting, 2)
+    values = run_ranks(interrupted_while_waiting, 2, collective)
     assert values[1] == "KeyboardInterrupt()"
-    assert "rank 1 left barrier" in values[0]
+    assert f"rank 1 left {collective}" in values[0]
     assert "KeyboardInterrupt" in values[0]
 
 

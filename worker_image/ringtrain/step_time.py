@@ -51,7 +51,9 @@ class StepTime:
     def enter(self, part: int) -> None:
         """A thread begins to be in `part`."""
         with self._lock:
-            self._count()
+            now = self._clock()
+            self._seconds[self._now_in] += now - self._since
+            self._since = now
             self._inside[part] += 1
             self._now_in = self._part()
 
@@ -61,6 +63,17 @@ class StepTime:
             self._count()
             self._inside[part] = max(0, self._inside[part] - 1)  # 0: it was entered before a reset
             self._now_in = self._part()
+
+    def spend(self, part: int, since: float) -> None:
+        """A thread has been in `part` since that moment of the clock, too short to be entered; waits are not."""
+        with self._lock:
+            now = self._clock()
+            if self._now_in == _COMPUTE:  # else another thread is in a part, which counts
+                began = max(since, self._since)
+                self._seconds[_COMPUTE] += began - self._since
+                self._seconds[part] += now - began
+                self._since = now
+                self._measured.add(part)
 
     def take(self) -> dict[str, float]:
         """Seconds of each part that this process has ever measured, since they were last taken."""
@@ -108,6 +121,11 @@ class _Inside:
     ) -> None:
         if not _thread.beside:
             measured.leave(self._part)
+
+    def spend(self, since: float) -> None:
+        """The calling thread has been here since `time.perf_counter()` said so."""
+        if not _thread.beside:
+            measured.spend(self._part, since)
 
 
 class _HiddenUpdate(_Inside):

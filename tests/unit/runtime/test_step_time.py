@@ -63,6 +63,22 @@ def test_what_is_under_way_counts_until_now() -> None:
     assert times.take() == {"inputWait": 2.0}
 
 
+def test_what_was_too_short_to_be_entered_counts_once() -> None:
+    """From its beginning, or from what another thread ended meanwhile; not where another is in a part."""
+    clock = Clock()
+    times = StepTime(clock)
+    clock.now += 1.0
+    times.spend(REDUCTION, 0.5)
+    assert times.take() == {"reductionWait": 0.5}
+    times.enter(INPUT)
+    clock.now += 2.0
+    times.spend(REDUCTION, 1.0)
+    times.leave(INPUT)
+    clock.now += 4.0
+    times.spend(REDUCTION, 0.0)
+    assert times.take() == {"inputWait": 2.0, "reductionWait": 4.0}
+
+
 @pytest.fixture
 def times() -> Iterator[tuple[StepTime, Clock]]:
     """The process's own, on a clock of the test's."""

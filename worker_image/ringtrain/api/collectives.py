@@ -44,7 +44,9 @@ def allreduce(
     `x`: the same shape and dtype on every rank; it is not changed. `op`: `Average`, `Sum`, `Min`, `Max`,
     `Product` or `Adasum` (Maleki et al. 2020).
     """
-    return group_of(process_set).call(work.allreduce(x, op, name))
+    group = group_of(process_set)
+    reduced = group.reduce_short(x, op, name)
+    return group.call(work.allreduce(x, op, name)) if reduced is None else reduced
 
 
 def allreduce_(
@@ -55,7 +57,9 @@ def allreduce_(
 
     `x`: a numpy array that can be written. Views with strides are allowed.
     """
-    return group_of(process_set).call(work.allreduce_in_place(x, op, name))
+    group = group_of(process_set)
+    reduced = group.reduce_short(x, op, name, in_place=True)
+    return group.call(work.allreduce_in_place(x, op, name)) if reduced is None else reduced
 
 
 def allreduce_async(

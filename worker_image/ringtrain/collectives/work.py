@@ -38,7 +38,7 @@ _COUNT_BYTES = 8  # of a number of rows, as int64
 
 def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
     source = as_array(x)
-    what = _reduction("allreduce", [source], op, name)
+    what = reduction_signature("allreduce", [source], op, name)
 
     def work(communicator: Communicator) -> Array:
         result = np.empty_like(source)
@@ -49,7 +49,7 @@ def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
 
 
 def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
-    what = _reduction("allreduce", [check_writable(x, "allreduce_")], op, name)
+    what = reduction_signature("allreduce", [check_writable(x, "allreduce_")], op, name)
     return _in_place(x, lambda communicator, buffer: _reduce(communicator, what, buffer, buffer, op))
 
 
@@ -58,7 +58,7 @@ def grouped_allreduce(
 ) -> Work[list[Array]]:
     """`signature`: what ranks compare, instead of names, dtypes and shapes that they have agreed on already."""
     sources = [as_array(x) for x in xs]
-    what = signature or _reduction("allreduce", sources, op, name)
+    what = signature or reduction_signature("allreduce", sources, op, name)
 
     def work(communicator: Communicator) -> list[Array]:
         if not sources:  # nothing to send, and still every rank must call it
@@ -105,7 +105,7 @@ def reduce_into(what: Signature, pieces: Sequence[Array], target: Array, op: Red
 
 def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | None) -> Work[list[Array]]:
     sources = [as_rows(x) for x in xs]
-    what = _reduction("reducescatter", sources, op, name)
+    what = reduction_signature("reducescatter", sources, op, name)
 
     def work(communicator: Communicator) -> list[Array]:
         if not sources:
@@ -212,7 +212,7 @@ def _adasum(communicator: Communicator, what: Signature, source: Array) -> Array
     return adasum([part.view(source.dtype).reshape(source.shape) for part in parts])
 
 
-def _reduction(kind: str, arrays: Sequence[Array], op: ReduceOp, name: str | None) -> Signature:
+def reduction_signature(kind: str, arrays: Sequence[Array], op: ReduceOp, name: str | None) -> Signature:
     if len(arrays) == 1:
         return _reduction_of_one(kind, tensor_of(arrays[0], name), op)
     tensors = tuple(tensor_of(array, _named(name, i, len(arrays))) for i, array in enumerate(arrays))

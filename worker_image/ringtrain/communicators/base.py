@@ -1,7 +1,7 @@
 """The seam beneath the public collectives: what a way of exchanging tensors has to offer."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,19 @@ class GroupedReducer(Protocol):
 
     def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Fold what `sources` are one after the other into `target`. Each may lie at its own place there."""
+
+
+@runtime_checkable
+class ShortReducer(Protocol):
+    """A `Communicator` that reduces short arrays in less time than it takes to say what they are."""
+
+    def short_reduction(
+        self, what: Signature, like: Flat, op: ReduceOp
+    ) -> Callable[[NDArray[Any], NDArray[Any]], None] | None:
+        """Return what does `all_reduce` of a source and a target like `like`, again and again; None for long ones.
+
+        They are contiguous and may have any shape. Where it has to wait it enters `step_time.REDUCTION`.
+        """
 
 
 @runtime_checkable

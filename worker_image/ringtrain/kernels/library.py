@@ -2,15 +2,19 @@
 
 import ctypes
 import functools
+import importlib
 import importlib.util
 import logging
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
+
+from numpy.typing import NDArray
 
 from ringtrain.kernels.structures import differing_layout
 
 _NAME: Final = "ringtrain.kernels._native"
-# Counted up with every change of a signature, or of what a field means, in native/.
-_INTERFACE: Final = 10
+_CALLS: Final = "ringtrain.kernels._calls"
+_INTERFACE: Final = 11  # INTERFACE in native/fold.h
 
 
 log = logging.getLogger("ringtrain")
@@ -33,6 +37,22 @@ def native_library() -> ctypes.CDLL | None:
     return library
 
 
+@functools.cache
+def native_calls() -> ModuleType | None:
+    """The module of native/calls.c; None where Python's headers were missing, or it is of another version."""
+    try:
+        calls = importlib.import_module(_CALLS)
+    except ImportError:
+        return None
+    return calls if calls.INTERFACE == _INTERFACE else None
+
+
+def address_of(buffer: NDArray[Any]) -> int:
+    """Where its first element lies in memory."""
+    address = None if _address_of is None else _address_of(buffer)
+    return int(buffer.ctypes.data if address is None else address)
+
+
 def _difference(library: ctypes.CDLL) -> str:
     try:
         interface = int(library.ringtrain_interface())
@@ -41,3 +61,6 @@ def _difference(library: ctypes.CDLL) -> str:
     if interface != _INTERFACE:
         return f"it has interface {interface}, expected {_INTERFACE}"
     return differing_layout(library)
+
+
+_address_of: Final = getattr(native_calls(), "address_of", None)

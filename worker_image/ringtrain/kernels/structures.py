@@ -33,7 +33,7 @@ class JobStruct(ctypes.Structure):
     _fields_ = [
         ("what", ctypes.c_char_p),
         ("what_bytes", ctypes.c_uint64),
-        *_all(ctypes.c_int32, "dtype op divisor reduces"),
+        *_all(ctypes.c_int32, "dtype op divisor reduces hasty"),
         *_all(ctypes.c_void_p, "chunks peers pieces source before partial own gathered"),
         ("timeout_s", ctypes.c_double),
         *_all(ctypes.c_uint32, "started next phase piece"),

@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ringtrain.kernels.library import address_of
 from ringtrain.kernels.structures import UpdateStruct
 
 Flat = NDArray[Any]
@@ -76,8 +77,3 @@ def native_update(change: ChunkUpdate, weights: "ctypes.Array[ctypes.c_void_p]")
         kept=(ctypes.c_void_p * 3)(*map(address_of, change.kept.arrays if change.kept else ())),
         kept_count=change.kept and address_of(change.kept.count),
     )
-
-
-def address_of(buffer: Flat) -> int:
-    """Where its first element lies in memory."""
-    return int(buffer.__array_interface__["data"][0])  # .ctypes takes thrice as long

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from ringtrain.errors import NotInitializedError
-from ringtrain.step_time import REDUCTION
+from ringtrain.step_time import REDUCTION, beside_training
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -58,23 +61,41 @@ class Executor:
         self._thread: threading.Thread | None = None
         self._stopped = False
 
-    def call(self, work: Callable[[], T]) -> T:
-        with self._lock:
-            inline = self._pending == 0 and not self._stopped
-            if inline:
-                self._pending += 1
-                self._turn.acquire()
-                self._runner = threading.get_ident()
-        if not inline:
-            return self.submit(work).synchronize()
+    def call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        if not self._take_turn():
+            return self.submit(partial(work, *arguments, **named)).synchronize()
         try:
             with REDUCTION:
-                return work()
+                return work(*arguments, **named)
         finally:
-            self._runner = 0
-            self._turn.release()
-            with self._lock:
-                self._pending -= 1
+            self._pass_on()
+
+    def call_short(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """`call` of what enters `REDUCTION` by itself if it has to wait, and else is over at once."""
+        if not self._take_turn():
+            return self.submit(partial(work, *arguments, **named)).synchronize()
+        since = time.perf_counter()
+        try:
+            return work(*arguments, **named)
+        finally:
+            REDUCTION.spend(since)
+            self._pass_on()
+
+    def _take_turn(self) -> bool:
+        """Whether nothing is pending: then the calling thread has the turn."""
+        with self._lock:
+            if self._pending or self._stopped:
+                return False
+            self._pending = 1
+            self._turn.acquire()
+            self._runner = threading.get_ident()
+            return True
+
+    def _pass_on(self) -> None:
+        self._runner = 0
+        self._turn.release()
+        with self._lock:
+            self._pending -= 1
 
     def submit(self, work: Callable[[], T]) -> Handle[T]:
         future: Future[T] = Future()
@@ -111,6 +132,7 @@ class Executor:
         return ""
 
     def _run(self) -> None:
+        beside_training()
         while (item := self._queue.get()) is not None:
             work, future = item
             with self._turn:

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.kernels.library import native_library
-from ringtrain.kernels.update import ChunkUpdate, address_of, native_update
+from ringtrain.kernels.library import address_of, native_library
+from ringtrain.kernels.update import ChunkUpdate, native_update
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import CODES, HALVES, dtype_name
 

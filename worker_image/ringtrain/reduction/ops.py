@@ -25,6 +25,8 @@ class ReduceOp(Enum):
     Max = "Max"
     Product = "Product"
 
+    __hash__ = object.__hash__  # Enum's own runs in Python
+
     def __repr__(self) -> str:
         return f"ringtrain.{self.value}"
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ringtrain.collectives.tensors import Array
-from ringtrain.kernels.update import address_of
+from ringtrain.kernels.library import address_of
 from ringtrain.reduction.cuts import Bounds, offsets
 from ringtrain.torch.bridge import NAMES, to_tensor
 from ringtrain.wire.dtypes import dtype_of

@@ -94,6 +94,13 @@ class OfferTable:
         before = None if last is None else last.what
         self._begun[key[0]] = Begun(key[1], what, others, time.monotonic(), before)
 
+    def did(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
+        """`begin` and `end` at once, for a collective in which nobody had to wait."""
+        process_set, sequence = key
+        last, now = self._begun.get(process_set), time.monotonic()
+        self._begun[process_set] = Begun(sequence, what, others, now, None if last is None else last.what)
+        self._ended[process_set] = sequence, now
+
     def end(self, key: Key) -> None:
         """Note that this rank waits in collective `key` no more."""
         self._ended[key[0]] = key[1], time.monotonic()

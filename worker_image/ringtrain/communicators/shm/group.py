@@ -3,14 +3,15 @@
 import ctypes
 import time
 from collections.abc import Callable
-from typing import Final, NoReturn
+from contextlib import AbstractContextManager
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain import timeline
 from ringtrain.communicators.numbers import inside_number
-from ringtrain.communicators.shm.native import Addresses, NativeChannel, ShmResult, Work
+from ringtrain.communicators.shm.native import Addresses, NativeChannel, ShmResult, ShortJob, Work
 from ringtrain.communicators.shm.segment import Segment
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.fold import Flat
@@ -22,6 +23,7 @@ from ringtrain.world.reports import Activity, Closed, Stalled
 
 # Between what stands for a signature and where its buffer lies.
 _ARENA: Final = b"\0arena "
+_KEPT_JOBS: Final = 256
 
 
 class Arena:
@@ -68,27 +70,64 @@ class SharedGroup:
         self._channel = channel
         self._segment = segment
         self._sequence = 0
-        self._arenas: list[Arena] = []
+        self.arenas: list[Arena] = []
+        self._short_jobs: dict[tuple[bytes, int, Any, ReduceOp], ShortJob] = {}
         member.failure_state.on_reached(channel.stop)
 
     def run(self, what: Signature, work: Work) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
         compared, addresses = what.compared(), None
-        if self._arenas and not _gathers_elsewhere(work):
+        if self.arenas and not _gathers_elsewhere(work):
             compared, addresses = self._with_offset(compared, work.source)
         timeout_s = self._member.ring.stall_timeout_s
-        self._meet(what, work.source, lambda: self._channel.run(compared, work, timeout_s, addresses))
+        self._meet(what, work.source.nbytes, lambda: self._channel.run(compared, work, timeout_s, addresses))
 
-    def fold_short(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> bool:
-        """Leave the reduction of a short `source` in every rank's `target`. Raises what `run` raises.
+    def short_job(self, what: Signature, like: Flat, op: ReduceOp) -> ShortJob | None:
+        """What `fold_short` is to do with arrays like `like`; None for longer ones."""
+        if not self._channel.is_short(like):
+            return None
+        kind = what.compared(), like.size, like.dtype, op
+        job = self._short_jobs.get(kind)
+        if job is None:
+            if len(self._short_jobs) >= _KEPT_JOBS:
+                self._short_jobs.clear()
+            timeout_s = self._member.ring.stall_timeout_s
+            job = self._short_jobs[kind] = self._channel.short_job(what.compared(), like, op, timeout_s)
+        return job
 
-        Returns whether it was one. Where ranks share arenas it is not: there they compare where it lies, too.
+    def fold_short(
+        self, what: Signature, job: ShortJob, waits: AbstractContextManager[None], source: Flat, target: Flat
+    ) -> None:
+        """Leave the reduction of a short contiguous `source` in every rank's `target`. Raises what `run` raises.
+
+        A rank that has to wait does so inside `waits`, and only then says what for: that takes as long as the
+        reduction.
         """
-        if self._arenas or not self._channel.is_short(source):
-            return False
-        compared, timeout_s = what.compared(), self._member.ring.stall_timeout_s
-        self._meet(what, source, lambda: self._channel.fold_short(compared, source, target, op, timeout_s))
-        return True
+        if timeline.is_active():
+            self._meet(what, source.nbytes, lambda: self._channel.fold_short(job, source, target, patient=True))
+            return
+        offers, channel = self._member.offers, self._channel
+        self._member.failure_state.check()
+        self._sequence += 1
+        key, started = (self._process_set, self._sequence), 0.0
+        try:
+            outcome = channel.fold_short(job, source, target)
+            if outcome is ShmResult.DONE:
+                offers.did(key, what, self._suspects)
+                return
+            offers.begin(key, what, self._suspects)
+            started = time.monotonic()
+            if outcome is ShmResult.AGAIN:
+                with waits:
+                    outcome = channel.go_on(job)
+        except BaseException as error:  # a signal's handler raised
+            self._member.give_up(self._activity(what), error)
+            raise
+        finally:
+            if started:
+                offers.end(key)
+        if outcome is not ShmResult.DONE:
+            self._fail(outcome, what, time.monotonic() - started)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
@@ -101,7 +140,9 @@ class SharedGroup:
         assert gradients is not None, "ask can_update first"
         assert weights is not None, "ask can_update first"
         addresses, timeout_s = (gradients, weights), self._member.ring.stall_timeout_s
-        self._meet(what, work.source, lambda: self._channel.update(compared, work, change, timeout_s, addresses))
+        self._meet(
+            what, work.source.nbytes, lambda: self._channel.update(compared, work, change, timeout_s, addresses)
+        )
 
     def adopt(self, segment: Segment) -> NDArray[np.uint8]:
         """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
@@ -109,12 +150,12 @@ class SharedGroup:
         The parts are equally long. The memory lives as long as the array and its views.
         """
         arena = Arena(np.frombuffer(segment.memory, np.uint8), self.position, len(self.ranks))
-        self._arenas.append(arena)
+        self.arenas.append(arena)
         return arena.own
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
         """What `buffer`, from an arena, is on the rank at `position`; None for other memory."""
-        for arena in self._arenas:
+        for arena in self.arenas:
             if (offset := arena.offset_of(buffer)) is not None:
                 return arena.part(position, offset, buffer.nbytes).view(buffer.dtype)
         return None
@@ -129,10 +170,10 @@ class SharedGroup:
         if not self._channel.close(self._member.ring.probe_timeout_s):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             return
-        self._arenas.clear()
+        self.arenas.clear()
         self._segment.close()
 
-    def _meet(self, what: Signature, source: Flat, meet: Callable[[], ShmResult]) -> None:
+    def _meet(self, what: Signature, nbytes: int, meet: Callable[[], ShmResult]) -> None:
         self._member.failure_state.check()
         self._sequence += 1
         key = self._process_set, self._sequence
@@ -143,7 +184,7 @@ class SharedGroup:
                 with timeline.span(
                     what.label,
                     "shared memory",
-                    bytes=source.nbytes,
+                    bytes=nbytes,
                     set=self._process_set,
                     sequence=self._sequence,
                 ):
@@ -160,7 +201,7 @@ class SharedGroup:
 
     def _with_offset(self, compared: bytes, buffer: Flat) -> tuple[bytes, Addresses | None]:
         """`compared`, with the offset of `buffer` in its arena, and where each rank's begins; None elsewhere."""
-        for number, arena in enumerate(self._arenas):
+        for number, arena in enumerate(self.arenas):
             offset = arena.offset_of(buffer)
             if offset is not None:
                 return compared + _ARENA + f"{number} {offset}".encode(), [base + offset for base in arena.bases]

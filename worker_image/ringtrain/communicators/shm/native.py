@@ -6,14 +6,15 @@ import itertools
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain.kernels.library import address_of, native_calls
 from ringtrain.kernels.structures import (
     COUNTERS_BYTES,
     PARITIES,
@@ -22,14 +23,13 @@ from ringtrain.kernels.structures import (
     ChannelStruct,
     JobStruct,
 )
-from ringtrain.kernels.update import ChunkUpdate, address_of, native_update
+from ringtrain.kernels.update import ChunkUpdate, native_update
 from ringtrain.reduction.cuts import Bounds, even_bounds
 from ringtrain.reduction.fold import OP_CODES, Flat
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import CODES, dtype_name
 
 _SMALL_BYTES: Final = 64 << 10
-_KEPT_JOBS: Final = 256
 
 Chunks = tuple[tuple[int, int], ...]
 Addresses = Sequence[int]  # one for each rank
@@ -48,6 +48,17 @@ class ShmResult(IntEnum):
     STOPPED = 3
     MISMATCH = 4
     LEFT = 5
+
+
+_RESULTS: Final = tuple(ShmResult)  # by value: to look one up in the class takes longer
+
+
+class ShortJob(NamedTuple):
+    """A reduction that every rank does by itself: prepared once for each kind, run again and again."""
+
+    struct: JobStruct
+    address: int
+    reference: Any  # of `struct`, as ctypes takes it
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,11 @@ class NativeChannel:
             base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spins=_spins(size),
             stop=ctypes.addressof(self._stop),
         )  # fmt: skip
-        self._short_jobs: dict[tuple[bytes, int, Any, ReduceOp], JobStruct] = {}
+        calls = native_calls()
+        self._run_short = None if calls is None else calls.run_short
+        run = ctypes.cast(library.ringtrain_shm_run, ctypes.c_void_p).value
+        self._call = run, ctypes.addressof(self._channel)
+        self._reference = ctypes.byref(self._channel)
         self.blamed = -1
         self._in_use = threading.Lock()  # while compiled code reads and writes the segment
         self._user = 0  # the thread that holds it
@@ -113,22 +128,40 @@ class NativeChannel:
         """Whether every rank had better fold all of `buffer` by itself."""
         return buffer.nbytes <= self._small_bytes
 
-    def fold_short(self, what: bytes, source: Flat, target: Flat, op: ReduceOp, timeout_s: float) -> ShmResult:
-        """As `run` does for a short `source`, of which every rank gets the reduction in `target`.
+    def short_job(self, what: bytes, like: Flat, op: ReduceOp, timeout_s: float) -> ShortJob:
+        """What compiled code is told of the reductions of arrays like `like`, but for where they lie."""
+        chunks = chunks_of(even_bounds(like.size, self._size))
+        work = Work(chunks, like, op, own=like, gathered=like, average_over=self._size, whole=True)
+        job = self._job(what, work, timeout_s)
+        return ShortJob(job, ctypes.addressof(job), ctypes.byref(job))
 
-        What compiled code is told is made once and kept, but for the addresses: it takes longer than the sum.
+    def fold_short(self, job: ShortJob, source: Flat, target: Flat, patient: bool = False) -> ShmResult:
+        """Leave the reduction of every rank's contiguous `source` in `target`, as `run` does.
+
+        AGAIN, unless `patient`: not all ranks have come within some 30 us; `go_on` waits for them.
         """
-        kind = what, len(source), source.dtype, op
-        job = self._short_jobs.get(kind)
-        if job is None:
-            if len(self._short_jobs) >= _KEPT_JOBS:
-                self._short_jobs.clear()
-            chunks = chunks_of(even_bounds(len(source), self._size))
-            work = Work(chunks, source, op, own=target, gathered=target, average_over=self._size, whole=True)
-            job = self._short_jobs[kind] = self._job(what, work, timeout_s)
-        job.source, job.gathered = address_of(source), address_of(target)
-        job.phase, job.timeout_s = 0, timeout_s
-        return self._repeat(self._library.ringtrain_shm_run, job, True)
+        with self._in_use:
+            if self._closed:
+                return ShmResult.STOPPED
+            self._user = threading.get_ident()
+            outcome: int | None = None
+            if self._run_short is not None:
+                outcome = self._run_short(*self._call, job.address, source, target)
+            if outcome is None:  # not compiled, or a type that Python's buffers do not know
+                struct = job.struct
+                struct.source, struct.gathered = address_of(source), address_of(target)
+                struct.phase, struct.hasty = 0, 1
+                outcome = self._library.ringtrain_shm_run(self._reference, job.reference, True)
+            self._user = 0
+        self.blamed = job.struct.blamed
+        if patient and outcome == ShmResult.AGAIN:
+            return self.go_on(job)
+        return _RESULTS[outcome]
+
+    def go_on(self, job: ShortJob) -> ShmResult:
+        """Go on with what `fold_short` has begun; its arrays must still be there."""
+        job.struct.hasty = 0
+        return self._repeat(self._library.ringtrain_shm_run, job.struct, True)
 
     def update(
         self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, peers: tuple[Addresses, Addresses]
@@ -144,18 +177,18 @@ class NativeChannel:
         update = native_update(change, weights)
         return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
 
-    def _repeat(self, function: Any, job: JobStruct, argument: Any) -> ShmResult:
+    def _repeat(self, function: Callable[..., int], job: JobStruct, argument: Any) -> ShmResult:
         """AGAIN comes after a signal: the interpreter runs its handler here."""
         with self._in_use:
             if self._closed:
                 return ShmResult.STOPPED
             self._user = threading.get_ident()
-            channel, reference = ctypes.byref(self._channel), ctypes.byref(job)
-            while (outcome := function(channel, reference, argument)) == ShmResult.AGAIN:
+            reference = ctypes.byref(job)
+            while (outcome := function(self._reference, reference, argument)) == ShmResult.AGAIN:
                 pass
             self._user = 0
             self.blamed = job.blamed
-            return ShmResult(outcome)
+            return _RESULTS[outcome]
 
     def _addresses(self, of_ranks: Addresses) -> Any:
         return (ctypes.c_void_p * self._size)(*of_ranks)

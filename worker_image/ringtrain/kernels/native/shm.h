@@ -52,6 +52,7 @@ typedef struct {
     const uint8_t *what;
     uint64_t what_bytes;
     int32_t dtype, op, divisor, reduces;
+    int32_t hasty; /* AGAIN, instead of sleeping, where another rank lets it wait */
     const int64_t *chunks; /* where each rank's chunk begins in the whole buffer, then where each ends */
     const char *const *peers; /* the whole buffer of every rank, where all can read all; else NULL */
     const piece *pieces;   /* the whole buffer in parts that lie anywhere, and one more that ends it; else NULL */
