@@ -41,7 +41,8 @@ class Session:
         self._known: tuple[DataAddress, ...] = read_members(settings.members_file)
         self._problem = ""
         self._closed = threading.Event()
-        self._dial(time.monotonic())
+        with self._changed:  # a link speaks as soon as it is made, and must be known by then
+            self._dial(time.monotonic())
         self._thread = threading.Thread(target=self._watch, name="ringtrain-data-watch", daemon=True)
         self._thread.start()
 

@@ -1,0 +1,48 @@
+"""A rank and the data workers that it asks."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ringtrain.control.data_members import DataAddress, DataMember, members_text
+from ringtrain.control.secrets import Secrets
+from ringtrain.data.service import session
+from ringtrain.data.service.config import StreamSettings
+from ringtrain.data.service.frames import Answer, LoadRequest
+from ringtrain.data.service.links import LinkEvents
+
+
+class HastyLink:
+    """A link to a data worker that says hello before the constructor returns, where it is not kept waiting."""
+
+    asked = threading.Event()
+
+    def __init__(self, member: DataAddress, settings: StreamSettings, events: LinkEvents) -> None:
+        self.member = member
+        self.heard = float("inf")
+        self._said = threading.Thread(target=lambda: events.came(self, Answer("hello", slots=1)))  # type: ignore
+        self._said.start()
+        self._said.join(0.2)
+
+    def ask(self, request: LoadRequest) -> None:
+        self.asked.set()
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def join(self, timeout_s: float) -> None:
+        self._said.join(timeout_s)
+
+
+def test_a_data_worker_that_says_hello_at_once_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream is known by then: else the rank would wait for ever, with a data worker that is there."""
+    members = tmp_path / "members"
+    monkeypatch.setattr(session, "Link", HastyLink)
+    members.write_text(members_text("loader", [DataMember("uid", 0, "a", "pod", "127.0.0.1:1", "loader", 1)]))
+    asking = session.Session(StreamSettings(members, Secrets(), "uid", 60.0, 60.0))
+    try:
+        asking.ask(LoadRequest(key=1, function="f"))
+        assert HastyLink.asked.wait(30)
+    finally:
+        asking.close()
