@@ -252,8 +252,8 @@ ALL: Final = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 SLOPES: Final = (
     Slope("all ranks meet", ALL[:5], _meeting),
     Slope("all hear a verdict", ALL, _verdict),
-    Slope("allreduce of 4 KiB, pods of 8", ALL[:6], _flat(all_reduce(4 * KIB))),
-    Slope("agreement: 4 KiB of each rank to all", ALL[:6], _flat(gather(4 * KIB))),
+    Slope("allreduce of 4 KiB, pods of 8", ALL[:8], _flat(all_reduce(4 * KIB))),
+    Slope("agreement: 4 KiB of each rank to all", ALL[:8], _flat(gather(4 * KIB))),
     Slope("allreduce of 64 MiB, one rank a host", ALL[:5], _hosts(64 * MIB)),
     Slope("allreduce of 64 MiB, pods of 8", ALL[1:], _pods(64 * MIB)),
     Slope("allreduce of 1 MiB, pods of 8", ALL[1:], _pods(1 * MIB)),

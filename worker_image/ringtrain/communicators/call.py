@@ -34,7 +34,8 @@ class CollectiveKey:
     """Which collective of which process set."""
 
     key: Key  # process set, sequence number
-    peers: tuple[int, ...]  # world ranks that this one exchanges frames with
+    peers: tuple[int, ...]  # world ranks that this one reads from
+    takers: tuple[int, ...]  # those that read from this one
     others: tuple[int, ...]  # all that take part: each of them may keep the peers waiting
     is_span: bool = True  # of the timeline: no other one of the same thread overlaps with it
 
@@ -53,7 +54,7 @@ class Call:
         self._member = member
         self._key = key
         self._what = what
-        self._offer = Offer(what, frames_for, set(key.peers))
+        self._offer = Offer(what, frames_for, set(key.takers))
         self._timeout_s = member.ring.stall_timeout_s + total_bytes / _SLOWEST_BYTES_PER_S
         self._started = 0.0
         self._streams: dict[int, FrameStream] = {}

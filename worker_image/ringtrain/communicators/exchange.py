@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.communicators.call import Call, FramesFor
+from ringtrain.communicators.doubling import PART_BYTES_MOST, RANKS_MOST_DIRECT, Doubling
 from ringtrain.communicators.exchange_steps import ExchangeSteps
 from ringtrain.communicators.fused_update import FusedUpdates
 from ringtrain.kernels.update import ChunkUpdate
@@ -47,6 +48,9 @@ _LAG: Final = 1
 _DIRECT_BROADCAST_BYTES: Final = 64 << 10
 
 
+_NOTHING: Final = np.empty(0, np.uint8)
+
+
 class ExchangeCommunicator:
     """A `Communicator` over the streams of a Membership."""
 
@@ -63,6 +67,9 @@ class ExchangeCommunicator:
         self.position = self._steps.position
         direct_bytes = max(_DIRECT_BYTES, _DIRECT_BYTES_TO_ALL // max(1, len(ranks) - 1))
         self._direct_bytes = min(direct_bytes, segment_bytes)
+        self._part_bytes = min(PART_BYTES_MOST, segment_bytes)
+        # Only what ranks compare decides whether it is used.
+        self._doubling = Doubling(self._steps) if len(ranks) > RANKS_MOST_DIRECT else None
         self._updates = FusedUpdates(self._steps, self.all_gather_parts)
 
     @property
@@ -103,8 +110,14 @@ class ExchangeCommunicator:
                 self._steps.read_results(call, wheres, slot, target)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
-        cuts = self._steps.cut(bounds, source)
         start = bounds[self.position]
+        if self._doubling is not None and source.nbytes <= self._part_bytes:
+            what = replace(what, layout=(*what.layout, *bounds))
+            parts = self._doubling.gather(what, source, [len(source)] * len(self.ranks))
+            own = slice(start, bounds[self.position + 1])
+            Folder(op, source.dtype, len(self.ranks), self.position).fold((part[own] for part in parts), target)
+            return
+        cuts = self._steps.cut(bounds, source)
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             return call.frames(Step.CONTRIBUTION, (source[cut] for cut in cuts[self.ranks.index(rank)]))
@@ -117,6 +130,12 @@ class ExchangeCommunicator:
                 folder.fold(self._steps.contributions(call, index, source[cut], folder.keeps_all), out)
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        lengths = [end - start for start, end in pairwise(bounds)]
+        if self._doubling is not None and max(lengths) * buffer.itemsize <= self._part_bytes:
+            what = replace(what, layout=(*what.layout, *bounds))
+            own = buffer[bounds[self.position] : bounds[self.position + 1]]
+            np.concatenate(self._doubling.gather(what, own, lengths), out=buffer)
+            return
         cuts = self._steps.cut(bounds, buffer)
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
@@ -128,6 +147,10 @@ class ExchangeCommunicator:
                 self._steps.read_results(call, cuts, index, buffer)
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+        if self._doubling is not None:
+            lengths = self._doubling.lengths(what, len(part))
+            if lengths.max() * part.itemsize <= self._part_bytes:
+                return [got.copy() for got in self._doubling.gather(what, part, lengths.tolist())]
         return self.all_to_all(what, [part] * len(self.ranks))
 
     def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
@@ -171,6 +194,11 @@ class ExchangeCommunicator:
 
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
         """The root deals the buffer out, and those who get a chunk pass it on while it comes."""
+        if self._doubling is not None and buffer.nbytes <= self._part_bytes:
+            of_root = [len(buffer) if position == root else 0 for position in range(len(self.ranks))]
+            own = buffer if self.position == root else buffer[:0]
+            buffer[...] = self._doubling.gather(what, own, of_root)[root]
+            return
         direct = buffer.nbytes <= _DIRECT_BROADCAST_BYTES
         relays = [p for p in range(len(self.ranks)) if p != root]
         owners = [root] if direct or not relays else relays
@@ -185,6 +213,9 @@ class ExchangeCommunicator:
             self._relay(what, buffer, cuts, root, direct)
 
     def barrier(self, what: Signature) -> None:
+        if self._doubling is not None:
+            self._doubling.gather(what, _NOTHING, [0] * len(self.ranks))
+            return
         with self._steps.call(what, (), lambda rank, caller: iter(()), 0):
             pass
 
@@ -214,6 +245,10 @@ class ExchangeCommunicator:
 
     def _reduce_all_alone(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         """Everyone gets everything and folds it for itself: one trip instead of two."""
+        if self._doubling is not None and source.nbytes <= self._part_bytes:
+            parts = self._doubling.gather(what, source, [len(source)] * len(self.ranks))
+            Folder(op, source.dtype, len(self.ranks), self.position).fold(iter(parts), target)
+            return
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             return call.frames(Step.CONTRIBUTION, [source])

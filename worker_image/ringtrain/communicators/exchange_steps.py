@@ -45,12 +45,15 @@ class ExchangeSteps:
         frames_for: FramesFor,
         total_bytes: int,
         is_span: bool = True,
+        takers: tuple[int, ...] | None = None,
     ) -> Call:
-        """Begin the set's next collective, in which frames go to and come from world ranks `peers` (None: all)."""
+        """Begin the set's next collective, in which frames come from world ranks `peers` (None: all) and go to
+        `takers` (None: to those)."""
         self._sequence += 1
         others = tuple(self.ranks[position] for position in sorted(self.others))
         number = (self._process_set, self._sequence)
-        key = CollectiveKey(number, others if peers is None else peers, others, is_span)
+        peers = others if peers is None else peers
+        key = CollectiveKey(number, peers, peers if takers is None else takers, others, is_span)
         return Call(self._member, key, what, frames_for, total_bytes)
 
     def cut(self, bounds: Bounds, like: Flat) -> list[list[slice]]:

@@ -1,0 +1,75 @@
+"""What each rank has, to all ranks, in log2 N steps: the doubling of Bruck et al. 1997 ("Efficient Algorithms for
+All-to-All Communications in Multiport Message-Passing Systems").
+
+In step k rank r reads from rank r + 2**k what that has by then: its own part and those of the ranks behind it, up
+to r + 2**(k + 1) - 1. So it reads from log2 N ranks, and not from N - 1. The bytes are the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.communicators.exchange_steps import ExchangeSteps
+from ringtrain.reduction.cuts import offsets
+from ringtrain.reduction.fold import Flat
+from ringtrain.transport.base import Caller
+from ringtrain.wire.frame import Frame, Step
+from ringtrain.wire.signature import Signature
+
+# More ranks than these have fewer partners this way: bench/README has the sweep.
+RANKS_MOST_DIRECT: Final = 3
+# Longer parts had better take one trip than several.
+PART_BYTES_MOST: Final = 16 << 10
+
+
+class Doubling:
+    """Collectives of parts of at most `PART_BYTES_MOST`. `steps`: of the set, whose collectives these are."""
+
+    def __init__(self, steps: ExchangeSteps) -> None:
+        self._steps = steps
+        self._size = len(steps.ranks)
+        self._shifts = [1 << k for k in range((self._size - 1).bit_length())]
+        self._back = [-shift for shift in self._shifts]
+
+    def gather(self, what: Signature, part: Flat, lengths: Sequence[int]) -> list[Flat]:
+        """Return what each position has given as `part`, by position. `lengths`: of each in elements, alike on all
+        ranks.
+        """
+        steps, size = self._steps, self._size
+        order = [(steps.position + shift) % size for shift in range(size)]
+        bounds = offsets([lengths[position] for position in order])
+        buffer = np.empty(bounds[-1], part.dtype)
+        buffer[: bounds[1]] = part
+        held = 1
+
+        def passed_on(shift: int) -> Flat:
+            return buffer[: bounds[min(shift, size - shift)]]
+
+        def holds(count: int) -> bool:
+            return held >= count
+
+        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
+            for step, shift in enumerate(self._shifts):
+                if rank == steps.ranks[order[-shift]]:
+                    call.wait_until(partial(holds, shift), caller)
+                    yield call.frame(Step.RESULT, step, passed_on(shift))
+
+        what = replace(what, layout=(steps.segment_bytes, *what.layout))
+        peers, takers = (tuple(steps.ranks[order[at]] for at in side) for side in (self._shifts, self._back))
+        call = steps.call_among(peers, what, frames_for, buffer.nbytes, takers=takers)
+        with call:
+            for step, shift in enumerate(self._shifts):
+                end = min(2 * shift, size)
+                call.read(steps.ranks[order[shift]], Step.RESULT, step, buffer[bounds[shift] : bounds[end]])
+                held = end
+                call.offer_changed()
+        by_position = sorted(zip(order, range(size), strict=True))
+        return [buffer[bounds[at] : bounds[at + 1]] for _, at in by_position]
+
+    def lengths(self, what: Signature, length: int) -> NDArray[np.int64]:
+        """The `length` of every position."""
+        return np.concatenate(self.gather(what, np.array([length], np.int64), [1] * self._size))
