@@ -15,11 +15,12 @@ DEADLINE_S = 240.0
 
 
 def masked(output: str) -> list[str]:
-    """Lines without what differs between runs: speeds, times, numbers of processes, widths of tables."""
+    """Lines without what differs between runs: speeds, times, who is late, numbers of processes, table widths."""
+    text = re.sub(r" +rank \d+ holds others up \d+ %$", "", output, flags=re.MULTILINE)
     text = re.sub(
         r"(?<=took) .*?(?=,|$)|(?:\d+[smhd])+ *$|\d[\d,]*\.\d+|\d{2,}|\d(?=,\d{3})(?:,\d{3})+",
         " 0",
-        output,
+        text,
         flags=re.MULTILINE,
     )
     return [" ".join(line.split()) for line in text.splitlines()]
