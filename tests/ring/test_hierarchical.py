@@ -10,7 +10,7 @@ from support.ports import free_addresses
 from support.ranks import run_ranks, started_ranks, tell
 
 import ringtrain as rt
-from ring.reference import assert_same_bits, folded, made
+from ring.reference import Array, assert_same_bits, folded, made
 from ring.worlds import world_of
 from ringtrain.communicators.hierarchical import HierarchicalCommunicator
 from ringtrain.errors import MismatchError, PeerLost
@@ -46,6 +46,26 @@ def is_hierarchical() -> bool:
 def test_pods_of_several_ranks_choose_it() -> None:
     """By themselves."""
     assert run_ranks(is_hierarchical, 4, env_of=Pods(2)) == [True] * 4
+
+
+@pytest.mark.parametrize("length", [100, 40_000], ids=["short-chunks", "long-chunks"])
+@pytest.mark.parametrize("pods", [2, 6], ids=["to-the-other-pods", "to-few-ranks"])
+def test_every_rank_gets_every_chunk(pods: int, length: int) -> None:
+    """However many pods there are: between many, short chunks have fewer partners in the flat exchange."""
+    size = 2 * pods
+    bounds = [length * rank + min(rank, 3) * 997 for rank in range(size + 1)]
+    whole = made((bounds[-1],), "float32", 0)
+    with world_of(size, "pods") as world:
+
+        def gathered(rank: int) -> Array:
+            buffer = np.zeros_like(whole)
+            own = slice(bounds[rank], bounds[rank + 1])
+            buffer[own] = whole[own]
+            group_of().all_gather(buffer, bounds).wait()
+            return buffer
+
+        for got in world.run(gathered):
+            assert_same_bits(got, whole)
 
 
 @pytest.mark.parametrize("pods", [2, 3])

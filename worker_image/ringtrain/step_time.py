@@ -51,9 +51,7 @@ class StepTime:
     def enter(self, part: int) -> None:
         """A thread begins to be in `part`."""
         with self._lock:
-            now = self._clock()
-            self._seconds[self._now_in] += now - self._since
-            self._since = now
+            self._count()
             self._inside[part] += 1
             self._now_in = self._part()
 

@@ -14,7 +14,6 @@ Array = NDArray[Any]
 
 _KEPT: Final = 256
 
-
 # Leaves the reduction of the first array in the second.
 Reduction = Callable[[Array, Array], None]
 
@@ -26,7 +25,7 @@ def reduced(reduction: Reduction, source: Array, in_place: bool) -> Array:
 
 
 class ShortReductions:
-    """Those that ranks have met in."""
+    """Those of one communicator that were asked for so far."""
 
     def __init__(self, communicator: ShortReducer) -> None:
         self._communicator = communicator

@@ -33,7 +33,6 @@ class Doubling:
         self._steps = steps
         self._size = len(steps.ranks)
         self._shifts = [1 << k for k in range((self._size - 1).bit_length())]
-        self._back = [-shift for shift in self._shifts]
 
     def gather(self, what: Signature, part: Flat, lengths: Sequence[int]) -> list[Flat]:
         """Return what each position has given as `part`, by position. `lengths`: of each in elements, alike on all
@@ -46,9 +45,6 @@ class Doubling:
         buffer[: bounds[1]] = part
         held = 1
 
-        def passed_on(shift: int) -> Flat:
-            return buffer[: bounds[min(shift, size - shift)]]
-
         def holds(count: int) -> bool:
             return held >= count
 
@@ -56,10 +52,11 @@ class Doubling:
             for step, shift in enumerate(self._shifts):
                 if rank == steps.ranks[order[-shift]]:
                     call.wait_until(partial(holds, shift), caller)
-                    yield call.frame(Step.RESULT, step, passed_on(shift))
+                    yield call.frame(Step.RESULT, step, buffer[: bounds[min(shift, size - shift)]])
 
         what = replace(what, layout=(steps.segment_bytes, *what.layout))
-        peers, takers = (tuple(steps.ranks[order[at]] for at in side) for side in (self._shifts, self._back))
+        peers = tuple(steps.ranks[order[shift]] for shift in self._shifts)
+        takers = tuple(steps.ranks[order[-shift]] for shift in self._shifts)
         call = steps.call_among(peers, what, frames_for, buffer.nbytes, takers=takers)
         with call:
             for step, shift in enumerate(self._shifts):
@@ -67,8 +64,8 @@ class Doubling:
                 call.read(steps.ranks[order[shift]], Step.RESULT, step, buffer[bounds[shift] : bounds[end]])
                 held = end
                 call.offer_changed()
-        by_position = sorted(zip(order, range(size), strict=True))
-        return [buffer[bounds[at] : bounds[at + 1]] for _, at in by_position]
+        places = [(position - steps.position) % size for position in range(size)]
+        return [buffer[bounds[place] : bounds[place + 1]] for place in places]
 
     def lengths(self, what: Signature, length: int) -> NDArray[np.int64]:
         """The `length` of every position."""

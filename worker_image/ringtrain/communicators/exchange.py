@@ -4,7 +4,7 @@ In step s of a reduce-scatter rank r sends its contribution to chunk (r + s) % N
 that chunk and folds all contributions in rank order; in the all-gather each rank reads every chunk from its
 owner. That is 2(N - 1) steps in which each rank sends 2(N - 1)/N of the payload, as in the neighbour ring of
 Patarasuk & Yuan 2009, but no rounded partial sum travels and the order of the fold does not depend on the chunk.
-See docs/decisions/0001-ring-shift-exchange.md.
+See docs/decisions/0001-ring-shift-exchange.md. Short tensors of four ranks and more: see `doubling.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,8 +46,6 @@ _DIRECT_BYTES: Final = 16 << 10
 _LAG: Final = 1
 # Below this a broadcast goes from the root to all at once: one hop less counts for more than the root's bandwidth.
 _DIRECT_BROADCAST_BYTES: Final = 64 << 10
-
-
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
@@ -68,7 +66,6 @@ class ExchangeCommunicator:
         direct_bytes = max(_DIRECT_BYTES, _DIRECT_BYTES_TO_ALL // max(1, len(ranks) - 1))
         self._direct_bytes = min(direct_bytes, segment_bytes)
         self._part_bytes = min(PART_BYTES_MOST, segment_bytes)
-        # Only what ranks compare decides whether it is used.
         self._doubling = Doubling(self._steps) if len(ranks) > RANKS_MOST_DIRECT else None
         self._updates = FusedUpdates(self._steps, self.all_gather_parts)
 
@@ -111,9 +108,9 @@ class ExchangeCommunicator:
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
-        if self._doubling is not None and source.nbytes <= self._part_bytes:
+        if doubling := self._doubling_of(source.nbytes):
             what = replace(what, layout=(*what.layout, *bounds))
-            parts = self._doubling.gather(what, source, [len(source)] * len(self.ranks))
+            parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
             own = slice(start, bounds[self.position + 1])
             Folder(op, source.dtype, len(self.ranks), self.position).fold((part[own] for part in parts), target)
             return
@@ -131,10 +128,10 @@ class ExchangeCommunicator:
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
         lengths = [end - start for start, end in pairwise(bounds)]
-        if self._doubling is not None and max(lengths) * buffer.itemsize <= self._part_bytes:
+        if doubling := self._doubling_of(max(lengths) * buffer.itemsize):
             what = replace(what, layout=(*what.layout, *bounds))
             own = buffer[bounds[self.position] : bounds[self.position + 1]]
-            np.concatenate(self._doubling.gather(what, own, lengths), out=buffer)
+            np.concatenate(doubling.gather(what, own, lengths), out=buffer)
             return
         cuts = self._steps.cut(bounds, buffer)
 
@@ -147,10 +144,10 @@ class ExchangeCommunicator:
                 self._steps.read_results(call, cuts, index, buffer)
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
-        if self._doubling is not None:
-            lengths = self._doubling.lengths(what, len(part))
-            if lengths.max() * part.itemsize <= self._part_bytes:
-                return [got.copy() for got in self._doubling.gather(what, part, lengths.tolist())]
+        if doubling := self._doubling_of(0):
+            lengths = doubling.lengths(what, len(part))
+            if self._doubling_of(int(lengths.max()) * part.itemsize):
+                return [got.copy() for got in doubling.gather(what, part, lengths.tolist())]
         return self.all_to_all(what, [part] * len(self.ranks))
 
     def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
@@ -194,10 +191,10 @@ class ExchangeCommunicator:
 
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
         """The root deals the buffer out, and those who get a chunk pass it on while it comes."""
-        if self._doubling is not None and buffer.nbytes <= self._part_bytes:
+        if doubling := self._doubling_of(buffer.nbytes):
             of_root = [len(buffer) if position == root else 0 for position in range(len(self.ranks))]
             own = buffer if self.position == root else buffer[:0]
-            buffer[...] = self._doubling.gather(what, own, of_root)[root]
+            buffer[...] = doubling.gather(what, own, of_root)[root]
             return
         direct = buffer.nbytes <= _DIRECT_BROADCAST_BYTES
         relays = [p for p in range(len(self.ranks)) if p != root]
@@ -213,8 +210,8 @@ class ExchangeCommunicator:
             self._relay(what, buffer, cuts, root, direct)
 
     def barrier(self, what: Signature) -> None:
-        if self._doubling is not None:
-            self._doubling.gather(what, _NOTHING, [0] * len(self.ranks))
+        if doubling := self._doubling_of(0):
+            doubling.gather(what, _NOTHING, [0] * len(self.ranks))
             return
         with self._steps.call(what, (), lambda rank, caller: iter(()), 0):
             pass
@@ -243,10 +240,14 @@ class ExchangeCommunicator:
     def close(self) -> None:
         """The membership holds the connections."""
 
+    def _doubling_of(self, nbytes: int) -> Doubling | None:
+        """What carries parts of up to `nbytes`, alike on all ranks; None where each rank reads from all."""
+        return self._doubling if nbytes <= self._part_bytes else None
+
     def _reduce_all_alone(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         """Everyone gets everything and folds it for itself: one trip instead of two."""
-        if self._doubling is not None and source.nbytes <= self._part_bytes:
-            parts = self._doubling.gather(what, source, [len(source)] * len(self.ranks))
+        if doubling := self._doubling_of(source.nbytes):
+            parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
             Folder(op, source.dtype, len(self.ranks), self.position).fold(iter(parts), target)
             return
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.communicators.chain import Chain, Pods, Section
+from ringtrain.communicators.doubling import PART_BYTES_MOST
 from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.shm.join import Hosts, allocate
 from ringtrain.communicators.shm.native import Work
@@ -26,8 +27,8 @@ from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
 
-# Up to this the flat exchange is quicker: it meets twice, whatever the number of pods. See bench/README.
-_FLAT_BYTES: Final = 64 << 10
+# Up to this all ranks gather what each has; longer tensors go from pod to pod.
+_FLAT_BYTES: Final = PART_BYTES_MOST
 # Segments fill the chain: of a short tensor they are shorter, down to where their fixed cost shows.
 _SEGMENTS: Final = 16
 _LEAST_SEGMENT_BYTES: Final = 128 << 10
@@ -78,8 +79,13 @@ class HierarchicalCommunicator:
         chain.reduce_scatter(source, target, bounds[self.position])
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
-        """Each rank sends its chunk to its column, and the ranks of a pod share what they have got."""
-        if buffer.nbytes <= self._flat_bytes:
+        """Each rank sends its chunk to its column, and the ranks of a pod share what they have got.
+
+        Of short chunks between many pods each rank has fewer partners in the flat exchange.
+        """
+        longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
+        doublings = (len(self.ranks) - 1).bit_length()
+        if buffer.nbytes <= self._flat_bytes or (longest <= self._flat_bytes and doublings < self._pods.last):
             self._network.all_gather(what, buffer, bounds)
             return
         what = replace(what, layout=bounds)

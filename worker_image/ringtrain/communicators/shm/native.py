@@ -153,9 +153,10 @@ class NativeChannel:
                 struct.phase, struct.hasty = 0, 1
                 outcome = self._library.ringtrain_shm_run(self._reference, job.reference, True)
             self._user = 0
-        self.blamed = job.struct.blamed
-        if patient and outcome == ShmResult.AGAIN:
+        if outcome == ShmResult.AGAIN and patient:
             return self.go_on(job)
+        if outcome != ShmResult.DONE:
+            self.blamed = job.struct.blamed
         return _RESULTS[outcome]
 
     def go_on(self, job: ShortJob) -> ShmResult:

@@ -10,10 +10,10 @@ from ringtrain.control.secrets import Secrets
 from ringtrain.data.service import session
 from ringtrain.data.service.config import StreamSettings
 from ringtrain.data.service.frames import Answer, LoadRequest
-from ringtrain.data.service.links import LinkEvents
+from ringtrain.data.service.links import Link, LinkEvents
 
 
-class HastyLink:
+class HastyLink(Link):
     """A link to a data worker that says hello before the constructor returns, where it is not kept waiting."""
 
     asked = threading.Event()
@@ -21,7 +21,7 @@ class HastyLink:
     def __init__(self, member: DataAddress, settings: StreamSettings, events: LinkEvents) -> None:
         self.member = member
         self.heard = float("inf")
-        self._said = threading.Thread(target=lambda: events.came(self, Answer("hello", slots=1)))  # type: ignore
+        self._said = threading.Thread(target=events.came, args=(self, Answer("hello", slots=1)))
         self._said.start()
         self._said.join(0.2)
 
