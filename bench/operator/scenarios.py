@@ -27,14 +27,16 @@ async def make_jobs(api: ApiClient, ns: str, jobs: int, workers: int) -> Json:
     began = time.perf_counter()
     creating = asyncio.gather(*(api.create(JOBS, ns, job(f"job-{i}", workers=workers)) for i in range(jobs)))
     first, last, seen = 0.0, 0.0, 0
-    async with aclosing(api.watch(PODS, ns, since=version)) as events:
-        async for event in events:
-            if event["type"] == "ADDED":
-                seen += 1
-                last = time.perf_counter()
-                first = first or last
-                if seen == wanted:
-                    break
+    while seen < wanted:  # the server ends a watch that does not keep up
+        async with aclosing(api.watch(PODS, ns, since=version)) as events:
+            async for event in events:
+                version = event["object"]["metadata"]["resourceVersion"]
+                if event["type"] == "ADDED":
+                    seen += 1
+                    last = time.perf_counter()
+                    first = first or last
+                    if seen == wanted:
+                        break
     await creating
     took = last - began
     return {

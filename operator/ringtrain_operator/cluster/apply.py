@@ -10,6 +10,7 @@ from typing import Any
 from ringtrain_operator.cluster.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from ringtrain_operator.cluster.api.resources import PODS, SECRETS, Resource, resource_of
 from ringtrain_operator.cluster.observe import Memory, find_owner
+from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe.model import Foreign, ObjectRef, Refusal
 from ringtrain_operator.plan import Deletion, Plan
@@ -44,6 +45,8 @@ async def apply_plan(versions: Versions, job: Mapping[str, Any], plan: Plan, mem
     next plan to report. Faults of the API itself are raised, after everything was tried.
     """
     work = _Work(versions, job, memory)
+    if any(obj["kind"] == PODS.kind for obj in plan.create) or any(d.ref.kind == PODS.kind for d in plan.delete):
+        versions.known_pods.forget(Key(work.namespace, job["metadata"]["name"]))
     pods = [obj for obj in plan.create if obj["kind"] in LAST_KINDS]
     others = [obj for obj in plan.create if obj["kind"] not in LAST_KINDS]
     outcomes = await _together(

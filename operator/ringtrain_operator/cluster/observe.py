@@ -1,4 +1,4 @@
-"""Read what exists for one job: pods fresh by label, the rest by name, never from a cache that watches fill."""
+"""Read what exists for one job: pods by label, those of a large job as they change, the rest by name."""
 
 import asyncio
 import logging
@@ -13,6 +13,7 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
 from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, Resource
 from ringtrain_operator.cluster.poll import Answer
+from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe.model import (
     CapacityView,
@@ -57,7 +58,8 @@ class Memory:
     because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
     no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
     Kueue's, None: there is none; it is `workload_known` until a watch tells of another. The same holds for the
-    `groups` of gang schedulers, and for what an autoscaler was asked for (`capacity`).
+    `groups` of gang schedulers, and for what an autoscaler was asked for (`capacity`). `views`: by name, pods of
+    a large job as they were read, and what was seen in them.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -76,6 +78,19 @@ class Memory:
     capacity: CapacityView = field(default_factory=CapacityView)
     ending: dict[str, Ending] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
+    views: dict[str, tuple[Json, PodView]] = field(default_factory=dict)
+
+    def views_of(self, pods: Sequence[Json], nodes: Mapping[str, bool], keep: bool) -> tuple[PodView, ...]:
+        """What `plan` needs of `pods`; of those that are the same as at the last look, what was seen then. `keep`:
+        for the next look, at which they may be."""
+        views = {}
+        for pod in pods:
+            read, view = self.views.get(pod["metadata"]["name"], (None, None))
+            if view is None or read is not pod or nodes:
+                view = view_pod(pod, nodes)
+            views[pod["metadata"]["name"]] = pod, view
+        self.views = views if keep else {}
+        return tuple(view for _, view in views.values())
 
     def note_gone(self, pods: Sequence[PodView], now: datetime) -> None:
         """Note which workers' pods have ended: their containers have, or they were deleted and are gone in time.
@@ -121,10 +136,10 @@ async def read_surroundings(
 ) -> Reading:
     """Everything `plan` looks at. Raises ApiError."""
     api, meta, status = versions.api, job["metadata"], job.get("status") or {}
-    selector = f"{contract.LABEL_JOB}={meta['name']}"
     began, ended = bool(status.get("attempt")), status.get("state") in ("Succeeded", "Failed")
     # What an earlier leader made or deleted shows in the store for certain, in a cache of it sooner or later.
-    pods = await versions.list_pods(meta["namespace"], selector, quorum=began and not memory.listed)
+    key = Key(meta["namespace"], meta["name"])
+    pods = await versions.pods_of(key, quorum=began and not memory.listed)
     memory.listed = True
     ours, others = split_owned(pods, meta["uid"])
     if not any(_is_of(p, status.get("attempt")) for p in ours):
@@ -134,7 +149,7 @@ async def read_surroundings(
     if began and not ended:  # before, its creations tell whether a name is taken; afterwards nothing is created
         await look_at_objects(api, job, memory)
     nodes = await _readiness_of_suspects(api, ours, now)
-    views = tuple(view_pod(p, nodes) for p in ours)
+    views = memory.views_of(ours, nodes, keep=versions.known_pods.has(key))
     memory.note_gone(views, now)
     observed = Observed(
         pods=views,

@@ -21,6 +21,7 @@ from ringtrain_operator.cluster.gangs import Gangs
 from ringtrain_operator.cluster.health import ApiReach, ReachTimes, health_server
 from ringtrain_operator.cluster.lease import LeaderLease, LeaseTimes
 from ringtrain_operator.cluster.metrics import Metrics
+from ringtrain_operator.cluster.pods import PodChange
 from ringtrain_operator.cluster.poll import LauncherPoller, PollTimes
 from ringtrain_operator.cluster.queue import Key, KeyedQueue
 from ringtrain_operator.cluster.reconcile import Clock, Reconciler, utc_now
@@ -254,10 +255,11 @@ class Operator:
         if self._versions.is_news(key, version, during_look=self.queue.is_busy(key)):
             self.queue.add(key)
 
-    def _pod_changed(self, key: Key, version: str, new: bool) -> None:
+    def _pod_changed(self, key: Key, change: PodChange) -> None:
         """A pod that ended goes before jobs that wait to be started; that a new pod exists can wait like them."""
-        self._versions.saw_pod(version)
-        self.queue.add(key, urgent=not new)
+        self._versions.saw_pod(change.version)
+        self._versions.known_pods.note(key, change)
+        self.queue.add(key, urgent=change.event not in (None, "ADDED"))
 
     def _object_gone(self, key: Key, ref: ObjectRef) -> None:
         self._reconciler.object_gone(key, ref)

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import VersionAhead
 from ringtrain_operator.cluster.api.resources import PODS
+from ringtrain_operator.cluster.pods import KnownPods
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.observe.pod_shape import PodList
 
@@ -24,6 +26,7 @@ class Versions:
 
     def __init__(self, api: ApiClient) -> None:
         self.api = api
+        self.known_pods = KnownPods()
         self._newest_pod = 0
         self._settled: dict[Key, str] = {}
         self._heard: dict[Key, str] = {}
@@ -47,6 +50,7 @@ class Versions:
     def forget(self, key: Key) -> None:
         """The job is gone."""
         self._settled.pop(key, None)
+        self.known_pods.forget(key)
 
     def saw_pod(self, version: str) -> None:
         """A pod was seen at `version`, its resourceVersion: no later list is older."""
@@ -54,6 +58,19 @@ class Versions:
         # version does not count: it is the whole store's, which a cache of pods reaches only when a pod changes.
         if version.isdecimal():
             self._newest_pod = max(self._newest_pod, int(version))
+
+    async def pods_of(self, key: Key, *, quorum: bool = False) -> list[Json]:
+        """The pods that name the job, as `list_pods`; of a large job perhaps each of another moment."""
+        selector = f"{contract.LABEL_JOB}={key.name}"
+        if quorum:
+            self.known_pods.forget(key)
+            return await self.list_pods(key.namespace, selector, quorum=True)
+        if (told := self.known_pods.now(key)) is not None:
+            return told
+        known = self.known_pods.begin(key)
+        pods = await self.list_pods(key.namespace, selector)
+        self.known_pods.keep(key, known, pods)
+        return pods
 
     async def list_pods(self, namespace: str, labels: str, *, quorum: bool = False) -> list[Json]:
         """The pods of `namespace` whose labels match, as far as they are read here; `quorum`: as the store has

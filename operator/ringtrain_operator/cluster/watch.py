@@ -1,9 +1,10 @@
 """kopf lists and watches; every event becomes a key on our queue and nothing else.
 
-Handlers of kopf's `on.event` kind store nothing: no finalizer and no annotation ever lands on a user's object. The
-lists and watches ask for metadata only (kopf copies what it receives, and a pod's metadata is a tenth of it) and,
-but for jobs, only for what is ours. Of what a job has besides pods only deletions are of interest; Secrets are not
-watched, because that takes the right to read them.
+Handlers of kopf's `on.event` kind store nothing: no finalizer and no annotation ever lands on a user's object.
+The lists and watches ask for metadata only (kopf copies what it receives, and a pod's metadata is a tenth of
+it) and, but for jobs, only for what is ours. A watch of pods brings them whole, and what is read of a pod goes
+past kopf. Of what a job has besides pods only deletions are of interest; Secrets are not watched, because that
+takes the right to read them.
 """
 
 import asyncio
@@ -26,16 +27,20 @@ from ringtrain_operator.cluster.api.decode import decode
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, ServerError
 from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, PODS, Resource
 from ringtrain_operator.cluster.api.transport import lines_of
+from ringtrain_operator.cluster.pods import PodChange
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.observe.model import ObjectRef
+from ringtrain_operator.observe.pod_shape import PodEvent
 
 log = logging.getLogger(__name__)
 
+Pods = dict[str, Any]
+"""Pods by uid."""
 Enqueue = Callable[[Key], None]
 JobChanged = Callable[[Key, str], None]
 """Is told a job's key and its resourceVersion."""
-PodChanged = Callable[[Key, str, bool], None]
-"""Is told the key of a pod's job, the pod's resourceVersion, and whether this is the first that is heard of it."""
+PodChanged = Callable[[Key, PodChange], None]
+"""Is told the key of a pod's job, and what is new."""
 ObjectGone = Callable[[Key, ObjectRef], None]
 """Is told the key of a job, and which of the objects that it has besides pods was deleted."""
 ExtraChanged = Callable[[Key, str], None]
@@ -84,6 +89,7 @@ logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
     connection, started = scope.connection, asyncio.Event()
+    read: Pods = {}
 
     async def tell_host() -> None:
         await started.wait()
@@ -98,12 +104,12 @@ async def _watch_until(scope: Scope, host: asyncio.AbstractEventLoop, stop: thre
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
         middlewares=(_Narrow(connection, (JOBS, PODS, *COMPANIONS, *scope.extras)),),
-        response_class=_Readable,
+        response_class=_readable(read),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         headers={"User-Agent": "ringtrain-operator-watch"},
     ) as session:
         await kopf.operator(
-            registry=_handlers(scope, host, session),
+            registry=_handlers(scope, host, session, read),
             settings=_settings(scope),
             clusterwide=not scope.namespaces,
             namespaces=scope.namespaces,
@@ -132,8 +138,9 @@ async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
 
 
 def _handlers(
-    scope: Scope, host: asyncio.AbstractEventLoop, session: aiohttp.ClientSession
+    scope: Scope, host: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, read: Pods
 ) -> kopf.OperatorRegistry:
+    """`read`: pods that watches have brought."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -146,12 +153,13 @@ def _handlers(
         host.call_soon_threadsafe(scope.job_changed, Key(namespace or "", name), version)
 
     @kopf.on.event("", "v1", "pods", registry=registry)
-    async def pod_changed(type: str | None, namespace: str | None, labels: Any, meta: Any, **_: Any) -> None:
-        job = labels.get(contract.LABEL_JOB)
+    async def pod_changed(
+        type: str | None, namespace: str | None, name: str, labels: Any, meta: Any, **_: Any
+    ) -> None:
+        job, pod = labels.get(contract.LABEL_JOB), read.pop(str(meta.get("uid")), None)
         if job:
-            version = str(meta.get("resourceVersion") or "")
-            new = type in (None, "ADDED")
-            host.call_soon_threadsafe(scope.pod_changed, Key(namespace or "", job), version, new)
+            change = PodChange(name, str(meta.get("resourceVersion") or ""), type, pod)
+            host.call_soon_threadsafe(scope.pod_changed, Key(namespace or "", job), change)
 
     def watch_deletions(resource: Resource) -> None:
         @kopf.on.event(*_group_version(resource), resource.plural, registry=registry)
@@ -221,44 +229,62 @@ class _NoDiff(kopf.DiffBaseStorage):
         pass
 
 
-class _Readable(aiohttp.ClientResponse):
-    """Answers as kopf can take them, whatever is in the cluster.
+def _readable(read: Pods) -> type[aiohttp.ClientResponse]:
+    """Answers as kopf can take them, whatever is in the cluster. `read` gets the pods that watches bring.
 
     An empty list of metadata has `items: null`, which kopf does not expect; and `managedFields` repeat a spec's
     levels, so that one deep object would end kopf's decoder, or its copying, and with it the watch of all.
     """
 
-    async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        await super().start(connection)
-        if "watch" in self.url.query and self.status < 400:
-            self.content = _Events(self.content)  # type: ignore[assignment]
-        return self
+    class Readable(aiohttp.ClientResponse):
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:
+            await super().start(connection)
+            if "watch" in self.url.query and self.status < 400:
+                of_pods = self.url.path.endswith(f"/{PODS.plural}")
+                self.content = _Events(self.content, read if of_pods else None)  # type: ignore[assignment]
+            return self
 
-    async def json(self, **_options: Any) -> Any:
-        decoded = _decoded(await self.read())
-        if isinstance(decoded, dict) and "items" in decoded:
-            decoded["items"] = [_flat(item) for item in decoded["items"] or ()]
-        return decoded
+        async def json(self, **_options: Any) -> Any:
+            decoded = _decoded(await self.read())
+            if isinstance(decoded, dict) and "items" in decoded:
+                decoded["items"] = [_flat(item) for item in decoded["items"] or ()]
+            return decoded
+
+    return Readable
 
 
 class _Events:
-    """The content of a watch, with events whose objects are flat."""
+    """The content of a watch, with events whose objects are flat. `read`: gets the pods of a watch of these."""
 
-    def __init__(self, content: aiohttp.StreamReader) -> None:
+    def __init__(self, content: aiohttp.StreamReader, read: Pods | None) -> None:
         self._content = content
+        self._read = read
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
 
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
         async for line in lines_of(self._content):
-            event = _decoded(line)
+            event = self._event_of(line)
             yield json.dumps({**event, "object": _flat(event["object"])}).encode() + b"\n"
 
+    def _event_of(self, line: bytes) -> Any:
+        if self._read is None:
+            return _decoded(line)
+        event = _decoded(line, PodEvent)
+        if event["type"] not in ("ADDED", "MODIFIED", "DELETED"):
+            return _decoded(line)
+        pod = event["object"]
+        self._read[pod["metadata"]["uid"]] = pod
+        return {
+            **event,
+            "object": {"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": pod["metadata"]},
+        }
 
-def _decoded(raw: bytes) -> Any:
+
+def _decoded(raw: bytes, shape: Any = None) -> Any:
     try:
-        return decode(raw)
+        return decode(raw, shape)
     except ServerError as exc:
         raise aiohttp.ClientPayloadError(str(exc)) from exc  # kopf lists and watches again
 
@@ -270,11 +296,14 @@ def _flat(obj: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Narrow:
-    """Middleware: prove who asks, and ask for metadata only when listing or watching what we watch."""
+    """Middleware: prove who asks, and ask for metadata only when listing or watching what we watch, but for
+    watches of pods.
+    """
 
     def __init__(self, connection: Connection, watched: tuple[Resource, ...]) -> None:
         self._connection = connection
         self._plurals = tuple(f"/{resource.plural}" for resource in watched)
+        self._pods = f"/{PODS.plural}"
 
     async def __call__(
         self,
@@ -284,7 +313,8 @@ class _Narrow:
         request.headers.update(self._connection.headers())
         if request.method == "GET" and request.url.path.endswith(self._plurals):
             watching = "watch" in request.url.query
-            request.headers["Accept"] = METADATA_ONLY.format(list="" if watching else "List")
+            if not (watching and request.url.path.endswith(self._pods)):
+                request.headers["Accept"] = METADATA_ONLY.format(list="" if watching else "List")
         return await handler(request)
 
 

@@ -19,6 +19,7 @@ class PodMetadata(TypedDict, total=False):
     """Of a pod."""
 
     name: str
+    namespace: str
     uid: str
     resourceVersion: str
     labels: dict[str, str]
@@ -122,6 +123,13 @@ class Pod(TypedDict, total=False):
     metadata: PodMetadata
     spec: PodSpec
     status: PodStatus
+
+
+class PodEvent(TypedDict, total=False):
+    """What a watch of pods says."""
+
+    type: str
+    object: Pod
 
 
 class PodListMetadata(TypedDict, total=False):

@@ -12,6 +12,9 @@ from support.cluster import OpenCluster, fake_cluster, real_cluster
 from support.kueue import why_no_kueue
 from support.queued import Setting, open_setting
 
+from ringtrain_operator.cluster import versions
+from ringtrain_operator.cluster.pods import KnownPods
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -33,6 +36,12 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
         pytest.skip(reason)
     with open_setting(tmp_path_factory.mktemp("kueue")) as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def all_jobs_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator in this process reads the pods of every job as those of large jobs: as watches tell of them."""
+    monkeypatch.setattr(versions, "KnownPods", functools.partial(KnownPods, large=1))
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.apiserver)])

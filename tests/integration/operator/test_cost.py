@@ -1,15 +1,23 @@
 """What a look costs the API server: nothing is read or written without a cause."""
 
+import functools
+
+import pytest
 from support.cluster import fake_cluster
 from support.jobs import job, state
 from support.operating import running_operator
 from support.rendering import render
 
+from ringtrain_operator.cluster import versions
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
+from ringtrain_operator.cluster.pods import KnownPods
 
 
-async def test_a_pods_change_costs_one_look() -> None:
-    """One read of the job, one list of its pods, one status: its own writing makes an operator look no more."""
+@pytest.mark.parametrize("large", [1, 64], ids=["large", "small"])
+async def test_a_pods_change_costs_one_look(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read of the job, one list of its pods (a watch tells of those of a large job), one status: its own
+    writing makes an operator look no more."""
+    monkeypatch.setattr(versions, "KnownPods", functools.partial(KnownPods, large=large))
     async with fake_cluster() as c, running_operator(c.operator_connection):
         assert c.fake is not None
         ns = await c.new_namespace()
@@ -26,7 +34,7 @@ async def test_a_pods_change_costs_one_look() -> None:
         mine = [call for call in c.fake.calls[before:] if call.agent == "ringtrain-operator"]
         assert [(call.method, call.plural) for call in mine] == [
             ("GET", "distributedtrainingjobs"),
-            ("GET", "pods"),
+            *([] if large == 1 else [("GET", "pods")]),
             ("PATCH", "distributedtrainingjobs"),
         ]
 

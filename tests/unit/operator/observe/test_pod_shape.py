@@ -20,7 +20,7 @@ TIME = "2026-01-01T00:00:00Z"
 ENDED = {"exitCode": 1, "reason": "Error", "message": '{"outcome": "Failed"}', "finishedAt": TIME}
 LAST = {"terminated": ENDED}
 PLACED = {"type": "PodScheduled", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": TIME}
-READ_ELSEWHERE = {"metadata.resourceVersion"}  # Versions.list_pods
+READ_ELSEWHERE = {"metadata.resourceVersion", "metadata.namespace"}  # by Versions.list_pods and kopf
 
 
 class Noted(dict[str, Any]):
