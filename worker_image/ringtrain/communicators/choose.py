@@ -23,9 +23,7 @@ def choose_communicator(
         from ringtrain.communicators.mpi import MpiCommunicator  # mpi4py is for those who ask for it
 
         return MpiCommunicator(member, process_set, network)
-    # Pods may be processes of one machine (`dtj local`), and are still what their agents say.
-    pod = f"{host_identity()} {config.cross_rank}"
-    hosts = share_memory(member, process_set, network, pod)
+    hosts = share_memory(member, process_set, network, pod_identity(config))
     if hosts is not None and len(hosts.positions) == 1:
         return SharedMemoryCommunicator(network, hosts)
     if config.transport == "shm":
@@ -38,6 +36,13 @@ def choose_communicator(
         hosts.group.close()
         return network
     return HierarchicalCommunicator(network, hosts)
+
+
+def pod_identity(config: WorkerConfig) -> str:
+    """Equal for ranks of one pod. Pods may be processes of one machine (`dtj local`), and are still what their
+    agents say.
+    """
+    return f"{host_identity()} {config.cross_rank}"
 
 
 def _are_regular(hosts: Hosts) -> bool:

@@ -27,7 +27,7 @@ from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
 
-# Up to this all ranks gather what each has; longer tensors go from pod to pod.
+# Up to this all ranks may gather what each has; longer tensors go from pod to pod.
 _FLAT_BYTES: Final = PART_BYTES_MOST
 # Segments fill the chain: of a short tensor they are shorter, down to where their fixed cost shows.
 _SEGMENTS: Final = 16
@@ -60,7 +60,7 @@ class HierarchicalCommunicator:
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
-        if source.nbytes <= self._flat_bytes:
+        if self._goes_flat(source.nbytes):
             self._network.all_reduce(what, source, target, op)
             return
         bounds = even_bounds(len(source), len(self._group.ranks))
@@ -68,7 +68,7 @@ class HierarchicalCommunicator:
         chain.all_reduce(source, target)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
-        if source.nbytes <= self._flat_bytes:
+        if self._goes_flat(source.nbytes):
             self._network.reduce_scatter(what, source, bounds, target, op)
             return
         what = replace(what, layout=bounds)
@@ -84,8 +84,7 @@ class HierarchicalCommunicator:
         Of short chunks between many pods each rank has fewer partners in the flat exchange.
         """
         longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
-        doublings = (len(self.ranks) - 1).bit_length()
-        if buffer.nbytes <= self._flat_bytes or (longest <= self._flat_bytes and doublings < self._pods.last):
+        if not longest or (longest <= self._flat_bytes and self._doublings < self._pods.last):
             self._network.all_gather(what, buffer, bounds)
             return
         what = replace(what, layout=bounds)
@@ -129,6 +128,15 @@ class HierarchicalCommunicator:
     def close(self) -> None:
         self._group.close()
         self._network.close()
+
+    @property
+    def _doublings(self) -> int:
+        """How many exchanges follow each other until a rank has what all have, in the flat exchange."""
+        return (len(self.ranks) - 1).bit_length()
+
+    def _goes_flat(self, nbytes: int) -> bool:
+        """Whether a tensor is short, or empty, and the way through all pods and back has more exchanges."""
+        return not nbytes or (nbytes <= self._flat_bytes and 2 * self._pods.last > self._doublings)
 
     def _of_pod(self, bounds: Bounds, pod: int) -> Bounds:
         ranks = len(self._group.ranks)
