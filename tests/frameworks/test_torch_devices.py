@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from frameworks.harness import TORCH_DEVICES, Checks, device_env
+from support.pods import Pods
 from support.ranks import run_ranks, started_ranks
 
-MODULES = ("torch_devices", "torch_reductions", "torch_exchanges", "torch_errors", "torch_world")
+MODULES = ("torch_devices", "torch_training", "torch_reductions", "torch_exchanges", "torch_errors", "torch_world")
 CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TORCH_DEVICES}
 
 
@@ -69,6 +70,46 @@ def test_a_rank_lost_in_mid_reduction_is_named_within_the_timeout(number):
         assert "is in device_allreduce" in activity
         assert seconds < TIMEOUT_S
         assert ended
+
+
+def lose_one_in_mid_step(victim: int) -> tuple[str, str]:
+    """What the others hear of a rank that ends while a node's devices add up gradients, and what they were in."""
+    import torch
+
+    import ringtrain.torch as hvd
+    from ringtrain.errors import PeerLost
+    from ringtrain.optim import SGD
+    from ringtrain.process_groups.context import current
+
+    hvd.init()
+    net = torch.nn.Linear(LONG // 4, 4, bias=False)
+    optimizer = hvd.HostOptimizer(net, SGD(1.0))
+    offers = current()._member.offers
+
+    def end_in_mid_step() -> None:
+        while "is in device_alltoall" not in offers.activity():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if hvd.rank() == victim:
+        threading.Thread(target=end_in_mid_step, daemon=True).start()
+    try:
+        for _ in range(1000):
+            net(torch.ones(1, LONG // 4)).sum().backward()
+            optimizer.step()
+    except PeerLost as error:
+        return str(error), offers.activity()
+    raise AssertionError("nobody was lost")
+
+
+def test_a_rank_lost_while_a_node_adds_up_is_named():
+    """The library is not waited for, nor is the ring."""
+    env = {"RINGTRAIN_TRANSPORT": "torch", "RINGTRAIN_TIMEOUT": str(TIMEOUT_S)}
+    with started_ranks(lose_one_in_mid_step, 3, 1, env=env) as ranks:
+        lost = ranks.outcomes(ranks=[0, 2])
+    assert [one.error for one in lost] == [None, None]
+    assert all("rank 1" in one.value[0] for one in lost)
+    assert any("is in device_all" in one.value[1] for one in lost)
 
 
 DEVICES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
@@ -186,3 +227,34 @@ def test_a_group_that_the_library_does_not_make_is_given_up():
     assert store.exchange(Alone(), waits, [], timeout_s=0.05) == "rank 0: the library has made none within 0.05 s"
     waits.join(10)
     assert not waits.is_alive()
+
+
+def train_in_pods(steps: int) -> tuple[bool, float]:
+    """Whether nodes gave sums, and what all the trained weights are."""
+    import torch
+
+    import ringtrain.torch as hvd
+    from ringtrain.optim import SGD
+
+    hvd.init()
+    net = torch.nn.Linear(700, 3, bias=False)
+    with torch.no_grad():
+        net.weight.fill_(0.0)
+    optimizer = hvd.HostOptimizer(net, SGD(1.0))
+    for step in range(steps):
+        net(torch.full((1, 700), float((hvd.rank() + 1) * (step + 1)))).sum().backward()
+        optimizer.step()
+    optimizer.synchronize()
+    assert net.weight.unique().numel() == 1
+    state = optimizer.state_dict()["arrays"]["weights"]["weight"]
+    assert torch.equal(state, net.weight)
+    return optimizer.takes_node_sums, net.weight[0, 0].item()
+
+
+@pytest.mark.parametrize("pods", [2, 3])
+def test_pods_reduce_what_their_devices_have_added_up(pods):
+    """Means of integers, which no order of sums changes."""
+    size = 2 * pods
+    said = run_ranks(train_in_pods, size, 3, env={"RINGTRAIN_TRANSPORT": "torch"}, env_of=Pods(pods))
+    mean = sum(range(1, size + 1)) / size
+    assert said == [(True, pytest.approx(-6 * mean))] * size

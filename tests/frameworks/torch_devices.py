@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 
 os.environ["RINGTRAIN_TRANSPORT"] = "torch"  # before the world is met, which the next import does
@@ -10,6 +12,7 @@ os.environ["RINGTRAIN_TRANSPORT"] = "torch"  # before the world is met, which th
 from frameworks.torch_values import RANK, SIZE
 
 import ringtrain.torch as hvd
+from ringtrain.optim import LAMB, SGD, AdamW
 from ringtrain.process_groups.context import current
 from ringtrain.torch.device_groups import DeviceGroups
 
@@ -90,3 +93,95 @@ def check_the_group_of_a_removed_set_is_destroyed():
     assert hvd.remove_process_set(ends)
     assert number not in groups_in_use()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).tolist() == [SIZE]
+
+
+RULES = {"sgd": SGD(0.1, momentum=0.9), "adamw": AdamW(1e-2), "lamb": LAMB(1e-2)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {"accumulate": 3},
+    "clipped": {"clip_norm": 0.5},
+    "a local bias": {"local": ("2.bias",)},
+    "small buckets": {"bucket_bytes": 64},
+}
+
+
+def trained(dtype: torch.dtype, rule: Any, options: dict[str, Any]) -> tuple[hvd.HostOptimizer, torch.nn.Module]:
+    """A model after six updates, each rank with data of its own."""
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(9, 33), torch.nn.Tanh(), torch.nn.Linear(33, 5)).to(dtype)
+    optimizer = hvd.HostOptimizer(net, rule, **options)
+    torch.manual_seed(100 + RANK)
+    for _ in range(6 * options.get("accumulate", 1)):
+        net(torch.randn(4, 9, dtype=dtype)).square().sum().backward()
+        optimizer.step()
+    optimizer.synchronize()
+    return optimizer, net
+
+
+def check_the_host_optimizer_of_a_node_has_the_bits_of_one_that_takes_every_gradient():
+    """`check_finite` looks at every gradient on the host."""
+    cases = [(rule, OPTIONS["plain"], torch.float64) for rule in RULES.values()]
+    cases += [(RULES["adamw"], options, torch.float32) for options in OPTIONS.values()]
+    for rule, options, dtype in [*cases, (RULES["lamb"], OPTIONS["small buckets"], torch.float32)]:
+        optimizer, net = trained(dtype, rule, options)
+        whole, reference = trained(dtype, rule, {**options, "check_finite": True})
+        assert (optimizer.takes_node_sums, whole.takes_node_sums) == (SIZE > 1, False)
+        for (name, ours), theirs in zip(net.state_dict().items(), reference.state_dict().values(), strict=True):
+            assert torch.equal(ours, theirs), (rule, options, dtype, name)
+        for one in (optimizer, whole):
+            one.close()
+
+
+def check_only_a_share_of_the_sum_comes_to_the_host():
+    """What this rank updates, and nothing of the other ranks' shards."""
+    optimizer, _ = trained(torch.float32, RULES["sgd"], {})
+    context = optimizer._host._cut.context
+    for bucket in context.layout.buckets:
+        gradients, own = context.arenas.gradients(bucket), context.arenas.owned(bucket)
+        assert np.count_nonzero(gradients[own])
+        assert np.count_nonzero(gradients) == np.count_nonzero(gradients[own])
+    optimizer.close()
+
+
+def check_half_types_are_summed_in_float32_by_a_node():
+    """Rounded once, as the host does it; over micro-steps the host rounds before as well."""
+    for dtype in (torch.float16, torch.bfloat16):
+        optimizer, net = trained(dtype, RULES["sgd"], {})
+        whole, reference = trained(dtype, RULES["sgd"], {"check_finite": True})
+        for ours, theirs in zip(net.state_dict().values(), reference.state_dict().values(), strict=True):
+            assert torch.equal(ours, theirs)
+        for one in (optimizer, whole):
+            one.close()
+
+
+def check_what_is_saved_of_node_sums_is_whole():
+    """On every rank, and taken by an optimizer without them."""
+    optimizer, net = trained(torch.float32, RULES["adamw"], {})
+    whole, reference = trained(torch.float32, RULES["sgd"], {"check_finite": True})
+    whole.close()
+    other = hvd.HostOptimizer(reference, RULES["adamw"], check_finite=True)
+    other.load_state_dict(optimizer.state_dict())
+    for name, param in net.named_parameters():
+        assert torch.equal(param, dict(reference.named_parameters())[name])
+    optimizer.load_state_dict(other.state_dict())
+    for one in (optimizer, other):
+        one.close()
+
+
+def check_a_set_s_host_optimizer_takes_the_sums_of_its_ranks():
+    """With integers as floats; ranks outside the set take no part."""
+    ends = hvd.add_process_set(sorted({0, SIZE - 1}))
+    if ends.included():
+        net = torch.nn.Linear(3, 2)
+        with torch.no_grad():
+            for param in net.parameters():
+                param.fill_(0.0)
+        optimizer = hvd.HostOptimizer(net, SGD(1.0), process_set=ends)
+        net(torch.full((1, 3), float(RANK + 1))).sum().backward()
+        optimizer.step()
+        optimizer.synchronize()
+        assert optimizer.takes_node_sums == (SIZE > 1)
+        mean = sum(rank + 1 for rank in ends.ranks) / len(ends.ranks)
+        assert net.weight.tolist() == [[-mean] * 3] * 2
+        optimizer.close()
+    hvd.remove_process_set(ends)

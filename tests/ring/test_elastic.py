@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 from support.elastic_agent import await_go_on, started_slots
+from support.elastic_steps import add_up_steps
 from support.ranks import tell
 
 import ringtrain as rt
@@ -17,35 +18,10 @@ from ringtrain import elastic
 TRANSPORTS = pytest.mark.parametrize("transport", ["grpc", "shm"])
 
 
-def _train(steps: int, told: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Add up a gradient of ones: the weights are ranks × steps only if each step counts once."""
-    rt.init()
-    state = elastic.State(weights=np.zeros(1000), step=0, sizes=[])
-
-    @elastic.run
-    def train(state: Any) -> None:
-        state.sizes.append(rt.size())
-        while state.step < steps:
-            state.step += 1
-            if state.step in told:
-                tell(state.step)
-                await_go_on()
-            state.weights += rt.allreduce(np.ones(1000), rt.Average)
-            state.commit()
-
-    train(state)
-    return {
-        "pid": os.getpid(),
-        "weights": sorted(set(state.weights.tolist())),
-        "sizes": state.sizes,
-        "committed": state.committed,
-    }
-
-
 @TRANSPORTS
 def test_a_killed_rank_is_replaced_and_no_step_counts_twice(transport: str) -> None:
     """Survivors keep their processes; weights are those of a run that nothing happened to."""
-    with started_slots(_train, 3, 6, (4,), env={"RINGTRAIN_TRANSPORT": transport}) as slots:
+    with started_slots(add_up_steps, 3, 6, (4,), env={"RINGTRAIN_TRANSPORT": transport}) as slots:
         slots.form()
         for slot in range(3):
             assert slots.message(slot) == 4
@@ -68,7 +44,7 @@ def test_a_killed_rank_is_replaced_and_no_step_counts_twice(transport: str) -> N
 @TRANSPORTS
 def test_a_world_shrinks_and_grows(transport: str) -> None:
     """Newcomers and leavers cost no step: the interrupt comes at a commit, on all ranks at the same one."""
-    with started_slots(_train, 2, 9, (2, 4, 6), env={"RINGTRAIN_TRANSPORT": transport}) as slots:
+    with started_slots(add_up_steps, 2, 9, (2, 4, 6), env={"RINGTRAIN_TRANSPORT": transport}) as slots:
         slots.form()
         assert [slots.message(0), slots.message(1)] == [2, 2]
         slots.start(2)
@@ -168,7 +144,7 @@ def test_a_newcomer_that_dies_while_joining_costs_one_more_formation() -> None:
 
 def test_a_stopped_rank_that_wakes_up_is_refused() -> None:
     """After its fence a member of an old formation that goes on reaches nobody: the others end with their sums."""
-    with started_slots(_train, 3, 4, (2,), env={"RINGTRAIN_TRANSPORT": "grpc"}) as slots:
+    with started_slots(add_up_steps, 3, 4, (2,), env={"RINGTRAIN_TRANSPORT": "grpc"}) as slots:
         slots.form()
         for slot in range(3):
             assert slots.message(slot) == 2

@@ -3,9 +3,13 @@
 import re
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from support.certificates import JobAuthority
+from support.elastic_agent import started_slots
+from support.elastic_steps import add_up_steps
 from support.ranks import Ranks, ask, run_ranks, started_ranks, tell
 
 import ringtrain as rt
@@ -60,6 +64,7 @@ LOST = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("dead", LOST.values(), ids=LOST)
 def test_all_that_live_hear_of_the_dead(dead: tuple[int, ...], number: signal.Signals) -> None:
@@ -184,6 +189,7 @@ def _worlds_in_turn(rounds: int) -> list[float]:
     return sums
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("token", ["", "secret"], ids=["no-token", "token"])
 def test_worlds_can_follow_each_other_at_once(token: str) -> None:
     """Some leave as soon as they have met all, and are in the next world while others still leave this one."""
@@ -213,3 +219,67 @@ def test_a_verdict_does_not_end_the_next_world() -> None:
     addresses and token that follows is not ended by it."""
     told = run_ranks(_fail_and_meet_again, SIZE, 3, env=CALM | {"RINGTRAIN_TOKEN": "secret"})
     assert told == [["MismatchError"] * 3 + [f"{SIZE}.0"]] * SIZE
+
+
+def test_ranks_that_encrypt_hear_of_the_dead_as_well(tmp_path: Path) -> None:
+    """Connections to those that pass a verdict on are made when it has to be: with certificates."""
+    dead = LOST["two-adjacent"]
+    secret = JobAuthority("uid-1").secret_dir(tmp_path / "rank", "worker")
+    tls = {
+        "RINGTRAIN_ENCRYPT": "tensors", "RINGTRAIN_SECRET_DIR": str(secret), "RINGTRAIN_JOB_UID": "uid-1",
+        "RINGTRAIN_TOKEN_FILE": str(secret / "token"),
+    }  # fmt: skip
+    with started_ranks(_wait_outside_of_collectives, SIZE, env=ENV | tls) as ranks:
+        _all_ready(ranks)
+        for rank in dead:
+            ranks.signal(rank, signal.SIGKILL)
+        for outcome in ranks.outcomes(ranks=[rank for rank in range(SIZE) if rank not in dead]):
+            assert outcome.ok, outcome
+            message, _, left = outcome.value
+            assert re.match(r"rank [78] \(127\.0\.0\.1:\d+\) was lost", message), outcome
+            assert not left, outcome
+
+
+def test_an_elastic_world_of_many_is_formed_again_when_ranks_are_lost() -> None:
+    """Two neighbours are killed in mid step and replaced: no step counts twice, no survivor ends."""
+    with started_slots(add_up_steps, SIZE, 6, (4,), env=CALM) as slots:
+        slots.form()
+        for slot in range(SIZE):
+            assert slots.message(slot) == 4
+        slots.kill(7, urgent=False)
+        slots.kill(8)
+        slots.start(7)
+        slots.start(8)
+        slots.go_on(*(slot for slot in range(SIZE) if slot not in (7, 8)))
+        assert slots.await_ready(0)["lost_steps"] == 1
+        slots.form()
+        for slot in range(SIZE):
+            assert slots.message(slot) == 4
+        slots.go_on(*range(SIZE))
+        results = slots.results()
+    for result in results.values():
+        assert (result["weights"], result["sizes"]) == ([6.0], [SIZE, SIZE])
+
+
+def test_an_elastic_world_becomes_a_mesh_and_none_again() -> None:
+    """From more ranks than watch each other to as many, and back."""
+    with started_slots(add_up_steps, MESH_MOST + 1, 9, (2, 4, 6), env=CALM) as slots:
+        slots.form()
+        everyone, leaver, others = range(MESH_MOST + 1), MESH_MOST, range(MESH_MOST)
+        assert [slots.message(slot) for slot in everyone] == [2] * len(everyone)
+        slots.tell_change()
+        slots.go_on(*everyone)
+        assert slots.leave(leaver).error == "SystemExit: 0"
+        slots.form()
+        assert [slots.message(slot) for slot in others] == [4] * len(others)
+        slots.start(leaver)
+        slots.tell_change()
+        slots.go_on(*others)
+        assert slots.await_ready(0)["lost_steps"] == 0
+        slots.form()
+        assert [slots.message(slot) for slot in everyone] == [6] * len(everyone)
+        slots.go_on(*everyone)
+        results = slots.results()
+    for slot in others:
+        assert results[slot]["weights"] == [9.0]
+        assert results[slot]["sizes"] == [len(everyone), MESH_MOST, len(everyone)]

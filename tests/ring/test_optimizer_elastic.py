@@ -166,6 +166,7 @@ def _all_go_on(
         return world.run(run)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_update_that_fails_anywhere_never_was(case: Case) -> None:
     """Whichever collective fails: all ranks have the bits of the last update that all have done, and go on."""

@@ -17,7 +17,7 @@ from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.memory_check import MemoryCheck
 from ringtrain.optim.mirror import Mirror, Tools, second_homes
-from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.optim.pipeline import DeviceReducer, UpdateContext
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.state import check_same_model
 from ringtrain.optim.undo import History, Undo
@@ -83,7 +83,7 @@ class Cut:
         return replace(self, context=replace(self.context, settings=settings), inbox=inbox)
 
 
-def make_cut(model: Model, group: Group) -> Cut:
+def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -> Cut:
     """Allocate what a rank of `group` needs: weights and state are zeros. Collective.
 
     Raises MismatchError unless all ranks have the same model.
@@ -91,13 +91,26 @@ def make_cut(model: Model, group: Group) -> Cut:
     layout = model.layout(group.size)
     check_same_model(group, layout, model.compared())
     arenas = Arenas(layout, model.rule.state_names, group.rank if model.sharded else None, group)
-    lane = group.beside() if group.size > 1 else None
+    if devices is not None:
+        devices.attach(layout, arenas)
+    lane = group.beside() if group.size > 1 and devices is None else None  # devices keep to one order
     wire = None if model.compression is None else _wire((group, lane or group), layout, arenas, model.compression)
     undo = _undo(layout, arenas, wire) if model.elastic else None
     kernels = best_kernels()
     mirror = _mirror(model, layout, (group, lane or group), Tools(model.rule, kernels, wire))
     context = UpdateContext(
-        group, layout, arenas, model.rule, model.settings, kernels, model.sharded, wire, lane, undo, mirror
+        group,
+        layout,
+        arenas,
+        model.rule,
+        model.settings,
+        kernels,
+        model.sharded,
+        wire,
+        lane,
+        undo,
+        mirror,
+        devices,
     )
     inbox = Inbox(layout, arenas, group.rank, model.settings)
     check = None if mirror is None else MemoryCheck(context, mirror)

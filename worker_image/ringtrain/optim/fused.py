@@ -25,11 +25,12 @@ from ringtrain.step_time import HIDDEN_UPDATE
 def can_fuse(context: UpdateContext) -> bool:
     """Whether `FusedUpdate` does what `Update` does. The same on all ranks.
 
-    A norm must be known before the first weight changes, a compressed bucket is not reduced where it lies, and
-    unsharded state is updated whole by every rank.
+    A norm must be known before the first weight changes, a bucket that is compressed or on a device is not reduced
+    where it lies, and unsharded state is updated whole by every rank.
     """
     clips, alone = context.settings.clip_norm is not None, context.group.size == 1
-    if clips or alone or context.wire is not None or not context.sharded:
+    elsewhere = context.wire is not None or context.devices is not None
+    if clips or alone or elsewhere or not context.sharded:
         return False
     arenas = [(context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in _shared(context)]
     updates = all(context.group.can_update(*arena) for arena in arenas)

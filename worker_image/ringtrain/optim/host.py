@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ from ringtrain.optim.arguments import Params, Settings, as_arrays, check_argumen
 from ringtrain.optim.cut import Model, Unjoined, first_group, make_cut
 from ringtrain.optim.fused import FusedUpdate
 from ringtrain.optim.layout import ParamSpec
-from ringtrain.optim.pipeline import Abandoned, Update
+from ringtrain.optim.pipeline import Abandoned, DeviceReducer, Update
 from ringtrain.optim.reform import Own, move_into
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
@@ -79,6 +79,7 @@ class HostOptimizer:
         compression: str | None = None,
         elastic: bool = False,
         group: Group | None = None,
+        devices: DeviceReducer | None = None,
     ) -> None:
         arrays = as_arrays(params)
         settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
@@ -90,7 +91,7 @@ class HostOptimizer:
             )
         specs = tuple(ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items())
         self._model = Model(specs, rule, settings, bucket_bytes, sharded, compression, elastic)
-        self._cut = make_cut(self._model, group or first_group(elastic, group_of))
+        self._cut = make_cut(self._model, group or first_group(elastic, group_of), devices)
         self._prepared: Own | None = None
         self._torn: frozenset[int] = frozenset()
         self._updates = 0
@@ -157,15 +158,11 @@ class HostOptimizer:
         Its bucket's reduction starts as soon as the bucket is complete and all earlier buckets have started.
         Raises ConfigurationError for a gradient that does not fit, and what made the update fail.
         """
-        self._raise_if_broken()
-        self._require_world("submit")
-        self._end_update()
-        if self._cut.inbox.empty:
-            self._backward_began_ns = time.perf_counter_ns()
-        with timeline.span(f"submit {name}", "submit"):
-            first = self._cut.inbox.put(name, gradient, weight)
-        if first:
-            self._start_update()
+        self._submit(name, lambda: self._cut.inbox.put(name, gradient, weight))
+
+    def submit_with(self, name: str, store: Callable[[], None]) -> None:
+        """`submit` of a gradient that `store` takes to where the device reducer has it."""
+        self._submit(name, lambda: self._cut.inbox.put_with(name, store))
 
     def step(self, wait: bool = True) -> bool:
         """End the step. True: an update was made, all weights are new. False: gradients are being accumulated.
@@ -321,6 +318,17 @@ class HostOptimizer:
     def discard(self) -> None:
         """Forget what `prepare` brought. Local."""
         self._prepared = None
+
+    def _submit(self, name: str, put: Callable[[], bool]) -> None:
+        self._raise_if_broken()
+        self._require_world("submit")
+        self._end_update()
+        if self._cut.inbox.empty:
+            self._backward_began_ns = time.perf_counter_ns()
+        with timeline.span(f"submit {name}", "submit"):
+            first = put()
+        if first:
+            self._start_update()
 
     def _start_update(self) -> None:
         kind = FusedUpdate if self._cut.fused else Update

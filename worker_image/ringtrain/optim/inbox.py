@@ -1,6 +1,7 @@
 """Where gradients enter: checked, copied into their bucket, counted until the bucket is complete."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,12 @@ class Inbox:
                 f'{self._me}: gradient "{name}" is None; submit zeros for a parameter that this batch does not use'
             )
         values = _weighted(self._checked(location.spec, np.asarray(gradient)), weight)
+        target = self._arenas.gradients(bucket)[location.start : location.stop]
+        return self.put_with(name, lambda: self._store(name, target, values))
+
+    def put_with(self, name: str, store: Callable[[], None]) -> bool:
+        """Count the gradient of `name`, which `store` takes to where it is reduced, as `put` does."""
+        bucket, _ = self._find(name)
         with self._changed:
             if name in self._arrived:
                 raise ConfigurationError(
@@ -75,7 +82,7 @@ class Inbox:
                 )
             first_of_last = self._last_micro_step and not self._arrived
             self._arrived.add(name)
-        self._store(name, self._arenas.gradients(bucket)[location.start : location.stop], values)
+        store()
         with self._changed:
             if self._last_micro_step:
                 self._outstanding[bucket.index] -= 1

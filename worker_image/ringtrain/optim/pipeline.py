@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
@@ -32,12 +33,28 @@ from ringtrain.reduction.ops import Average, Sum
 from ringtrain.step_time import HIDDEN_UPDATE, REDUCTION
 
 
+class DeviceReducer(Protocol):
+    """Has gradients of buckets that are not local on this rank's device, reduces them from there, and brings new
+    weights there. All ranks have one, or none."""
+
+    def attach(self, layout: Layout, arenas: Arenas) -> None:
+        """Work for the optimizer that has these. Called once, before anything else."""
+
+    def reduce_scatter(self, bucket: Bucket) -> Pending:
+        """Leave the sum over ranks in the own shard of the gradient arena; of a half type the mean over ranks and
+        micro-steps. Each element is a fold in an order that depends on the ranks' places alone."""
+
+    def all_gather(self, bucket: Bucket) -> Pending:
+        """Bring each rank's shard of the weight arena to all devices. Arenas on the host need not get them."""
+
+
 @dataclass(frozen=True)
 class UpdateContext:
     """What stays the same from update to update. `sharded`: each rank updates its own shard only.
 
     `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
-    `undo`: gets what is about to be changed. `mirror`: the second home of another rank's shard.
+    `undo`: gets what is about to be changed. `mirror`: the second home of another rank's shard. `devices`: has the
+    gradients, in place of the arena.
     """
 
     group: Group
@@ -51,6 +68,7 @@ class UpdateContext:
     lane: Group | None = None
     undo: Undo | None = None
     mirror: Mirror | None = None
+    devices: DeviceReducer | None = None
 
     def stays_here(self, bucket: Bucket) -> bool:
         """Whether no other rank has to do with `bucket`."""
@@ -192,6 +210,8 @@ class Update:
             if self._m.undo is not None:
                 self._m.undo.keep_lost(bucket.index, self.number)
             return [wire.reduce_scatter(bucket)]
+        if self._m.devices is not None:
+            return [self._m.devices.reduce_scatter(bucket)]
         buffer, group = self._m.arenas.gradients(bucket), self._m.group
         # Half types are averaged by the ring, in float32: their sum could overflow. Others are summed, and the
         # update multiplies by 1 / size in a pass that it makes anyway.
@@ -208,6 +228,8 @@ class Update:
             return []
         if (wire := self._m.wire_of(bucket)) is not None:
             return [wire.all_gather(bucket)]
+        if self._m.devices is not None:
+            return [self._m.devices.all_gather(bucket)]
         return [(self._m.lane or self._m.group).all_gather(self._m.arenas.weights(bucket), bucket.bounds)]
 
     def _clip_factor(self, clip_norm: float) -> float:

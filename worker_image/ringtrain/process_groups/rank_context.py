@@ -174,15 +174,15 @@ class RankContext:
         for number in [n for n in self._communicators if n == process_set or n in further]:
             self._communicators.pop(number).close()
 
-    def open_group(self, process_set: int) -> ProcessGroup:
+    def open_group(self, process_set: int, ranks: tuple[int, ...] | None = None) -> ProcessGroup:
         """Return another group of a set's ranks, with an executor of its own. Its ranks open the same in the same
-        order."""
-        executor = Executor()
-        with self._lock:
-            self._further[process_set] += 1
-            index = QUEUE + self._further[process_set]
-            self._runners.append((process_set, executor))
-        return self._open(process_set, further_number(process_set, index), executor)
+        order. `ranks`: of these alone, this one included; each rank of the set opens one then."""
+        return self._open_further(process_set, ranks)[0]
+
+    def open_foreign(self, process_set: int, ranks: tuple[int, ...]) -> tuple[ProcessGroup, ForeignCalls]:
+        """Return `open_group`, and what its ranks call a library of others with."""
+        group, number = self._open_further(process_set, ranks)
+        return group, ForeignCalls(self._member, number, ranks)
 
     def open_queue_communicator(self, process_set: int) -> Communicator:
         """Return the communicator of a set's named queue. Once for each set, whenever its ranks need it."""
@@ -246,12 +246,22 @@ class RankContext:
         for communicator in opened:
             communicator.close()
 
-    def _open(self, process_set: int, number: int, executor: Executor) -> ProcessGroup:
-        communicator = self._communicator(process_set, number)
-        return ProcessGroup(communicator, executor, lambda: self.open_group(process_set))
+    def _open_further(self, process_set: int, ranks: tuple[int, ...] | None) -> tuple[ProcessGroup, int]:
+        executor = Executor()
+        with self._lock:
+            self._further[process_set] += 1
+            number = further_number(process_set, QUEUE + self._further[process_set])
+            self._runners.append((process_set, executor))
+        return self._open(process_set, number, executor, ranks), number
 
-    def _communicator(self, process_set: int, number: int) -> Communicator:
-        network = ExchangeCommunicator(self._member, number, self._sets[process_set], self._segment_bytes)
+    def _open(
+        self, process_set: int, number: int, executor: Executor, ranks: tuple[int, ...] | None = None
+    ) -> ProcessGroup:
+        communicator = self._communicator(process_set, number, ranks)
+        return ProcessGroup(communicator, executor, lambda: self.open_group(process_set, ranks))
+
+    def _communicator(self, process_set: int, number: int, ranks: tuple[int, ...] | None = None) -> Communicator:
+        network = ExchangeCommunicator(self._member, number, ranks or self._sets[process_set], self._segment_bytes)
         chosen = choose_communicator(self._member, number, network, self.config)
         with self._lock:
             if not self._closing:

@@ -94,7 +94,10 @@ class DeviceGroup:
     ) -> None:
         """Collective. `asked`: whether a user did; else it has to be there within the shorter timeout."""
         self.ranks, self.position, self.size = communicator.ranks, communicator.position, len(communicator.ranks)
-        self._calls, self._device = calls, device
+        self.device = device
+        self._calls = calls
+        self._streams = None if device.type == "cpu" else torch.get_device_module(device)
+        self._stream = None if self._streams is None else self._streams.Stream(device)
         self._store = RoundsStore()
         self._made: Any = None
         outcome: list[str] = []
@@ -140,6 +143,21 @@ class DeviceGroup:
             lambda group: group.alltoall_base(received, sent, incoming, outgoing, AllToAllOptions()),
         )
 
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """Have what this thread begins on the device run beside what others do there: on a stream of its own."""
+        if self._streams is None:
+            yield
+            return
+        self._streams.set_device(self.device)
+        with self._streams.stream(self._stream):
+            yield
+
+    def synchronize(self) -> None:
+        """Return when the device has done what was begun on `stream`."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
     @property
     def ended(self) -> bool:
         """Whether it was aborted or shut down."""
@@ -158,7 +176,7 @@ class DeviceGroup:
 
     def _run(self, what: str, call: Callable[[Any], Any]) -> None:
         try:
-            self._calls.run(Signature(what), lambda: _Work(call(self._made), self._device))
+            self._calls.run(Signature(what), lambda: _Work(call(self._made), self.device))
         except BaseException:
             self._end(abort=True)
             raise

@@ -82,7 +82,7 @@ class DeviceTensors:
         group = self._groups.of(self._world, self._number, communicator, self.device, self._backend)
         if group is None:
             return None
-        with torch.no_grad():
+        with group.stream(), torch.no_grad():
             if request.kind is CollectiveKind.ALLREDUCE:
                 flat = _flat([tensor for one in given for tensor in one.tensors], self.device)
                 return _results(request, reduced(group, flat, request), given)

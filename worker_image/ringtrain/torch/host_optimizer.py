@@ -19,6 +19,7 @@ from ringtrain.optim.cut import first_group
 from ringtrain.process_groups.group import Group, ProcessGroup
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.torch.bridge import to_arrays, to_tensor
+from ringtrain.torch.node_sum import NodeSum, open_node_sum
 from ringtrain.torch.state import map_leaves
 from ringtrain.torch.streams import GradientStream, WeightStream
 
@@ -40,7 +41,12 @@ class HostOptimizer:
     `model`: a module, on any device. Its parameters that require a gradient are trained; gradients are averaged
     over all ranks, and rank 0's initial weights are sent to all. The device holds neither gradients (after a
     parameter's own is complete) nor optimizer state. On the CPU parameters become views of the host arena: nothing
-    is copied. `rule`: of `ringtrain.optim` (SGD, Adam, AdamW, LAMB). `options`: as of
+    is copied.
+    Where CUDA tensors go through NCCL (or RINGTRAIN_TRANSPORT is torch), and each node has N > 1 ranks, the
+    devices of a node add up gradients, in rank order, and each takes its part of the sum to the host; new
+    weights are gathered on the devices. Not with elastic, check_finite, compression or sharded=False.
+
+    `rule`: of `ringtrain.optim` (SGD, Adam, AdamW, LAMB). `options`: as of
     `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule, local, check_finite,
     elastic).
     `overlap`: False makes `step()` wait for all weights; needed by a model that reads parameters of a layer
@@ -64,10 +70,11 @@ class HostOptimizer:
         self._process_set = process_set
         self._groups: list[ProcessGroup] = []  # of this world, and of the one that is prepared
         group = first_group(options.get("elastic", False), self._open_group)
-        self._host = ArrayOptimizer(arrays, rule, group=group, **options)
+        self._node_sum = self._open_node_sum(group, options)
+        self._host = ArrayOptimizer(arrays, rule, group=group, devices=self._node_sum, **options)
         self._overlap = overlap
-        self._gradients = GradientStream(self._host, self._params, model)
-        self._weights = WeightStream(self._host, self._params)
+        self._gradients = GradientStream(self._host, self._params, model, self._node_sum)
+        self._weights = WeightStream(self._host, self._params, self._node_sum)
         self._weights.all_back()
         if overlap:
             self._weights.watch(model)
@@ -86,7 +93,7 @@ class HostOptimizer:
         self._gradients.finish()
         updated = self._host.step(wait=not self._overlap)
         if updated:
-            self._weights.expect()
+            self._weights.expect_step()
             if not self._overlap:
                 self._weights.all_back()
         return updated
@@ -174,6 +181,12 @@ class HostOptimizer:
         return self._host.state_bytes
 
     @property
+    def takes_node_sums(self) -> bool:
+        """Whether the devices of a node add up gradients, and the host of each takes a part of that sum; else it
+        takes every gradient of its device."""
+        return self._node_sum is not None
+
+    @property
     def trained(self) -> tuple[str, ...]:
         """The names of the parameters that it trains."""
         return tuple(self._params)
@@ -182,6 +195,7 @@ class HostOptimizer:
         """Gather weights and state of all ranks as tensors by name, for `torch.save` or `Checkpoints`. Collective.
         `root`: only this rank gets them. `error_feedback`: as of `ringtrain.optim.HostOptimizer`.
         """
+        self._weights.to_host()
         state = self._host.state_dict(root, error_feedback)
         tensors: dict[str, Any] = map_leaves(state, lambda v: to_tensor(v) if isinstance(v, np.ndarray) else v)
         return tensors
@@ -208,8 +222,17 @@ class HostOptimizer:
         self._gradients.close()
         self._weights.close()
         self._host.close()
+        if self._node_sum is not None:
+            self._node_sum.close()
         for group in self._groups:
             group.close()
+
+    def _open_node_sum(self, group: Group, options: Mapping[str, Any]) -> NodeSum | None:
+        if not isinstance(group, ProcessGroup) or group.size == 1:
+            return None
+        whole = options.get("sharded", True) and options.get("compression") is None
+        moves = options.get("elastic", False) or options.get("check_finite", False)
+        return open_node_sum(self._params, group, self._process_set, suits=whole and not moves)
 
     def _open_group(self) -> ProcessGroup:
         self._groups.append(open_group(self._process_set))

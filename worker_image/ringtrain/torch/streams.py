@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
 from ringtrain.step_time import REDUCTION, beside_training
 from ringtrain.torch.bridge import to_arrays, to_tensor
+from ringtrain.torch.node_sum import NodeSum
 
 
 class HandedOver(torch.Tensor):
@@ -46,11 +48,15 @@ class GradientStream:
     `HandedOver` is in its place.
 
     From the CPU it is copied at once. From another device it is copied into pinned memory behind the work that
-    makes it, and a thread hands it over when the copy is there, so that the backward pass never waits.
+    makes it, and a thread hands it over when the copy is there, so that the backward pass never waits. With a
+    `NodeSum` it stays on the device.
     """
 
-    def __init__(self, host: HostOptimizer, params: Mapping[str, Any], model: torch.nn.Module) -> None:
+    def __init__(
+        self, host: HostOptimizer, params: Mapping[str, Any], model: torch.nn.Module, node_sum: NodeSum | None
+    ) -> None:
         self._host = host
+        self._node_sum = node_sum
         self._params = params
         self._model = model
         self._unused: set[str] = set()  # had no gradient in the last step
@@ -87,6 +93,8 @@ class GradientStream:
         under_way, self._under_way = self._under_way, []
         for copy in under_way:
             copy.exception()
+        if self._node_sum is not None:
+            self._node_sum.forget()
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -122,6 +130,9 @@ class GradientStream:
         grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
         param.grad = self._stand_ins[name]
         self._arrived.add(name)
+        if self._node_sum is not None and self._node_sum.carries(name):
+            self._host.submit_with(name, partial(self._node_sum.put, name, grad))
+            return
         arrays = to_arrays([grad])
         if self._thread is None:
             self._host.submit(name, arrays()[0])
@@ -130,10 +141,13 @@ class GradientStream:
 
 
 class WeightStream:
-    """Brings new weights from the host arena to the parameters, each when its layer is about to be called."""
+    """Brings new weights from the host arena to the parameters, each when its layer is about to be called. A
+    `NodeSum` brings those of a step itself: the parameters are its memory."""
 
-    def __init__(self, host: HostOptimizer, params: Mapping[str, Any]) -> None:
+    def __init__(self, host: HostOptimizer, params: Mapping[str, Any], node_sum: NodeSum | None) -> None:
         self._host = host
+        self._node_sum = node_sum
+        self._by_node: set[str] = set()  # their values of the last step are on the device, and may not be here
         self._params = params
         self._names = {id(param): name for name, param in params.items()}
         self._expected: set[str] = set(params)
@@ -150,6 +164,8 @@ class WeightStream:
         for name, param in self._params.items():
             if param.device.type == "cpu":
                 param.data = self._views[name]
+            elif self._node_sum is not None and self._node_sum.carries(name):
+                param.data = self._node_sum.weight(name).view(param.shape)
         if any(param.device.type == "cuda" for param in self._params.values()):
             self._pinned = [address for arena in _arenas(self._host) if (address := _pinned(arena))]
 
@@ -163,8 +179,22 @@ class WeightStream:
                 self._hooks.append(module.register_forward_pre_hook(lambda *_, own=tuple(own): self._back(own)))
 
     def expect(self) -> None:
-        """New weights are on their way."""
+        """New weights are on their way, by way of the host."""
         self._expected.update(self._params)
+        self._by_node.clear()
+
+    def expect_step(self) -> None:
+        """New weights are on their way: those of a step."""
+        self.expect()
+        if (node_sum := self._node_sum) is not None:
+            on_device = (name for name, param in self._params.items() if param.device.type != "cpu")
+            self._by_node.update(name for name in on_device if node_sum.carries(name))
+
+    def to_host(self) -> None:
+        """Give the host the values that only the device has."""
+        self.all_back()
+        for name in self._by_node:
+            self._views[name].copy_(self._params[name].detach())
 
     def all_back(self) -> None:
         """Return when every parameter has the host's values."""
@@ -188,7 +218,7 @@ class WeightStream:
             self._host.wait_for(name)
             self._expected.discard(name)
             param = self._params[name]
-            if param.device.type != "cpu":
+            if param.device.type != "cpu" and name not in self._by_node:
                 with torch.no_grad():
                     param.copy_(self._views[name], non_blocking=True)
 
