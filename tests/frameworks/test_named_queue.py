@@ -88,6 +88,17 @@ def test_known_requests_run_beside_one_that_waits_for_a_rank():
     assert agreed == [["a", "b"], ["a"], ["c", "b"], ["a"]]
 
 
+def test_after_a_name_has_expired_all_meet_until_no_name_waits():
+    """A rank with nothing in flight would stay away, and what waits for it expires in rounds alone."""
+    ranks = agreements(2)
+    exchange(ranks, [ranks[0].next_round([allreduce("a")]), ranks[1].next_round([allreduce("b")])])
+    assert not any(rank.must_meet for rank in ranks)
+    exchange(ranks, [ranks[0].next_round([]), ranks[1].next_round([], expired=["b"])])
+    assert all(rank.must_meet for rank in ranks)
+    exchange(ranks, [ranks[0].next_round([], expired=["a"]), ranks[1].next_round([])])
+    assert not any(rank.must_meet for rank in ranks)
+
+
 def test_an_expired_name_says_who_is_missing():
     ranks = agreements(3)
     messages = [
@@ -125,13 +136,14 @@ def test_any_orders_of_submission_end_in_one_order(seed):
     assert sorted(agreed) == names
 
 
-def with_queues(size: int, function, timeout_s: float = 60.0) -> list:
+def with_queues(size: int, function, timeouts_s: tuple[float, ...] = (60.0,) * 4) -> list:
     """Return what `function(queue)` returned on each of `size` ranks, which are threads."""
     with world_of(size) as world:
 
         def run(rank: int):
             context = current()
-            queue = NamedQueue(rank, tuple(range(size)), lambda: context.open_queue_communicator(0), timeout_s)
+            ranks = tuple(range(size))
+            queue = NamedQueue(rank, ranks, lambda: context.open_queue_communicator(0), timeouts_s[rank])
             context.run_with_set(0, queue)
             result = function(queue)
             world.meet()
@@ -164,14 +176,15 @@ def test_a_name_in_flight_is_refused():
     assert with_queues(2, twice) == [True, True]
 
 
-def test_ranks_that_name_different_tensors_fail_instead_of_waiting():
+@pytest.mark.parametrize("timeouts_s", [(0.05, 0.05), (0.2, 0.05)], ids=["together", "one-after-the-other"])
+def test_ranks_that_name_different_tensors_fail_instead_of_waiting(timeouts_s):
     def alone(queue: NamedQueue) -> str:
         future = queue.submit(allreduce(f"rank{queue.rank}"), lambda: [ONES])
         with pytest.raises(MismatchError) as caught:
             future.result(60)
         return str(caught.value)
 
-    first, second = with_queues(2, alone, timeout_s=0.05)
+    first, second = with_queues(2, alone, timeouts_s)
     assert "submitted by ranks [0] and not by ranks [1]" in first
     assert "submitted by ranks [1] and not by ranks [0]" in second
 

@@ -54,6 +54,13 @@ class Agreement:
     _known: list[Agreed] = field(default_factory=list)
     _numbers: dict[Request, int] = field(default_factory=dict)
     _joined: list[int] = field(default_factory=list)
+    _has_expired: bool = False
+
+    @property
+    def must_meet(self) -> bool:
+        """Whether every rank takes part in the next round, whatever it has to say: one name has expired, and the
+        others that wait can only expire in rounds."""
+        return self._has_expired and bool(self._asked)
 
     def next_round(self, requests: Sequence[Request], joined: bool = False, expired: Sequence[str] = ()) -> Round:
         """Put this rank's new requests into the fewest bytes that the others understand."""
@@ -73,6 +80,7 @@ class Agreement:
         agreed = tuple(self._take(name) for name in [n for n in self._asked if self._complete(n)])
         expired = dict.fromkeys(name for said in rounds for name in said.expired if name in self._asked)
         agreed += tuple(self._expire(name) for name in expired)
+        self._has_expired = bool(self._asked) and (self._has_expired or bool(expired))
         if len(self._known) > KNOWN_MAX:
             self._known.clear()
             self._numbers.clear()

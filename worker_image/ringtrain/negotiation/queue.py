@@ -127,7 +127,9 @@ class NamedQueue:
         pause_s = 0.0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._in_flight or self._joining)
+                self._changed.wait_for(
+                    lambda: self._closed or self._in_flight or self._joining or self._agreement.must_meet
+                )
                 if pause_s and not self._new and not self._closed:
                     self._changed.wait(pause_s)
                 if self._closed:
