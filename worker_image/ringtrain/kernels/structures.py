@@ -22,7 +22,7 @@ class ChannelStruct(ctypes.Structure):
         *_all(ctypes.c_int32, "rank size"),
         ("chunk_bytes", ctypes.c_uint64),
         *_all(ctypes.c_uint32, "round collective"),
-        ("spins", ctypes.c_int32),
+        ("spin_s", ctypes.c_double),
         ("stop", ctypes.c_void_p),
     ]
 

@@ -98,7 +98,7 @@ class NativeChannel:
         # Folding everything everywhere costs size × bytes and saves one meeting; see bench/README.
         self._small_bytes = min(chunk_bytes, _SMALL_BYTES // size)
         self._channel = ChannelStruct(
-            base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spins=_spins(size),
+            base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spin_s=_spin_s(size),
             stop=ctypes.addressof(self._stop),
         )  # fmt: skip
         calls = native_calls()
@@ -273,13 +273,13 @@ def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
     return table
 
 
-def _spins(size: int) -> int:
-    """How often to look before sleeping: not at all if another rank needs this core to get on.
+def _spin_s(size: int) -> float:
+    """How long to look before sleeping: not at all if another rank needs this core to get on.
 
-    500 times are 30 us, what sleeping and waking cost. With 4000, two ranks that shared a core because other work
+    30 us are what sleeping and waking cost. With eight times that, two ranks that shared a core because other work
     had the rest took 230 us for 4 KiB instead of 70; where each has its own it made no difference.
     """
-    return 500 if size <= len(os.sched_getaffinity(0)) else 0
+    return 30e-6 if size <= len(os.sched_getaffinity(0)) else 0.0
 
 
 def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

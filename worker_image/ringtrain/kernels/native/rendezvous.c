@@ -13,6 +13,9 @@
 
 #include "fold.h"
 
+/* How often to look at another rank's progress between two looks at the clock. */
+#define LOOKS 8
+
 static bool reached(progress *p, uint32_t target) {
     return (int32_t)(atomic_load_explicit(&p->value, memory_order_acquire) - target) >= 0;
 }
@@ -52,10 +55,11 @@ static bool sleep_until_changed(progress *p, uint32_t target) {
 
 int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target) {
     if (reached(p, target)) return DONE;
-    for (int i = 0; i < c->spins; i++) {
-        pause_briefly();
-        if (reached(p, target)) return DONE;
-    }
+    for (double since = c->spin_s > 0 ? now() : 0, left = c->spin_s; left > 0; left = c->spin_s - (now() - since))
+        for (int i = 0; i < LOOKS; i++) {
+            pause_briefly();
+            if (reached(p, target)) return DONE;
+        }
     /* More ranks than cores: the one that is waited for may need this one's. */
     for (int i = 0; i < 4; i++) {
         sched_yield();

@@ -37,7 +37,7 @@ typedef struct {
     int32_t rank, size;
     uint64_t chunk_bytes;
     uint32_t round, collective; /* counted alike on all ranks, modulo 2^32 */
-    int32_t spins;
+    double spin_s; /* how long to look before sleeping */
     const _Atomic uint32_t *stop; /* set by this process when it no longer wants to wait */
 } channel;
 
