@@ -6,13 +6,13 @@ import time
 
 import psutil
 
-_of_others: set[str] = set()
+_of_others: set[str | threading.Thread] = set()
 
 
 def note_others() -> None:
-    """Do not hold against the tests of a file the sockets that those of others have left in this process."""
+    """Do not hold against the tests of a file what those of others have left in this process."""
     _of_others.clear()
-    _of_others.update(_sockets())
+    _of_others.update(_sockets(), threading.enumerate())
 
 
 def leftovers(deadline_s: float = 30.0) -> list[str]:
@@ -28,7 +28,11 @@ def leftovers(deadline_s: float = 30.0) -> list[str]:
 
 
 def _alive() -> list[str]:
-    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("ringtrain")]
+    threads = [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith("ringtrain") and thread not in _of_others
+    ]
     return threads + [f"{ends} {status}" for ends, status in _sockets().items() if ends not in _of_others]
 
 

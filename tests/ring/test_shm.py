@@ -1,9 +1,11 @@
 """Shared memory: what ranks of one host do differently. What all transports have in common is tested elsewhere."""
 
+import contextvars
 import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +82,10 @@ def laid_out() -> Iterator[Array]:
     yield np.frombuffer(b"\0" + made((5,), "float32", 0).tobytes(), np.float32, offset=1)  # not aligned, read-only
 
 
-@pytest.mark.parametrize("way", ["compiled", "ctypes"])
+@pytest.mark.parametrize("way", ["compiled", "not-compiled"])
 def test_short_arrays_of_any_layout_again_and_again(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With new values each time, which alone change: in a new array, and in place where it can be written."""
-    if way == "ctypes":
+    if way == "not-compiled":
         monkeypatch.setattr(native, "native_calls", lambda: None)
     with world_of(2, "shm") as world:
         for like in laid_out():
@@ -118,6 +120,76 @@ def test_a_wait_for_a_short_array_counts_while_it_lasts() -> None:
 
         world.run(lambda rank: rt.allreduce(np.ones(3)))
         step_time.measured.take()
+        world.run(reduce)
+
+
+def test_short_and_long_ones_keep_their_order() -> None:
+    """A short one that is called waits for what was begun before it; threads take turns."""
+    rounds = 100
+
+    def reduce(rank: int) -> list[list[float]]:
+        def pairs() -> list[float]:
+            results = []
+            for number in range(rounds):
+                handle = rt.allreduce_async(np.full(50_000, float(number)), rt.Sum)
+                results += [rt.allreduce(np.full(3, number), rt.Max)[0], handle.synchronize()[-1]]
+            return results
+
+        return [pairs(), pairs()]
+
+    expected = [value for number in range(rounds) for value in (number, 2.0 * number)]
+    with world_of(2, "shm") as world:
+        assert world.run(reduce) == [[expected, expected]] * 2
+
+
+def test_threads_of_a_rank_take_turns() -> None:
+    """Whichever comes first: all of them reduce the same."""
+    rounds, threads = 300, 3
+
+    def reduce(rank: int) -> set[float]:
+        with ThreadPoolExecutor(threads) as pool:
+            context = contextvars.copy_context
+            results = [
+                pool.submit(context().run, rt.allreduce, np.full(5, 1.0 + rank), rt.Sum)
+                for _ in range(rounds * threads)
+            ]
+            return {result.result(60)[0] for result in results}
+
+    with world_of(2, "shm") as world:
+        assert world.run(reduce) == [{3.0}] * 2
+
+
+def test_what_took_no_wait_is_told_to_those_who_ask() -> None:
+    """How many collectives a rank has done, and which was the last, whether it waited in it or not."""
+
+    def reduce(rank: int) -> None:
+        offers, process_set = current()._member.offers, group_of().communicator._group._process_set
+        for number in range(1, 40):
+            name = "kind" if number % 10 else "other"
+            rt.allreduce(np.ones(3), name=name)
+            assert offers.reached()[process_set] == number
+            assert offers.activity().startswith(f'last did allreduce #{number} "{name}", which it ended')
+            assert offers.meaning((process_set, number)).label == f'allreduce "{name}"'
+            assert not offers.under_way()
+        offers.begin((process_set, 40), Signature("barrier"), (1 - rank,))
+        assert [begun.before.label for _, begun in offers.under_way()] == ['allreduce "kind"']
+        offers.end((process_set, 40))
+
+    with world_of(2, "shm") as world:
+        world.run(reduce)
+
+
+def test_a_short_array_in_memory_of_all_ranks_is_compared_by_its_place() -> None:
+    """Also where arrays of its kind were reduced before there was such memory."""
+
+    def reduce(rank: int) -> None:
+        rt.allreduce_(np.ones(4, np.float32))
+        shared = group_of().allocate(8, np.float32)
+        at = 4 * rank
+        with pytest.raises(MismatchError):
+            rt.allreduce_(shared[at : at + 4])
+
+    with world_of(2, "shm") as world:
         world.run(reduce)
 
 

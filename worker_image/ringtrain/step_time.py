@@ -36,11 +36,13 @@ class StepTime:
     """Seconds of each part since they were last taken. For any number of threads."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._take_short: Callable[[], float] = float
         self.reset(clock)
 
     def reset(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """Begin anew, with nothing under way and nothing ever measured."""
         self._clock = clock
+        self._take_short()  # what was before
         self._lock = threading.Lock()
         self._inside = [0, 0, 0, 0]  # threads that are in each part
         self._seconds = [0.0, 0.0, 0.0, 0.0]
@@ -62,16 +64,11 @@ class StepTime:
             self._inside[part] = max(0, self._inside[part] - 1)  # 0: it was entered before a reset
             self._now_in = self._part()
 
-    def spend(self, part: int, since: float) -> None:
-        """A thread has been in `part` since that moment of the clock, too short to be entered; waits are not."""
+    def follow(self, take_short: Callable[[], float]) -> None:
+        """Ask for the seconds of reductions that were over too soon to be entered, since it was last asked."""
         with self._lock:
-            now = self._clock()
-            if self._now_in == _COMPUTE:  # else another thread is in a part, which counts
-                began = max(since, self._since)
-                self._seconds[_COMPUTE] += began - self._since
-                self._seconds[part] += now - began
-                self._since = now
-                self._measured.add(part)
+            take_short()
+            self._take_short = take_short
 
     def take(self) -> dict[str, float]:
         """Seconds of each part that this process has ever measured, since they were last taken."""
@@ -88,7 +85,12 @@ class StepTime:
                 self._seconds[part] += taken.get(name, 0.0)
 
     def _count(self) -> None:
-        now = self._clock()
+        now, short_s = self._clock(), self._take_short()
+        if short_s and self._now_in == _COMPUTE:  # else another thread is in a part, which counts
+            short_s = min(short_s, now - self._since)
+            self._seconds[_REDUCTION] += short_s
+            self._since += short_s
+            self._measured.add(_REDUCTION)
         self._seconds[self._now_in] += now - self._since
         self._since = now
 
@@ -119,11 +121,6 @@ class _Inside:
     ) -> None:
         if not _thread.beside:
             measured.leave(self._part)
-
-    def spend(self, since: float) -> None:
-        """The calling thread has been here since `time.perf_counter()` said so."""
-        if not _thread.beside:
-            measured.spend(self._part, since)
 
 
 class _HiddenUpdate(_Inside):

@@ -64,18 +64,19 @@ def test_what_is_under_way_counts_until_now() -> None:
 
 
 def test_what_was_too_short_to_be_entered_counts_once() -> None:
-    """From its beginning, or from what another thread ended meanwhile; not where another is in a part."""
-    clock = Clock()
+    """Since somebody asked last; not where another thread is in a part."""
+    clock, short_s = Clock(), [7.0]
     times = StepTime(clock)
+    times.follow(lambda: short_s.pop() if short_s else 0.0)
     clock.now += 1.0
-    times.spend(REDUCTION, 0.5)
+    short_s.append(0.5)
     assert times.take() == {"reductionWait": 0.5}
     times.enter(INPUT)
     clock.now += 2.0
-    times.spend(REDUCTION, 1.0)
+    short_s.append(1.0)
     times.leave(INPUT)
     clock.now += 4.0
-    times.spend(REDUCTION, 0.0)
+    short_s.append(4.0)
     assert times.take() == {"inputWait": 2.0, "reductionWait": 4.0}
 
 

@@ -45,7 +45,7 @@ def allreduce(
     `Product` or `Adasum` (Maleki et al. 2020).
     """
     group = group_of(process_set)
-    reduced = group.reduce_short(x, op, name)
+    reduced = group.short_allreduce(x, op, name, False)
     return group.call(work.allreduce(x, op, name)) if reduced is None else reduced
 
 
@@ -58,7 +58,7 @@ def allreduce_(
     `x`: a numpy array that can be written. Views with strides are allowed.
     """
     group = group_of(process_set)
-    reduced = group.reduce_short(x, op, name, in_place=True)
+    reduced = group.short_allreduce(x, op, name, True)
     return group.call(work.allreduce_in_place(x, op, name)) if reduced is None else reduced
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain.communicators.turn import Turn
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import Bounds
 from ringtrain.reduction.fold import Flat
@@ -82,16 +83,22 @@ class GroupedReducer(Protocol):
         """Fold what `sources` are one after the other into `target`. Each may lie at its own place there."""
 
 
+# Takes an array, the operation, its name, and whether it is changed in place. Returns what `allreduce` returns, or
+# None: another way must be taken, which other ranks need not take. What they exchange and compare is the same.
+ShortAllreduce = Callable[[Any, ReduceOp, str | None, bool], Any]
+
+
 @runtime_checkable
 class ShortReducer(Protocol):
     """A `Communicator` that reduces short arrays in less time than it takes to say what they are."""
 
-    def short_reduction(
-        self, what: Signature, like: Flat, op: ReduceOp
-    ) -> Callable[[NDArray[Any], NDArray[Any]], None] | None:
-        """Return what does `all_reduce` of a source and a target like `like`, again and again; None for long ones.
+    def short_allreduce(
+        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: Turn
+    ) -> ShortAllreduce | None:
+        """Return what reduces an array, by operation and name, in place or not; None: there is no such way.
 
-        They are contiguous and may have any shape. Where it has to wait it enters `step_time.REDUCTION`.
+        It is called again and again. It returns None where `meaning` does, for long arrays, and where anyone else
+        has the turn or wants it. Where it has to wait it enters `step_time.REDUCTION`.
         """
 
 

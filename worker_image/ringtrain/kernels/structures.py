@@ -21,7 +21,8 @@ class ChannelStruct(ctypes.Structure):
         ("base", ctypes.c_void_p),
         *_all(ctypes.c_int32, "rank size"),
         ("chunk_bytes", ctypes.c_uint64),
-        *_all(ctypes.c_uint32, "round collective"),
+        ("round", ctypes.c_uint32),
+        ("collective", ctypes.c_uint64),
         ("spin_s", ctypes.c_double),
         ("stop", ctypes.c_void_p),
     ]

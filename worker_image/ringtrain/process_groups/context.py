@@ -208,7 +208,7 @@ def is_initialized() -> bool:
 
 def current() -> RankContext:
     """Return this process's context. Raises NotInitializedError."""
-    context = current_or_none()
+    context = ENTERED.get() or _context  # as `current_or_none`, which takes a twentieth of a short allreduce
     if context is None:
         raise NotInitializedError("ringtrain is not initialized; call ringtrain.init() first")
     return context

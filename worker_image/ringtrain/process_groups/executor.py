@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from ringtrain.communicators.turn import Turn
 from ringtrain.errors import NotInitializedError
 from ringtrain.step_time import REDUCTION, beside_training
 
@@ -53,49 +53,20 @@ class Executor:
     """
 
     def __init__(self) -> None:
+        self.turn = Turn()
         self._lock = threading.Lock()
-        self._turn = threading.Lock()
-        self._runner = 0  # the thread that has the turn
-        self._pending = 0
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     def call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        if not self._take_turn():
+        if not self.turn.take_if_free():
             return self.submit(partial(work, *arguments, **named)).synchronize()
         try:
             with REDUCTION:
                 return work(*arguments, **named)
         finally:
-            self._pass_on()
-
-    def call_short(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """`call` of what enters `REDUCTION` by itself if it has to wait, and else is over at once."""
-        if not self._take_turn():
-            return self.submit(partial(work, *arguments, **named)).synchronize()
-        since = time.perf_counter()
-        try:
-            return work(*arguments, **named)
-        finally:
-            REDUCTION.spend(since)
-            self._pass_on()
-
-    def _take_turn(self) -> bool:
-        """Whether nothing is pending: then the calling thread has the turn."""
-        with self._lock:
-            if self._pending or self._stopped:
-                return False
-            self._pending = 1
-            self._turn.acquire()
-            self._runner = threading.get_ident()
-            return True
-
-    def _pass_on(self) -> None:
-        self._runner = 0
-        self._turn.release()
-        with self._lock:
-            self._pending -= 1
+            self.turn.pass_on()
 
     def submit(self, work: Callable[[], T]) -> Handle[T]:
         future: Future[T] = Future()
@@ -105,7 +76,7 @@ class Executor:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ringtrain-executor", daemon=True)
                 self._thread.start()
-            self._pending += 1
+            self.turn.want()
             self._queue.put((work, future))
         return Handle(future)
 
@@ -113,6 +84,7 @@ class Executor:
         """Begin nothing any more; what has not begun fails."""
         with self._lock:
             self._stopped = True
+            self.turn.want()  # nobody gets it without being asked whether this has stopped
             self._queue.put(None)
 
     def wait_stopped(self, timeout_s: float) -> None:
@@ -120,10 +92,7 @@ class Executor:
 
         Work of this very thread is not waited for: a signal's handler may leave the world in the middle of it.
         """
-        if self._runner == threading.get_ident():
-            return
-        if self._turn.acquire(timeout=timeout_s):
-            self._turn.release()
+        self.turn.await_end(timeout_s)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
@@ -135,13 +104,10 @@ class Executor:
         beside_training()
         while (item := self._queue.get()) is not None:
             work, future = item
-            with self._turn:
-                self._runner = threading.get_ident()
+            with self.turn.taken():
                 self._run_one(work, future)
-                self._runner = 0
             del item, work, future  # or the last result would live as long as this thread has nothing to do
-            with self._lock:
-                self._pending -= 1
+            self.turn.want(-1)
 
     def _run_one(self, work: Callable[[], Any], future: Future[Any]) -> None:
         if self._stopped:

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.collectives.short import ShortReductions, reduced
+from ringtrain.collectives.short import short_allreduce
 from ringtrain.collectives.tensors import checked_bounds, flat_signature
-from ringtrain.communicators.base import Communicator, Mapper, ShortReducer, Updater
+from ringtrain.communicators.base import Communicator, Mapper, Updater
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.process_groups.executor import Executor, Handle
 from ringtrain.reduction.ops import ReduceOp, Sum
@@ -113,7 +113,7 @@ class ProcessGroup:
         self._executor = executor
         self._open_beside = open_beside
         self._beside: list[ProcessGroup] = []
-        self._short = ShortReductions(communicator) if isinstance(communicator, ShortReducer) else None
+        self.short_allreduce = short_allreduce(communicator, executor.turn)
         self.ranks = communicator.ranks
         self.rank = communicator.position
         self.size = len(communicator.ranks)
@@ -121,12 +121,6 @@ class ProcessGroup:
     def call(self, work: Callable[[Communicator], T]) -> T:
         """Do `work` after everything that was begun before it, and return its result."""
         return self._executor.call(work, self.communicator)
-
-    def reduce_short(self, x: Any, op: ReduceOp, name: str | None, in_place: bool = False) -> Flat | None:
-        """Do what `work.allreduce` or `allreduce_in_place` does, where there is a short way for `x`; else return
-        None."""
-        short = None if self._short is None else self._short.of(x, op, name)
-        return None if short is None else self._executor.call_short(reduced, short, x, in_place)
 
     def begin(self, work: Callable[[Communicator], T]) -> Handle[T]:
         """Do `work` after everything that was begun before it; return a handle for its result."""

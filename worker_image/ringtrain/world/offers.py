@@ -58,6 +58,7 @@ class OfferTable:
         self._offers: dict[Key, Offer] = {}
         self._begun: dict[int, Begun] = {}
         self._ended: dict[int, tuple[int, float]] = {}  # which was the last that ended in a process set, and when
+        self._followed: dict[int, Callable[[], Begun | None]] = {}
         self._details: dict[int, Callable[[], str]] = {}
         self._left: set[int] = set()
         self._closing = False
@@ -65,11 +66,11 @@ class OfferTable:
 
     def reached(self) -> dict[int, int]:
         """The newest sequence number of each process set that this rank has begun."""
-        return {process_set: begun.sequence for process_set, begun in self._begun.copy().items()}
+        return {process_set: begun.sequence for process_set, begun in self._newest().items()}
 
     def meaning(self, key: Key) -> Signature | None:
         """What this rank means to do in collective `key`; None unless that is its newest of the process set."""
-        begun = self._begun.get(key[0])
+        begun = self._newest().get(key[0])
         return begun.what if begun is not None and begun.sequence == key[1] else None
 
     def changed(self) -> None:
@@ -90,16 +91,31 @@ class OfferTable:
 
     def begin(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
         """Note that this rank has begun a collective. Without a lock: nobody waits here for shared memory."""
-        last = self._begun.get(key[0])
+        last = self._newest_of(key[0])
         before = None if last is None else last.what
         self._begun[key[0]] = Begun(key[1], what, others, time.monotonic(), before)
 
-    def did(self, key: Key, what: Signature, others: tuple[int, ...]) -> None:
-        """`begin` and `end` at once, for a collective in which nobody had to wait."""
-        process_set, sequence = key
-        last, now = self._begun.get(process_set), time.monotonic()
-        self._begun[process_set] = Begun(sequence, what, others, now, None if last is None else last.what)
-        self._ended[process_set] = sequence, now
+    def follow(self, process_set: int, last: Callable[[], Begun | None] | None) -> None:
+        """Ask `last` for the last collective in which nobody had to wait, and when it ended (`since`), instead of
+        being told of each. None: ask no more.
+        """
+        if last is not None:
+            self._followed[process_set] = last
+        elif process_set in self._followed:
+            newest = self._newest_of(process_set)
+            del self._followed[process_set]
+            if newest is not None and newest is not self._begun.get(process_set):
+                self._begun[process_set], self._ended[process_set] = newest, (newest.sequence, newest.since)
+
+    def _newest_of(self, process_set: int) -> Begun | None:
+        begun, last = self._begun.get(process_set), self._followed.get(process_set)
+        ended = None if last is None else last()
+        return ended if ended is not None and (begun is None or ended.sequence > begun.sequence) else begun
+
+    def _newest(self) -> dict[int, Begun]:
+        """By process set, of those that have begun any."""
+        found = {number: self._newest_of(number) for number in {*self._begun.copy(), *self._followed.copy()}}
+        return {number: begun for number, begun in found.items() if begun is not None}
 
     def end(self, key: Key) -> None:
         """Note that this rank waits in collective `key` no more."""
@@ -109,21 +125,27 @@ class OfferTable:
         """The collectives that this rank has begun and not ended."""
         return [
             ((process_set, newest.sequence), newest)
-            for process_set, newest in self._begun.copy().items()
-            if self._ended.get(process_set, (0, 0.0))[0] < newest.sequence
+            for process_set, newest in self._newest().items()
+            if self._end_of(process_set, newest) is None
         ]
 
     def activity(self) -> str:
         """What this rank does, or last did, in words that follow its name."""
-        begun = self._begun.copy()
+        begun = self._newest()
         if not begun:
             return "has begun no collective"
         process_set, newest = max(begun.items(), key=lambda item: item[1].since)
         label = self.label((process_set, newest.sequence), newest.what)
-        sequence, ended = self._ended.get(process_set, (0, 0.0))
-        if sequence < newest.sequence:
+        ended = self._end_of(process_set, newest)
+        if ended is None:
             return f"is in {label} for {time.monotonic() - newest.since:.0f} s"
         return f"last did {label}, which it ended {time.monotonic() - ended:.0f} s ago"
+
+    def _end_of(self, process_set: int, newest: Begun) -> float | None:
+        if newest is not self._begun.get(process_set):
+            return newest.since
+        sequence, ended = self._ended.get(process_set, (0, 0.0))
+        return ended if sequence >= newest.sequence else None
 
     def describe(self, process_set: int, details: Callable[[], str]) -> None:
         """Have `details` say what the collectives of a process set, which name no tensors, are for."""

@@ -1,21 +1,20 @@
 """Collectives through shared memory, with the same contract as those over the network."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.communicators.base import Communicator
+from ringtrain.communicators.base import Communicator, ShortAllreduce
 from ringtrain.communicators.shm.join import Hosts, allocate
 from ringtrain.communicators.shm.native import Work, chunks_of
+from ringtrain.communicators.turn import Turn
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import Bounds, even_bounds, lies_at, offsets
 from ringtrain.reduction.fold import Flat
 from ringtrain.reduction.ops import ReduceOp
-from ringtrain.step_time import REDUCTION
 from ringtrain.wire.signature import Signature
 
 _NOTHING: Final = np.empty(0, np.uint8)
@@ -39,30 +38,15 @@ class SharedMemoryCommunicator:
         self._size = len(network.ranks)
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
-        job = None if self._group.arenas else self._group.short_job(what, source, op)
-        if job is None:
-            self._reduce(what, source, target, op)
-        else:
-            self._group.fold_short(what, job, nullcontext(), source, target)
-
-    def _reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(source), self._size))
         own = target[slice(*chunks[self.position])]
         work = Work(chunks, source, op, own=own, gathered=target, average_over=self._size, whole=True)
         self._group.run(what, work)
 
-    def short_reduction(self, what: Signature, like: Flat, op: ReduceOp) -> Callable[[Flat, Flat], None] | None:
-        job = self._group.short_job(what, like, op)
-        if job is None:
-            return None
-
-        def reduce(source: Flat, target: Flat) -> None:
-            if self._group.arenas:  # ranks compare where an array lies, too
-                self._reduce(what, source.reshape(-1), target.reshape(-1), op)
-            else:
-                self._group.fold_short(what, job, REDUCTION, source, target)
-
-        return reduce
+    def short_allreduce(
+        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: Turn
+    ) -> ShortAllreduce | None:
+        return self._group.short_allreduce(meaning, turn)
 
     def all_reduce_grouped(self, what: Signature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(target), self._size))

@@ -3,27 +3,29 @@
 import ctypes
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain import timeline
+from ringtrain.communicators.base import ShortAllreduce
 from ringtrain.communicators.numbers import inside_number
 from ringtrain.communicators.shm.native import Addresses, NativeChannel, ShmResult, ShortJob, Work
 from ringtrain.communicators.shm.segment import Segment
+from ringtrain.communicators.turn import Turn
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.fold import Flat
 from ringtrain.reduction.ops import ReduceOp
+from ringtrain.step_time import REDUCTION
 from ringtrain.wire.failure import WorldFailure
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
+from ringtrain.world.offers import Begun, Key
 from ringtrain.world.reports import Activity, Closed, Stalled
 
 # Between what stands for a signature and where its buffer lies.
 _ARENA: Final = b"\0arena "
-_KEPT_JOBS: Final = 256
 
 
 class Arena:
@@ -69,9 +71,8 @@ class SharedGroup:
         self._process_set = inside_number(process_set)
         self._channel = channel
         self._segment = segment
-        self._sequence = 0
         self.arenas: list[Arena] = []
-        self._short_jobs: dict[tuple[bytes, int, Any, ReduceOp], ShortJob] = {}
+        self._short: Any = None  # of compiled code
         member.failure_state.on_reached(channel.stop)
 
     def run(self, what: Signature, work: Work) -> None:
@@ -82,52 +83,50 @@ class SharedGroup:
         timeout_s = self._member.ring.stall_timeout_s
         self._meet(what, work.source.nbytes, lambda: self._channel.run(compared, work, timeout_s, addresses))
 
-    def short_job(self, what: Signature, like: Flat, op: ReduceOp) -> ShortJob | None:
-        """What `fold_short` is to do with arrays like `like`; None for longer ones."""
-        if not self._channel.is_short(like):
+    def short_allreduce(
+        self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: Turn
+    ) -> ShortAllreduce | None:
+        """As of `communicators.base.ShortReducer`. Other ranks learn of its collectives when they ask."""
+
+        def find(x: NDArray[Any], op: ReduceOp, name: str | None) -> tuple[int, ShortJob] | None:
+            what = None if self.arenas else meaning(x, op, name)
+            if what is None or not self._channel.is_short(x):
+                return None
+            job = self._channel.short_job(what, x, op, self._member.ring.stall_timeout_s)
+            return ctypes.addressof(job.struct), job
+
+        def go_on(job: ShortJob, outcome: int) -> None:
+            with turn.counted(), REDUCTION:
+                self._go_on(job, ShmResult(outcome))
+
+        def give_up(job: ShortJob, error: BaseException) -> None:
+            if self._member.failure_state.failure is None:  # a signal's handler raised
+                self._member.give_up(self._activity(job.what), error)
+
+        self._short = self._channel.short_calls(turn, timeline.is_active, find, go_on, give_up)
+        if self._short is None:
             return None
-        kind = what.compared(), like.size, like.dtype, op
-        job = self._short_jobs.get(kind)
-        if job is None:
-            if len(self._short_jobs) >= _KEPT_JOBS:
-                self._short_jobs.clear()
-            timeout_s = self._member.ring.stall_timeout_s
-            job = self._short_jobs[kind] = self._channel.short_job(what.compared(), like, op, timeout_s)
-        return job
+        self._member.offers.follow(self._process_set, self._last_short)
+        allreduce: ShortAllreduce = self._short.allreduce
+        return allreduce
 
-    def fold_short(
-        self, what: Signature, job: ShortJob, waits: AbstractContextManager[None], source: Flat, target: Flat
-    ) -> None:
-        """Leave the reduction of a short contiguous `source` in every rank's `target`. Raises what `run` raises.
-
-        A rank that has to wait does so inside `waits`, and only then says what for: that takes as long as the
-        reduction.
-        """
-        if timeline.is_active():
-            self._meet(what, source.nbytes, lambda: self._channel.fold_short(job, source, target, patient=True))
-            return
-        offers, channel = self._member.offers, self._channel
-        self._member.failure_state.check()
-        self._sequence += 1
-        key, started = (self._process_set, self._sequence), 0.0
+    def _go_on(self, job: ShortJob, outcome: ShmResult) -> None:
+        """Wait for other ranks, or raise what happened instead of a reduction."""
+        offers, key, started = self._member.offers, self._key(), time.monotonic()
+        offers.begin(key, job.what, self._suspects)
         try:
-            outcome = channel.fold_short(job, source, target)
-            if outcome is ShmResult.DONE:
-                offers.did(key, what, self._suspects)
-                return
-            offers.begin(key, what, self._suspects)
-            started = time.monotonic()
-            if outcome is ShmResult.AGAIN:
-                with waits:
-                    outcome = channel.go_on(job)
-        except BaseException as error:  # a signal's handler raised
-            self._member.give_up(self._activity(what), error)
-            raise
+            outcome = self._channel.go_on(job, outcome)
         finally:
-            if started:
-                offers.end(key)
+            offers.end(key)
         if outcome is not ShmResult.DONE:
-            self._fail(outcome, what, time.monotonic() - started)
+            self._fail(outcome, job.what, time.monotonic() - started)
+
+    def _last_short(self) -> Begun | None:
+        """The last collective in which nobody had to wait."""
+        if (last := self._short.last()) is None:
+            return None
+        number, ended, job = last
+        return Begun(number, job.what, self._suspects, ended, None)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
@@ -151,6 +150,8 @@ class SharedGroup:
         """
         arena = Arena(np.frombuffer(segment.memory, np.uint8), self.position, len(self.ranks))
         self.arenas.append(arena)
+        if self._short is not None:  # from now on ranks compare where an array lies, too
+            self._short.forget()
         return arena.own
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
@@ -167,6 +168,7 @@ class SharedGroup:
         end of the process: unmapped, it would kill that.
         """
         self._member.failure_state.forget(self._channel.stop)
+        self._member.offers.follow(self._process_set, None)
         if not self._channel.close(self._member.ring.probe_timeout_s):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             return
@@ -175,8 +177,7 @@ class SharedGroup:
 
     def _meet(self, what: Signature, nbytes: int, meet: Callable[[], ShmResult]) -> None:
         self._member.failure_state.check()
-        self._sequence += 1
-        key = self._process_set, self._sequence
+        key = self._key()
         self._member.offers.begin(key, what, self._suspects)
         started = time.monotonic()
         try:
@@ -186,7 +187,7 @@ class SharedGroup:
                     "shared memory",
                     bytes=nbytes,
                     set=self._process_set,
-                    sequence=self._sequence,
+                    sequence=key[1],
                 ):
                     outcome = meet()
             else:
@@ -225,10 +226,14 @@ class SharedGroup:
     def _mismatch(self, what: Signature) -> WorldFailure:
         position = self._channel.blamed
         theirs = self._channel.signature_of(position).partition(_ARENA)[0]
-        return self._member.mismatch((self._process_set, self._sequence), what, self.ranks[position], theirs)
+        return self._member.mismatch(self._key(), what, self.ranks[position], theirs)
 
     def _activity(self, what: Signature) -> Activity:
-        return self._member.activity((self._process_set, self._sequence), what)
+        return self._member.activity(self._key(), what)
+
+    def _key(self) -> Key:
+        """Of the collective that is under way, or begins now."""
+        return self._process_set, self._channel.collectives + 1
 
 
 def _gathers_elsewhere(work: Work) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain.communicators.turn import Turn
 from ringtrain.kernels.library import address_of, native_calls
 from ringtrain.kernels.structures import (
     COUNTERS_BYTES,
@@ -27,7 +28,9 @@ from ringtrain.kernels.update import ChunkUpdate, native_update
 from ringtrain.reduction.cuts import Bounds, even_bounds
 from ringtrain.reduction.fold import OP_CODES, Flat
 from ringtrain.reduction.ops import ReduceOp
+from ringtrain.step_time import measured
 from ringtrain.wire.dtypes import CODES, dtype_name
+from ringtrain.wire.signature import Signature
 
 _SMALL_BYTES: Final = 64 << 10
 
@@ -57,8 +60,7 @@ class ShortJob(NamedTuple):
     """A reduction that every rank does by itself: prepared once for each kind, run again and again."""
 
     struct: JobStruct
-    address: int
-    reference: Any  # of `struct`, as ctypes takes it
+    what: Signature
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,6 @@ class NativeChannel:
             base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes, spin_s=_spin_s(size),
             stop=ctypes.addressof(self._stop),
         )  # fmt: skip
-        calls = native_calls()
-        self._run_short = None if calls is None else calls.run_short
-        run = ctypes.cast(library.ringtrain_shm_run, ctypes.c_void_p).value
-        self._call = run, ctypes.addressof(self._channel)
         self._reference = ctypes.byref(self._channel)
         self.blamed = -1
         self._in_use = threading.Lock()  # while compiled code reads and writes the segment
@@ -128,41 +126,42 @@ class NativeChannel:
         """Whether every rank had better fold all of `buffer` by itself."""
         return buffer.nbytes <= self._small_bytes
 
-    def short_job(self, what: bytes, like: Flat, op: ReduceOp, timeout_s: float) -> ShortJob:
+    def short_job(self, what: Signature, like: Flat, op: ReduceOp, timeout_s: float) -> ShortJob:
         """What compiled code is told of the reductions of arrays like `like`, but for where they lie."""
-        chunks = chunks_of(even_bounds(like.size, self._size))
-        work = Work(chunks, like, op, own=like, gathered=like, average_over=self._size, whole=True)
-        job = self._job(what, work, timeout_s)
-        return ShortJob(job, ctypes.addressof(job), ctypes.byref(job))
+        chunks, flat = chunks_of(even_bounds(like.size, self._size)), like.reshape(-1)
+        work = Work(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
+        return ShortJob(self._job(what.compared(), work, timeout_s), what)
 
-    def fold_short(self, job: ShortJob, source: Flat, target: Flat, patient: bool = False) -> ShmResult:
-        """Leave the reduction of every rank's contiguous `source` in `target`, as `run` does.
+    def short_calls(
+        self,
+        turn: Turn,
+        is_traced: Callable[[], bool],
+        find: Callable[[NDArray[Any], ReduceOp, str | None], tuple[int, ShortJob] | None],
+        go_on: Callable[[ShortJob, int], None],
+        give_up: Callable[[ShortJob, BaseException], None],
+    ) -> Any:
+        """The `ShortCalls` of `kernels/native/calls.c`; None where that is not compiled."""
+        calls = native_calls()
+        if calls is None:
+            return None
+        measured.follow(calls.take_spent)
+        run = ctypes.cast(self._library.ringtrain_shm_run, ctypes.c_void_p).value
+        channel = ctypes.addressof(self._channel)
+        of_numpy = np.ndarray, np.empty, _lies_at
+        return calls.ShortCalls(run, channel, turn, is_traced, find, go_on, give_up, *of_numpy, self)
 
-        AGAIN, unless `patient`: not all ranks have come within some 30 us; `go_on` waits for them.
-        """
-        with self._in_use:
-            if self._closed:
-                return ShmResult.STOPPED
-            self._user = threading.get_ident()
-            outcome: int | None = None
-            if self._run_short is not None:
-                outcome = self._run_short(*self._call, job.address, source, target)
-            if outcome is None:  # not compiled, or a type that Python's buffers do not know
-                struct = job.struct
-                struct.source, struct.gathered = address_of(source), address_of(target)
-                struct.phase, struct.hasty = 0, 1
-                outcome = self._library.ringtrain_shm_run(self._reference, job.reference, True)
-            self._user = 0
-        if outcome == ShmResult.AGAIN and patient:
-            return self.go_on(job)
-        if outcome != ShmResult.DONE:
-            self.blamed = job.struct.blamed
-        return _RESULTS[outcome]
+    def go_on(self, job: ShortJob, outcome: ShmResult) -> ShmResult:
+        """Wait for other ranks where compiled code said AGAIN; the job's arrays must still be there."""
+        if outcome is ShmResult.AGAIN:
+            job.struct.hasty = 0
+            return self._repeat(self._library.ringtrain_shm_run, job.struct, True)
+        self.blamed = job.struct.blamed
+        return outcome
 
-    def go_on(self, job: ShortJob) -> ShmResult:
-        """Go on with what `fold_short` has begun; its arrays must still be there."""
-        job.struct.hasty = 0
-        return self._repeat(self._library.ringtrain_shm_run, job.struct, True)
+    @property
+    def collectives(self) -> int:
+        """How many have been done."""
+        return int(self._channel.collective)
 
     def update(
         self, what: bytes, work: Work, change: ChunkUpdate, timeout_s: float, peers: tuple[Addresses, Addresses]
@@ -261,6 +260,11 @@ def _chunks_array(chunks: Chunks) -> Any:
     return (ctypes.c_int64 * (2 * len(chunks)))(*(c[0] for c in chunks), *(c[1] for c in chunks))
 
 
+def _lies_at(array: NDArray[Any]) -> int | None:
+    """Where an array of a type that Python's buffers do not know begins; None if it can't be used as it is."""
+    return int(array.ctypes.data) if array.flags.carray else None
+
+
 def _address(buffer: Flat | None) -> int | None:
     return None if buffer is None else address_of(buffer)
 
@@ -276,10 +280,11 @@ def _pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
 def _spin_s(size: int) -> float:
     """How long to look before sleeping: not at all if another rank needs this core to get on.
 
-    30 us are what sleeping and waking cost. With eight times that, two ranks that shared a core because other work
-    had the rest took 230 us for 4 KiB instead of 70; where each has its own it made no difference.
+    About as long as sleeping and waking take: with half of it ranks that had slept in a barrier found each other
+    asleep again and again. With four times as much, two ranks that shared a core because other work had the rest
+    took 230 us for 4 KiB instead of 70.
     """
-    return 30e-6 if size <= len(os.sched_getaffinity(0)) else 0.0
+    return 60e-6 if size <= len(os.sched_getaffinity(0)) else 0.0
 
 
 def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

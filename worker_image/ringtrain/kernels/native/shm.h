@@ -36,7 +36,8 @@ typedef struct {
     char *base;
     int32_t rank, size;
     uint64_t chunk_bytes;
-    uint32_t round, collective; /* counted alike on all ranks, modulo 2^32 */
+    uint32_t round;      /* counted alike on all ranks, modulo 2^32 */
+    uint64_t collective; /* how many have been done, alike on all ranks */
     double spin_s; /* how long to look before sleeping */
     const _Atomic uint32_t *stop; /* set by this process when it no longer wants to wait */
 } channel;
