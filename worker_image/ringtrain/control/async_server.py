@@ -14,6 +14,7 @@ from ringtrain.control.secrets import Secrets
 
 # Opening a port, or closing one beyond the grace that calls get, is done in moments.
 _MOMENT_S = 10.0
+_ENDING_S = 1.0
 
 
 class AsyncServer:
@@ -48,6 +49,8 @@ class AsyncServer:
             await self._server.stop(grace_s)
             self._server = None
         others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:  # gRPC's own, which end with their calls; to one that is cancelled it gives a traceback
+            _, others = await asyncio.wait(others, timeout=_ENDING_S)
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)

@@ -1,6 +1,7 @@
 """The launcher's service: coroutines on one thread, whatever the number of agents."""
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -273,3 +274,24 @@ def test_a_stranger_hears_why(tmp_path: Path) -> None:
     assert "token is missing or wrong" in refused.value.details()
     server.close(0)
     job.close()
+
+
+def test_calls_under_way_while_the_server_closes_are_no_errors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent calls to the end, and the job's log would show a traceback."""
+    job = Served(tmp_path)
+    for _ in range(20):
+        server = AsyncServer.start(
+            0, Secrets(), Peer("worker", "uid-1"), clients=4,
+            register=lambda server: coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server),  # type: ignore[no-untyped-call]
+        )  # fmt: skip
+        with dial(f"127.0.0.1:{server.port}", Secrets(), Peer("launcher", "uid-1")) as channel:
+            stub: Any = coordinator_pb2_grpc.CoordinatorStub(channel)
+            stub.Register(pb.RegisterRequest(**message_fields(worker(0))), timeout=DEADLINE_S)
+            calls = [stub.Sync.future(pb.SyncRequest(worker_index=0, instance="first")) for _ in range(100)]
+            calls[0].result(DEADLINE_S)
+            server.close(0)
+            assert all(call.exception(DEADLINE_S) is None or call.code() for call in calls)
+    job.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
