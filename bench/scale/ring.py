@@ -29,10 +29,21 @@ from ringtrain.reduction.fold import Flat
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.failure import WorldFailure
 from ringtrain.wire.signature import Signature
-from ringtrain.world import failure_state, handshake, lateness, membership, monitor, offers, spread, watches
+from ringtrain.world import (
+    failure_state,
+    handshake,
+    lateness,
+    membership,
+    monitor,
+    offers,
+    roster,
+    spread,
+    watches,
+)
 from ringtrain.world.membership import Membership
 from ringtrain.world.ring_config import RingConfig
 
+_WORLD: Final = (failure_state, handshake, lateness, membership, monitor, offers, roster, spread, watches)
 # Chosen so that the two loopback rows of `MEASURED` come out; near what bench/README.md says of them: 0.1 ms of
 # Python a request on either side, 50 µs a frame on both together, 0.75 s of processor time a GB of two ranks. A
 # question to another rank goes through gRPC's library, see ring.md. Headers take 4.4 % of a line.
@@ -98,7 +109,7 @@ class SimulatedWorld:
         self, size: int, link: Link, *, ranks_each: int = 1, cores: int = 8, costs: Costs = COSTS
     ) -> None:
         self.clock = Clock()
-        for module in (failure_state, handshake, lateness, membership, monitor, offers, spread, watches, call):
+        for module in (*_WORLD, call):
             for name in ("threading", "time", "queue"):
                 if hasattr(module, name):
                     setattr(module, name, getattr(self.clock, name))
@@ -250,7 +261,7 @@ def _verdict(size: int) -> float:
 
 ALL: Final = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 SLOPES: Final = (
-    Slope("all ranks meet", ALL[:5], _meeting),
+    Slope("all ranks meet", ALL[:8], _meeting),
     Slope("all hear a verdict", ALL, _verdict),
     Slope("allreduce of 4 KiB, pods of 8", ALL[:8], _flat(all_reduce(4 * KIB))),
     Slope("agreement: 4 KiB of each rank to all", ALL[:8], _flat(gather(4 * KIB))),

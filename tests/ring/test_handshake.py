@@ -4,6 +4,7 @@ import contextlib
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -163,12 +164,13 @@ def test_two_proven_processes_with_one_rank_fail_the_world() -> None:
     network = MemoryNetwork()
     for rank, handshake in ((0, first), (1, there)):
         MemoryTransport(network, rank).serve(_Answering(handshake))
+    end = time.monotonic() + 60
     with ThreadPoolExecutor(2) as pool:
-        came = pool.submit(elsewhere.meet_all, MemoryTransport(network, 1), lambda peer: None)
+        came = pool.submit(elsewhere.meet_all, MemoryTransport(network, 1), lambda peer: None, end)
         while not elsewhere.session(0):
             assert not came.done()
         with pytest.raises(ConfigurationError, match="two processes say that they are rank 1"):
-            first.meet_all(MemoryTransport(network, 0), lambda peer: None)
+            first.meet_all(MemoryTransport(network, 0), lambda peer: None, end)
 
 
 class _Answering:

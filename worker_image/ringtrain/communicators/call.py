@@ -75,6 +75,7 @@ class Call:
         self._span.__enter__()
         self._member.offers.publish(self._key.key, self._offer, self._key.others)
         try:
+            self._member.prepare_pulls(self._key.peers)
             for peer in self._key.peers:
                 request = self._member.pull_request(peer, self._key.key, self._what)
                 self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)

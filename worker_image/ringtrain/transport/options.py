@@ -22,7 +22,9 @@ def channel_options(timeout_s: float) -> Options:
         ("grpc.use_local_subchannel_pool", 1),
         # Ranks of one job come up within seconds of each other: gRPC's own backoff would add a second or more.
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        # How long an attempt may take (one that is refused ends at once): ranks that are busy accept late, and a
+        # question to one that was not dialled before fails with the first attempt.
+        ("grpc.min_reconnect_backoff_ms", max(50, min(2000, int(timeout_s * 80)))),
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.enable_retries", 0),
         ("grpc.client_idle_timeout_ms", _CLIENT_IDLE_MS),

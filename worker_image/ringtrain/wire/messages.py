@@ -5,7 +5,7 @@ import struct
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 SESSION_BYTES: Final = 16
 
 HELLO: Final = "Hello"
@@ -14,7 +14,8 @@ WATCH: Final = "Watch"
 STATUS: Final = "Status"
 ABORT: Final = "Abort"
 MEANING: Final = "Meaning"
-METHODS: Final = (HELLO, PROVE, WATCH, STATUS, ABORT, MEANING)
+ROSTER: Final = "Roster"
+METHODS: Final = (HELLO, PROVE, WATCH, STATUS, ABORT, MEANING, ROSTER)
 
 # More than any request of a peer to the ring's port has: a signature's text, or an announced failure.
 MOST_CONTROL_BYTES: Final = 64 << 10

@@ -1,7 +1,8 @@
 """How two ranks meet: who are you, do you know the token, here is your session.
 
-Each rank asks each other one (Hello, then Prove) and gets a session from it, which its requests must carry. So
-every pair is checked from both sides, and both sides know what is wrong.
+Each rank asks each of its partners (Hello, then Prove) and gets a session from it, which its requests must carry.
+So every pair is checked from both sides, and both sides know what is wrong. In a small world all others are
+partners; in a large one a rank's sessions with the others come from what partners pass on (`roster`).
 
 Anyone can reach the port. So a rank fails only by what it finds at the addresses that it was given, never by what
 someone says who dials it; and nothing is kept of a Hello. A caller counts as rank r when it has proved the token;
@@ -14,7 +15,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -32,11 +33,17 @@ from ringtrain.wire.messages import (
     load,
     load_fields,
 )
-from ringtrain.world import authentication
+from ringtrain.world import authentication, neighbours
 from ringtrain.world.failure_state import FailureState
 from ringtrain.world.ring_config import RingConfig
+from ringtrain.world.roster import Entry
+from ringtrain.world.spread import await_answers
 
 _ASK_AGAIN_S: Final = 0.1
+_LOOKED_FOR_AT_ONCE: Final = 32
+# Partners of a rank that does not come name it when their time is over. In a large world all others hear it from
+# them, and wait longer for that by this part of the timeout.
+PATIENCE: Final = 4
 
 
 class Handshake:
@@ -44,16 +51,20 @@ class Handshake:
 
     def __init__(self, ring: RingConfig, failure_state: FailureState, is_over: Callable[[int], bool]) -> None:
         self._ring = ring
+        self._partners = neighbours.partners(ring.rank, ring.size)
         self._failure_state = failure_state
         self._is_over = is_over  # whether this rank's world has ended for that peer
         self._instance = secrets.token_hex(8) + f"-{os.getpid()}"
         self._secret = secrets.token_bytes(32)  # nonces and sessions are made of it, so that none need be kept
+        self._share = secrets.token_bytes(16)
         self._changed = threading.Condition()
         self._heard: set[int] = set()  # ranks in whose name someone said hello: they, or a stranger
         self._given: dict[int, str] = {}  # the process that each peer turned out to be, and got a session
         self._held: dict[int, bytes] = {}
         self._met: dict[int, str] = {}  # the process that answers at each peer's address
         self._watched_by: set[int] = set()  # peers that have met this rank; they hear when it leaves, or have left
+        self._ports: dict[int, int] = {}  # data ports that are dialled when they are needed
+        self._key: bytes | None = None  # of the sessions between ranks that are no partners
         self.all_met = False  # whether every pair of this rank is complete: nobody else has a say from then on
         self.local_sizes: tuple[int, ...] = (ring.local_size,)  # by rank, once all are met
         failure_state.on_reached(self._wake)
@@ -77,6 +88,8 @@ class Handshake:
         message = load_fields(request, hello=dict, proof=str)
         theirs = Hello.parse(message["hello"])
         self._admit(theirs)
+        if theirs.rank not in self._partners:
+            raise NotAPeer(WorldFailure("stranger", f"rank {theirs.rank} is no partner of rank {self._ring.rank}"))
         nonce = self._nonce_for(theirs).encode()
         expected = authentication.proof(self._ring.token, authentication.CLIENT, dump(theirs), nonce)
         if not authentication.same(expected, message["proof"]):
@@ -93,7 +106,10 @@ class Handshake:
     def is_peer(self, rank: int, session: bytes) -> bool:
         """Whether `session` is what the peer `rank` was given."""
         instance = self._given.get(rank)
-        return instance is not None and authentication.same(self._session_for(rank, instance), session)
+        if instance is not None and authentication.same(self._session_for(rank, instance), session):
+            return True
+        key = self._key
+        return key is not None and authentication.same(_session_between(key, rank, self._ring.rank), session)
 
     def check_session(self, rank: int, session: bytes) -> None:
         """Raises NotAPeer unless `session` is what the peer `rank` was given."""
@@ -118,14 +134,13 @@ class Handshake:
         """What `peer` gave this rank to be known by; empty before they have met."""
         return self._held.get(peer, b"")
 
-    def meet_all(self, transport: Transport, met: Callable[[int], None]) -> None:
-        """Meet every peer; call `met` for each, which begins to watch it.
+    def meet_all(self, transport: Transport, met: Callable[[int], None], end: float) -> None:
+        """Meet every partner; call `met` for each, which begins to watch it.
 
-        On return each has met this rank as well, and watches it or has left: so this rank may leave at once, and
-        begin its next world while others still meet in this one. Reaches a verdict and raises otherwise.
+        On return each has met this rank as well, and watches it or has left: so this rank may leave a mesh at
+        once, and begin its next world while others still meet in this one. Reaches a verdict and raises otherwise.
         """
-        end = time.monotonic() + self._ring.timeout_s
-        hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._ring.peers}
+        hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._partners}
         answers = {peer: self._ask_hello(transport, peer, hello, end) for peer, hello in hellos.items()}
         # All are greeted before any is proved to: a peer hears a proof when it has greeted back, and ranks that
         # wait for that in a circle, each with a greeting to repeat, would wait for ever.
@@ -133,10 +148,50 @@ class Handshake:
         for peer, hello in hellos.items():
             self._prove_to(transport, peer, hello, theirs[peer], end)
             met(peer)
-        sizes = {peer: hello.local_size for peer, hello in theirs.items()}
-        sizes[self._ring.rank] = self._ring.local_size
-        self.local_sizes = tuple(sizes[rank] for rank in sorted(sizes))
-        self._await_all(end)
+        if neighbours.is_mesh(self._ring.size):
+            sizes = {peer: hello.local_size for peer, hello in theirs.items()} | {
+                self._ring.rank: self._ring.local_size
+            }
+            self.local_sizes = tuple(sizes[rank] for rank in sorted(sizes))
+        self._await_all(transport, end)
+
+    def entry(self, data_port: int | None) -> Entry:
+        """What this rank says of itself to all of a large world."""
+        return Entry(self._share, data_port or 0, self._ring.local_size)
+
+    def know_all(self, transport: Transport, entries: Sequence[Entry]) -> None:
+        """Have a session with every rank. `entries`: of all, by rank, as they are known to this world alone."""
+        said = b"".join(entry.encode() for entry in entries)
+        self._key = key = hmac.digest(self._ring.token or b"", b"world" + said, "sha256")
+        self.local_sizes = tuple(entry.local_size for entry in entries)
+        for peer in self._ring.peers:
+            if entries[peer].data_port:
+                self._ports[peer] = entries[peer].data_port
+            if peer not in self._held:
+                self._held[peer] = _session_between(key, self._ring.rank, peer)
+                transport.use_session(peer, self._held[peer])
+
+    def use_data_ports(self, transport: Transport, peers: Iterable[int]) -> None:
+        """Begin to dial the data ports of `peers`, where that has not begun yet. Returns at once."""
+        if not self._ports:
+            return
+        rank, size = self._ring.rank, self._ring.size
+        with self._changed:
+            for peer in sorted(peers, key=lambda peer: (peer - rank) % size):
+                if (port := self._ports.pop(peer, 0)) != 0:
+                    self._use_data_port(transport, peer, port)
+
+    def absence(self, transport: Transport, peers: Sequence[int]) -> WorldFailure | None:
+        """That the first of `peers` at whose address nobody answers has not come, looked for at the deadline."""
+        for at in range(0, len(peers), _LOOKED_FOR_AT_ONCE):
+            some = peers[at : at + _LOOKED_FOR_AT_ONCE]
+            hello = dump(self._mine(secrets.token_hex(16)))
+            asked = [transport.ask(peer, HELLO, hello, self._ring.probe_timeout_s) for peer in some]
+            await_answers(asked, self._ring.probe_timeout_s)
+            for peer, answer in zip(some, asked, strict=True):
+                if not answer.done() or isinstance(answer.exception(), Broken):
+                    return self._absent(peer)
+        return None
 
     def _greet(self, transport: Transport, peer: int, mine: Hello, answer: "Future[bytes]", end: float) -> Hello:
         """What the peer answers to Hello; asked again while it still leaves an earlier world at its address."""
@@ -166,11 +221,7 @@ class Handshake:
         except Broken as broken:
             left = end - time.monotonic()
             if broken.how is not How.CLOSED or left <= 0:
-                absent = (
-                    f"{self._ring.name(peer)} has not joined within {self._ring.timeout_s:g} s "
-                    f"(waited for by rank {self._ring.rank}); is it started, and is its address right?"
-                )
-                self._fail(WorldFailure("lost", absent, peer))
+                self._fail(self._absent(peer))
             self._failure_state.wait(min(left, _ASK_AGAIN_S))
         except Malformed as malformed:
             name = self._ring.name(peer)
@@ -181,10 +232,13 @@ class Handshake:
         self._held[peer] = load_fields(reply, session=bytes)["session"]
         transport.use_session(peer, self._held[peer])
         data_port = load(reply).get("data_port")
-        if isinstance(data_port, int):
-            # No collective has the number 0: the answer is that it has ended.
-            request = PullRequest(self._held[peer], self._ring.rank, 0, 0, b"").encode()
-            transport.use_data_port(peer, data_port, request)
+        if isinstance(data_port, int) and neighbours.is_mesh(self._ring.size):
+            self._use_data_port(transport, peer, data_port)
+
+    def _use_data_port(self, transport: Transport, peer: int, port: int) -> None:
+        # No collective has the number 0: the answer is that it has ended.
+        request = PullRequest(self._held[peer], self._ring.rank, 0, 0, b"").encode()
+        transport.use_data_port(peer, port, request)
 
     def _ask_hello(self, transport: Transport, peer: int, mine: Hello, end: float) -> "Future[bytes]":
         answer = transport.ask(peer, HELLO, dump(mine), end - time.monotonic(), patient=True)
@@ -250,22 +304,34 @@ class Handshake:
             self._fail_told(peer, refused.failure)
             raise
 
-    def _await_all(self, end: float) -> None:
+    def _absent(self, peer: int) -> WorldFailure:
+        text = (
+            f"{self._ring.name(peer)} has not joined within {self._ring.timeout_s:g} s "
+            f"(waited for by rank {self._ring.rank}); is it started, and is its address right?"
+        )
+        return WorldFailure("lost", text, peer)
+
+    def _await_all(self, transport: Transport, end: float) -> None:
         def two_of_one() -> list[int]:
             return [peer for peer, instance in self._given.items() if instance != self._met.get(peer)]
 
         def is_decided() -> bool:
-            all_here = len(self._watched_by) == len(self._ring.peers)
+            all_here = self._watched_by.issuperset(self._partners)
             return self._failure_state.failure is not None or all_here or bool(two_of_one())
 
+        is_mesh = neighbours.is_mesh(self._ring.size)
+        if not is_mesh:
+            end += self._ring.timeout_s / PATIENCE
         with self._changed:
             self._changed.wait_for(is_decided, max(end - time.monotonic(), self._ring.probe_timeout_s))
-            missing = [peer for peer in self._ring.peers if peer not in self._watched_by]
+            missing = [peer for peer in self._partners if peer not in self._watched_by]
             two = two_of_one()
             self.all_met = not missing and not two
         self._failure_state.check()
         if two:
             self._fail(WorldFailure("configuration", _twice(two[0])))
+        if missing and not is_mesh and (absence := self.absence(transport, self._ring.peers)) is not None:
+            self._fail(absence)  # a partner waits for a rank that is no partner of this one
         if missing:
             names = ", ".join(self._ring.name(peer) for peer in missing)
             one_way = f"{names} can be reached from rank {self._ring.rank}, but does not reach it"
@@ -332,6 +398,11 @@ def disagreement(mine: RingConfig, theirs: Hello) -> str | None:
     if theirs.rank == mine.rank or not 0 <= theirs.rank < mine.size:
         return _twice(theirs.rank)
     return None
+
+
+def _session_between(key: bytes, rank: int, peer: int) -> bytes:
+    """By what `rank` is known to `peer`."""
+    return hmac.digest(key, f"session {rank} {peer}".encode(), "sha256")[:SESSION_BYTES]
 
 
 def _refusal(message: str) -> PullRefused:

@@ -3,22 +3,36 @@
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import NoReturn
 
 from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.transport.base import Broken, Caller, Transport
 from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain.wire.frame import Frame
-from ringtrain.wire.messages import ABORT, HELLO, MEANING, PROVE, STATUS, Malformed, PullRequest, dump, load_fields
+from ringtrain.wire.messages import (
+    ABORT,
+    HELLO,
+    MEANING,
+    PROVE,
+    ROSTER,
+    STATUS,
+    Malformed,
+    PullRequest,
+    dump,
+    load_fields,
+)
 from ringtrain.wire.signature import Signature, decode_signature, describe_mismatch, is_text
+from ringtrain.world import neighbours
 from ringtrain.world.failure_state import FailureState
-from ringtrain.world.handshake import Handshake
+from ringtrain.world.handshake import PATIENCE, Handshake
 from ringtrain.world.lateness import Lateness
 from ringtrain.world.monitor import Monitor
 from ringtrain.world.offers import CallerGone, Key, Offer, OfferTable
-from ringtrain.world.reports import Activity
+from ringtrain.world.reports import Activity, Closed
 from ringtrain.world.ring_config import RingConfig
+from ringtrain.world.roster import Roster, Told
 from ringtrain.world.watches import ALIVE
 
 
@@ -33,6 +47,7 @@ class Membership:
         self._handshake = Handshake(ring, self.failure_state, self._is_over)
         self.monitor = Monitor(ring, transport, self.failure_state, self._identity, self._peer_left)
         self._watches = self.monitor.watches
+        self._roster = Roster(ring, self.failure_state, self._ask_roster, self._partner_failed, self._absent)
         self._lateness = Lateness(ring, self.offers, self.monitor.statuses)
         self.left = False
         self._closed = threading.Lock()
@@ -55,8 +70,12 @@ class Membership:
         try:
             self.transport.serve(self)
             self.monitor.start()
-            self._handshake.meet_all(self.transport, self._watches.watch)
-            self._end_meeting()
+            end = time.monotonic() + self.ring.timeout_s
+            self._handshake.meet_all(self.transport, self._watches.watch, end)
+            if not neighbours.is_mesh(self.ring.size):
+                self._learn_of_all(end)
+            self._watches.end_meeting()
+            self.failure_state.check()
             self._lateness.start()
         except BaseException:
             failure = self.failure_state.failure
@@ -65,13 +84,32 @@ class Membership:
             self.leave()
             raise
 
-    def _end_meeting(self) -> None:
-        """Begin what needs all ranks to have met. Raises the world's failure."""
-        deaf = self._watches.end_meeting(self.ring.timeout_s)
-        if deaf and not self.left:
-            text = f"{self.ring.name(deaf[0])} has met rank {self.ring.rank}, and then does not answer"
-            self.failure_state.reach(WorldFailure("lost", text, deaf[0]))
-        self.failure_state.check()
+    def _learn_of_all(self, end: float) -> None:
+        """Have sessions with the ranks that this one has not met; on return all have. Raises the failure."""
+        end += self.ring.timeout_s / PATIENCE
+        entries = self._roster.gather(self._handshake.entry(self.transport.data_port), end)
+        self._handshake.know_all(self.transport, entries)
+        self.monitor.knows_all = True
+        self._roster.await_known(end)
+
+    def _ask_roster(
+        self, peer: int, round_: int, first: int, entries: tuple[bytes, ...], timeout_s: float
+    ) -> "Future[bytes]":
+        told = Told(self._handshake.session(peer), self.ring.rank, round_, first, entries)
+        return self.transport.ask(peer, ROSTER, told.encode(), timeout_s)
+
+    def _partner_failed(self, peer: int, error: BaseException) -> None:
+        if isinstance(error, PullRefused) and error.failure.kind != "stranger":
+            self.monitor.report(error.failure)
+        else:
+            self.monitor.report(Closed(peer, str(error), None))
+
+    def _absent(self, missing: Sequence[int]) -> None:
+        """Reach a verdict about ranks of which this one, whose partners are here, has heard nothing in time."""
+        within = f"within {self.ring.timeout_s:g} s (waited for by rank {self.ring.rank})"
+        text = f"{self.ring.name(missing[0])} answers, but has not met all of its partners {within}"
+        absence = self._handshake.absence(self.transport, missing)
+        self.failure_state.reach(absence or WorldFailure("lost", text, missing[0]))
 
     def all_taken(self, offer: Offer, timeout_s: float, activity: Activity) -> bool:
         """Wait until every peer has taken everything that is offered. See `OfferTable.all_taken`."""
@@ -85,6 +123,10 @@ class Membership:
                 return False
             self.monitor.look_for(offer.waiting_for.copy(), activity, lambda peer: peer in offer.waiting_for)
         return True
+
+    def prepare_pulls(self, peers: Iterable[int]) -> None:
+        """Begin to open what is still missing to pull from `peers`, side by side. Returns at once."""
+        self._handshake.use_data_ports(self.transport, peers)
 
     def pull_request(self, peer: int, key: Key, what: Signature) -> bytes:
         return PullRequest(self._handshake.session(peer), self.ring.rank, *key, what.compared()).encode()
@@ -166,6 +208,11 @@ class Membership:
             return self._handshake.answer_hello(request)
         if method == PROVE:
             return self._handshake.answer_prove(request, self.transport.data_port)
+        if method == ROSTER:
+            told = Told.decode(request)
+            self._handshake.check_session(told.rank, told.session)
+            self._roster.take(told)
+            return b""
         asking = -1
         if method != ABORT or self._takes_peers_only(request):
             identity = load_fields(request, rank=int, session=bytes)

@@ -43,7 +43,7 @@ class Monitor:
         self._identity = identity  # what proves to a peer who asks
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self.watches = Watches(ring, self._ask_watch, self._is_over, self.report, peer_left)
-        failure_state.on_reached(self.watches.wake)
+        self.knows_all = False  # whether this rank has a session with every rank
         self._lock = threading.Lock()
         self._spread: Spread | None = None
         self._announced = threading.Event()
@@ -56,7 +56,6 @@ class Monitor:
 
     def stop(self) -> None:
         self._stopped = True
-        self.watches.wake()
         self._reports.put(None)
         if self._thread.ident is not None:
             self._thread.join()
@@ -115,10 +114,13 @@ class Monitor:
         return spread
 
     def _groups(self) -> list[list[int]]:
-        """Whom this rank tells. While ranks meet, nobody can pass on: each tells all."""
+        """Whom this rank tells. While ranks of a large world meet, all its partners: some have not come yet."""
         rank, size = self._ring.rank, self._ring.size
-        passed_on = self.watches.are_sparse
-        distances = neighbours.told(size) if passed_on else [range(d, d + 1) for d in range(1, size)]
+        distances = [range(d, d + 1) for d in range(1, size)]
+        if not neighbours.is_mesh(size):
+            told = neighbours.told(size)
+            behind = [range(size - group.start, size - group.start + 1) for group in told]
+            distances = told if self.watches.are_sparse else told + behind
         groups = [[(rank + distance) % size for distance in group] for group in distances]
         return [[peer for peer in group if not self.watches.has_left(peer)] for group in groups]
 
@@ -130,10 +132,10 @@ class Monitor:
         failure = WorldFailure.decode(message["failure"])
         if not self._failure_state.reach(failure):
             return
-        if self.watches.are_sparse:
-            self._begin_spread(failure)
-        else:
+        if neighbours.is_mesh(self._ring.size):
             self._announced.set()
+        else:
+            self._begin_spread(failure)
 
     def adopt(self, failure: WorldFailure) -> None:
         """Take a failure that peers hear of without this rank."""
@@ -191,7 +193,7 @@ class Monitor:
 
     def _left_in_order(self, peer: int) -> bool:
         """Whether `peer` has said that it shuts down: to this rank, or to the nearest that watch it and answer."""
-        if self.watches.has_left(peer) or not self.watches.are_sparse:
+        if self.watches.has_left(peer) or neighbours.is_mesh(self._ring.size) or not self.knows_all:
             return self.watches.has_left(peer)
         gone = {self._ring.rank}
         end = time.monotonic() + self._ring.probe_timeout_s

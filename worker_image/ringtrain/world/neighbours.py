@@ -1,8 +1,8 @@
 """Who watches whom, and who passes a verdict on to whom: pure arithmetic on ranks.
 
 In a world of up to `MESH_MOST` ranks everyone watches everyone, and whoever finds a failure tells everyone. In a
-larger one each rank watches the next two, and a verdict goes to the ranks at distances 1, 2, 4, ..., each of which
-passes it on: after Chord's fingers (Stoica et al. 2001).
+larger one each rank meets those at distances 1, 2, 4, ..., watches the next two, and passes a verdict on to
+those at distances 1, 2, 4, ...: after Chord's fingers (Stoica et al. 2001).
 """
 
 from collections.abc import Collection
@@ -16,6 +16,18 @@ _WATCHED: Final = 2
 def is_mesh(size: int) -> bool:
     """Whether each rank of a world of `size` watches all others."""
     return size <= MESH_MOST
+
+
+def partners(rank: int, size: int) -> tuple[int, ...]:
+    """The ranks that `rank` meets when the world begins, and that meet it: all others in a mesh, and else those at
+    distances 1, 2, 4, ... on both sides.
+
+    They include those that it watches, that watch it, and that it tells of a verdict.
+    """
+    if is_mesh(size):
+        return tuple(sorted(_after(rank, size)))
+    distances = [1 << power for power in range((size - 1).bit_length())]
+    return tuple(sorted({(rank + sign * distance) % size for distance in distances for sign in (1, -1)}))
 
 
 def watched(rank: int, size: int, left: Collection[int] = ()) -> tuple[int, ...]:

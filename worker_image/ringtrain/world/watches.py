@@ -39,8 +39,6 @@ class Watches:
         self._lock = threading.Lock()
         self._left: set[int] = set()
         self._watched = set(neighbours.watched(ring.rank, ring.size))
-        self._unheard: set[int] = set()  # peers that this rank does not watch, and that may not know yet of it
-        self._heard = threading.Condition()
         self._met = False
 
     def has_left(self, peer: int) -> bool:
@@ -49,13 +47,8 @@ class Watches:
 
     @property
     def are_sparse(self) -> bool:
-        """Whether this rank has met all, and watches only some of them."""
+        """Whether all have met, and this rank watches only some of them."""
         return self._met and not neighbours.is_mesh(self._ring.size)
-
-    def wake(self) -> None:
-        """Look again whether the world is over."""
-        with self._heard:
-            self._heard.notify_all()
 
     def watch(self, peer: int) -> None:
         """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world.
@@ -63,21 +56,13 @@ class Watches:
         A peer that this rank does not watch is told that they have met, once.
         """
         hold = peer in self._watched
-        if not hold:
-            self._unheard.add(peer)
         answer = self._ask(peer, hold, 2 * self._ring.timeout_s)
         answer.add_done_callback(lambda done: self._ended(peer, hold, done))
 
-    def end_meeting(self, timeout_s: float) -> tuple[int, ...]:
-        """Wait until every peer knows that they have met: this rank may leave then. Returns who does not answer.
-
-        From then on a verdict is passed on, and ranks that left are no longer watched: the next ones are.
-        """
-        with self._heard:
-            self._heard.wait_for(lambda: not self._unheard or self._is_over(), timeout_s)
+    def end_meeting(self) -> None:
+        """All have met: from now on ranks that left are no longer watched, and the next ones are."""
         self._met = True
         self._watch_next()
-        return tuple(sorted(self._unheard.copy()))
 
     def farewell(self) -> bytes:
         """What a watcher is told when this rank leaves: that, and who else has left, as nobody else may know."""
@@ -94,7 +79,7 @@ class Watches:
         if error is None and answer.result().startswith(LEFT):
             self.note_left({peer, *load(answer.result().removeprefix(LEFT) or b"[]")})
         elif error is None and not hold:
-            self._note_heard(peer)
+            pass
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
             self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
         elif isinstance(error, PullRefused) and error.failure.kind == "stranger":
@@ -105,18 +90,12 @@ class Watches:
         else:
             self._report(Closed(peer, str(error), None))
 
-    def _note_heard(self, peer: int) -> None:
-        with self._heard:
-            self._unheard.discard(peer)
-            self._heard.notify_all()
-
     def note_left(self, ranks: set[int]) -> None:
         """These have left in good order: that fails nobody before it needs one of them."""
         with self._lock:
             new = ranks - self._left - {self._ring.rank}
             self._left |= new
         for peer in new:
-            self._note_heard(peer)
             self._peer_left(peer)
         self._watch_next()
 

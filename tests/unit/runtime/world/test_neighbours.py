@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtrain.world.neighbours import MESH_MOST, is_mesh, told, watched, witnesses
+from ringtrain.world.neighbours import MESH_MOST, is_mesh, partners, told, watched, witnesses
 
 LARGE = st.integers(MESH_MOST + 1, 1024)
 
@@ -69,3 +69,15 @@ def test_a_small_world_is_a_mesh() -> None:
     assert not is_mesh(MESH_MOST + 1)
     assert set(watched(3, MESH_MOST)) == set(range(MESH_MOST)) - {3}
     assert watched(15, 17) == (16, 0)
+
+
+@given(LARGE)
+def test_partners_are_each_others(size: int) -> None:
+    """Among them are those that a rank watches, that watch it, and that it tells of a verdict first."""
+    for rank in {0, 1, size // 2, size - 1}:
+        found = set(partners(rank, size))
+        assert all(rank in partners(peer, size) for peer in found)
+        assert found >= {*watched(rank, size), *witnesses(rank, size, ())}
+        assert found >= {(rank + group.start) % size for group in told(size)}
+        assert rank not in found
+        assert len(found) <= 2 * (size - 1).bit_length()

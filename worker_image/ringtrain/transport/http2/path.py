@@ -25,6 +25,8 @@ log = logging.getLogger("ringtrain")
 # What a dial may take of the timeout; all peers are dialled at once.
 _DIAL_SHARE: Final = 0.08
 
+# Dials of one rank at a time: a port lets few in that have not shown their session.
+_DIALS_AT_ONCE: Final = 16
 _ATTEMPTS: Final = 3
 # A connection that was used so recently is not looked at before it is used again.
 _SURE_S: Final = 1.0
@@ -40,6 +42,7 @@ class DataPath:
         self._timeout_s = timeout_s
         self._server: DataServer | None = None
         self._lock = threading.Lock()
+        self._dials = threading.BoundedSemaphore(_DIALS_AT_ONCE)
         self._closed = False
         self._told = False
         self._authorities: dict[int, str] = {}
@@ -59,13 +62,19 @@ class DataPath:
     def meet(self, peer: int, port: int, request: bytes) -> None:
         """Begin to dial the data port of `peer`, and send `request`, which it refuses, to show the session."""
         host, _ = split_address(self._addresses[peer])
-        self._authorities[peer] = host_port(host, port)
         dialled: Future[Connection | Exception] = Future()
-        self._dialled[peer] = dialled
+        with self._lock:
+            if self._closed:
+                return
+            self._dialled[peer] = dialled
+            self._authorities[peer] = host_port(host, port)
 
         def dial() -> None:
             try:
-                dialled.set_result(self._tried(peer, request))
+                with self._dials:
+                    if self._closed:
+                        raise Broken(How.CANCELLED, "cancelled by this rank")
+                    dialled.set_result(self._tried(peer, request))
             except (OSError, Broken) as error:
                 dialled.set_result(error)  # said when it matters: the peer may have left meanwhile
 
@@ -94,7 +103,7 @@ class DataPath:
             self._closed = True
             idle = [connection for pool in self._idle.values() for _, connection in pool]
             self._idle.clear()
-        dialled = [future.result(self._timeout_s) for future in self._dialled.values()]
+        dialled = [future.result(self._timeout_s) for future in list(self._dialled.values())]
         idle += [found for found in dialled if isinstance(found, Connection)]
         for connection in idle:
             connection.channel.close()
