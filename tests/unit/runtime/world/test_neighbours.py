@@ -4,7 +4,7 @@ from collections import deque
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtrain.world.neighbours import MESH_MOST, is_mesh, partners, told, watched, witnesses
@@ -37,6 +37,7 @@ def test_a_verdict_reaches_all_with_up_to_three_dead(number: int) -> None:
             assert reached(size, 0, dead)[0] == set(range(size)) - dead
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_verdict_reaches_all_whoever_is_dead(data: st.DataObject) -> None:
     """Also where whole pods are, or all but a few."""
@@ -51,6 +52,7 @@ def test_nobody_tells_many_where_all_live() -> None:
     assert reached(1024, 5, frozenset()) == (set(range(1024)), 10)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_every_rank_that_has_not_left_is_watched_by_its_witnesses(data: st.DataObject) -> None:
     """By the two nearest before it that have not left: who asks them learns whether it left."""
@@ -71,6 +73,7 @@ def test_a_small_world_is_a_mesh() -> None:
     assert watched(15, 17) == (16, 0)
 
 
+@settings(deadline=None)
 @given(LARGE)
 def test_partners_are_each_others(size: int) -> None:
     """Among them are those that a rank watches, that watch it, and that it tells of a verdict first."""
