@@ -39,7 +39,7 @@ class Watches:
         self._lock = threading.Lock()
         self._left: set[int] = set()
         self._watched = set(neighbours.watched(ring.rank, ring.size))
-        self._unheard: set[int] = set()  # peers that this rank does not watch, and that may not know yet of it
+        self._unheard: set[int] = set()  # peers that may not know yet that this rank has met them
         self._heard = threading.Condition()
         self._met = False
 
@@ -60,13 +60,15 @@ class Watches:
     def watch(self, peer: int) -> None:
         """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world.
 
-        A peer that this rank does not watch is told that they have met, once.
+        In a world that is no mesh every peer is first told, once, that they have met, and those that are not
+        watched nothing more. A question that is kept open may be broken off before it arrives, if this rank leaves
+        at once, and a peer that does not watch this rank would not hear that it has left.
         """
-        hold = peer in self._watched
-        if not hold:
+        if neighbours.is_mesh(self._ring.size):
+            self._question(peer, True)
+        else:
             self._unheard.add(peer)
-        answer = self._ask(peer, hold, 2 * self._ring.timeout_s)
-        answer.add_done_callback(lambda done: self._ended(peer, hold, done))
+            self._question(peer, False)
 
     def end_meeting(self, timeout_s: float) -> tuple[int, ...]:
         """Wait until every peer knows that they have met: this rank may leave then. Returns who does not answer.
@@ -87,6 +89,10 @@ class Watches:
         """The ranks that this one knows to have left in good order."""
         return sorted(self._left.copy())
 
+    def _question(self, peer: int, hold: bool) -> None:
+        answer = self._ask(peer, hold, 2 * self._ring.timeout_s)
+        answer.add_done_callback(lambda done: self._ended(peer, hold, done))
+
     def _ended(self, peer: int, hold: bool, answer: "Future[bytes]") -> None:
         if self._is_over():
             return
@@ -95,8 +101,10 @@ class Watches:
             self.note_left({peer, *load(answer.result().removeprefix(LEFT) or b"[]")})
         elif error is None and not hold:
             self._note_heard(peer)
+            if peer in self._watched:
+                self._question(peer, True)
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
-            self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
+            self._question(peer, hold)  # who computes without releasing the interpreter answers late: it is alive
         elif isinstance(error, PullRefused) and error.failure.kind == "stranger":
             # Between two questions it has left, and the next world of its process answers.
             self.note_left({peer})
