@@ -28,7 +28,7 @@ from ringtrain_operator.cluster.api.transport import Limits  # noqa: E402
 RESULTS = Path(__file__).parent / "results.json"
 MEASURED = {**SCENARIOS, thousands.__name__: thousands}
 # Jobs and workers each: the slope of `thousands`.
-SLOPE = ((1, 99), (1, 1000), (3, 1000), (10, 1000))
+SLOPE = ((1, 99), (1, 1000), (1, 4096), (3, 1000), (10, 1000))
 
 
 def main() -> None:

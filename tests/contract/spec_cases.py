@@ -59,7 +59,7 @@ def rules(*given: Manifest) -> Manifest:
 
 _ELASTIC = {
     "minReplicas": 2,
-    "maxReplicas": 1024,
+    "maxReplicas": 4096,
     "onLoss": "Shrink",
     "replaceTimeoutSeconds": 1,
     "joinDelaySeconds": 0,
@@ -194,7 +194,7 @@ REJECTED = [
     Case(
         "replicas-zero", manifest(worker=worker(replicas=0)), "spec.worker.replicas", "greater than or equal to 1"
     ),
-    Case("replicas-too-many", manifest(worker=worker(replicas=1025)), "spec.worker.replicas", "1024"),
+    Case("replicas-too-many", manifest(worker=worker(replicas=4097)), "spec.worker.replicas", "4096"),
     Case("replicas-is-a-string", manifest(worker=worker(replicas="2")), "spec.worker.replicas", "integer"),
     Case("slots-zero", manifest(slotsPerWorker=0), "spec.slotsPerWorker", "greater than or equal to 1"),
     Case("slots-too-many", manifest(slotsPerWorker=65), "spec.slotsPerWorker", "64"),
@@ -309,7 +309,7 @@ REJECTED = [
         "greater than elastic.maxReplicas",
     ),
     Case("elastic-min-zero", manifest(elastic={**_ELASTIC, "minReplicas": 0}), "spec.elastic.minReplicas", "1"),
-    Case("elastic-max-too-many", manifest(elastic={"maxReplicas": 1025}), "spec.elastic.maxReplicas", "1024"),
+    Case("elastic-max-too-many", manifest(elastic={"maxReplicas": 4097}), "spec.elastic.maxReplicas", "4096"),
     Case(
         "elastic-on-loss-unknown",
         manifest(elastic={**_ELASTIC, "onLoss": "Ignore"}),

@@ -1,14 +1,13 @@
 """An elastic MPI job: each formation has its own mpirun, in pods that stay."""
 
-import os
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from support.gang import PodProcess, until
+from support.gang import PodProcess, until, until_ended
 
 from .jobs import MpiGang
 from .libraries import ALL, OPEN_MPI, Library, python
@@ -59,10 +58,11 @@ def test_mpirun_is_run_anew_over_the_pods_that_live(
     agents = job.agents()
     launcher = job.launcher("mpirun", *python(TRAIN))
     first = until_formed(job, launcher, 1, [0, 1, 2, 3])
-    os.kill(first[1], signal.SIGKILL)
+    former = [psutil.Process(pid) for pid in first]
+    former[1].kill()
     second = until_formed(job, launcher, 2, [0, 1, 2, 3])
     assert set(first).isdisjoint(second)
-    until("ranks of the former world are gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in first))
+    until_ended(former)
     agents[0].kill()
     until_formed(job, launcher, 3, [2, 3])
     assert agents[1].process.poll() is None

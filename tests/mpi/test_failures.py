@@ -1,14 +1,14 @@
 """What can go wrong with an MPI job, and the words in which its status says so."""
 
-import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from support.gang import until
+from support.gang import until_ended
 
 from .jobs import MpiGang
 from .libraries import ALL, MPICH, OPEN_MPI, Library, python
@@ -158,13 +158,13 @@ def test_a_rank_that_is_killed(library: Any, gang: Callable[..., MpiGang], short
     launcher = job.launcher("mpirun", *python(SLEEP))
     for rank in range(4):
         job.wait_for_line(rank, "is process")
-    pids = [int(job.rank_log(rank).split()[-1]) for rank in range(4)]
-    os.kill(pids[3], signal.SIGKILL)
+    ranks = [psutil.Process(int(job.rank_log(rank).split()[-1])) for rank in range(4)]
+    ranks[3].kill()
     assert launcher.wait() == 128 + signal.SIGKILL
     found = launcher.message()["failure"]
     assert (found["reason"], found["rank"], found["pod"]) == ("RankFailed", 3, "job-worker-1")
     assert [agent.wait() for agent in agents] == [75, 128 + signal.SIGKILL]
-    until("all ranks are gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    until_ended(ranks)
 
 
 @pytest.mark.parametrize("library", ALL)

@@ -1,12 +1,12 @@
 """Training with RINGTRAIN_TRANSPORT=mpi, when a rank is lost: noticed as over the network, and named."""
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
-from support.gang import until
+from support.gang import until_ended
 
 from .jobs import MpiGang
 from .libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library, python
@@ -54,8 +54,9 @@ def test_a_lost_rank_is_named(
         job.wait_for_line(rank, "ten steps")
     # Not the first line of a log: libraries may have warned of something before.
     pids = [int(job.rank_log(rank).split(f"rank {rank} is process ")[1].split()[0]) for rank in range(4)]
+    ranks = [psutil.Process(pid) for pid in pids]
     if fault:
-        os.kill(pids[3], fault)
+        ranks[3].send_signal(fault)
     code = launcher.wait()
     found = launcher.message()["failure"]
     assert found["reason"] == "RankFailed", found
@@ -67,4 +68,4 @@ def test_a_lost_rank_is_named(
         lost = [line for rank in range(3) for line in job.rank_log(rank).splitlines() if "PeerLost:" in line]
         assert lost
         assert all("rank 3" in line for line in lost), lost
-    until("all ranks are gone", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    until_ended(ranks)

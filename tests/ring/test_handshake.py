@@ -27,6 +27,7 @@ from ringtrain.world import authentication
 from ringtrain.world.config import WorkerConfig
 from ringtrain.world.failure_state import FailureState
 from ringtrain.world.handshake import Handshake
+from ringtrain.world.neighbours import MESH_MOST
 from ringtrain.world.ring_config import RingConfig
 
 BOTH = pytest.mark.parametrize("transport", ["memory", "grpc"])
@@ -112,25 +113,30 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
 
 
 class Overtaken(MemoryTransport):
-    """Its rank has left before its watches arrive anywhere."""
+    """Its rank has left before its watches arrive anywhere: the questions that it would keep open."""
 
     def ask(
         self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
     ) -> "Future[bytes]":
-        return Future() if method == WATCH else super().ask(peer, method, request, timeout_s, patient)
+        if method == WATCH and load(request)["hold"]:
+            return Future()
+        return super().ask(peer, method, request, timeout_s, patient)
 
 
-def test_a_rank_that_leaves_as_soon_as_it_has_met_all_is_not_missed() -> None:
-    """Who leaves in good order had met its peers: they do not wait for a watch that it has no use for any more."""
+@pytest.mark.parametrize("size", [2, MESH_MOST + 1], ids=["a-mesh", "no-mesh"])
+def test_a_rank_that_leaves_as_soon_as_it_has_met_all_is_not_missed(size: int) -> None:
+    """Who leaves in good order had met its peers: they do not wait for a watch that it has no use for any more.
+
+    Also where they do not watch it themselves, and so do not hear that it leaves.
+    """
     network = MemoryNetwork()
-    configs = world(2)
 
     def join(config: WorkerConfig) -> None:
         made = (Overtaken if config.rank == 0 else MemoryTransport)(network, config.rank)
         RankContext(config, made).close()
 
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(join, configs)) == [None, None]
+    with ThreadPoolExecutor(size) as pool:
+        assert list(pool.map(join, world(size))) == [None] * size
 
 
 def test_a_second_process_waits_while_ranks_meet() -> None:

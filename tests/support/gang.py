@@ -34,11 +34,22 @@ def until(what: str, look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether `process` has not ended: a zombie only waits for whoever inherited it, which may take its time."""
+    """Whether `process` has not ended: a zombie only waits for whoever inherited it, which may take its time.
+
+    Another process, or a thread, that has got its number since does not count.
+    """
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def until_ended(processes: Sequence[psutil.Process], deadline_s: float = DEADLINE_S) -> None:
+    """Return when none of `processes` runs; AssertionError that shows those that do."""
+    end = time.monotonic() + deadline_s
+    while running := [process for process in processes if runs(process)]:
+        assert time.monotonic() < end, f"not ended within {deadline_s:g} s: {[p.as_dict() for p in running]}"
+        time.sleep(0.02)
 
 
 class PodProcess:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+# As many workers as the operator was measured with, in one job; see bench/operator/README.md.
+MOST_WORKERS = 4096
 # The name of another object of the cluster.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 

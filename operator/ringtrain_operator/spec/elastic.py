@@ -6,17 +6,20 @@ from typing import Literal
 
 from pydantic import Field
 
-from .base import SpecModel
+from .base import MOST_WORKERS, SpecModel
 
 
 class Elastic(SpecModel):
     """Between which sizes the world may change within an attempt. Unset: any loss restarts the gang."""
 
     min_replicas: int = Field(
-        default=1, ge=1, le=1024, description="Fewest workers that training goes on with; at most worker.replicas."
+        default=1,
+        ge=1,
+        le=MOST_WORKERS,
+        description="Fewest workers that training goes on with; at most worker.replicas.",
     )
     max_replicas: int = Field(
-        ge=1, le=1024, description="Most workers that worker.replicas may be set to while the job runs."
+        ge=1, le=MOST_WORKERS, description="Most workers that worker.replicas may be set to while the job runs."
     )
     on_loss: Literal["Replace", "Shrink", "Restart"] = Field(
         default="Replace",

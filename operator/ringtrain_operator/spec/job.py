@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import Rule, SpecModel
+from .base import MOST_WORKERS, Rule, SpecModel
 from .data_workers import DataWorkers
 from .elastic import Elastic
 from .evaluator import Evaluator
@@ -37,7 +37,7 @@ class Worker(SpecModel):
     replicas: int = Field(
         default=1,
         ge=1,
-        le=1024,
+        le=MOST_WORKERS,
         description="Worker pods. A change restarts the gang with the new world; in an elastic job workers join "
         "and leave instead.",
     )

@@ -132,7 +132,7 @@ async def test_what_is_wrong_is_told_by_field(open_cluster: OpenCluster, tmp_pat
                 await client.train(greets, args=["x"])
             run = await client.train("/opt/train.py", in_image=True, image="w:1", name="digits")
             if open_cluster is not fake_cluster:  # which holds no rules
-                with pytest.raises(Invalid, match=r"spec.worker.replicas.*1024"):
+                with pytest.raises(Invalid, match=r"spec.worker.replicas.*4096"):
                     await run.scale(5000)
             with pytest.raises(NotFound, match="is the operator installed, and the namespace nowhere there"):
                 await client.submit({**await run.job(), "metadata": {"name": "x", "namespace": "nowhere"}})

@@ -126,7 +126,9 @@ OPTIONS: Final = (
         bool,
         "params.hierarchical_allgather",
     ),
-    _nothing("--torus-allreduce/--no-torus-allreduce", "there is no NCCL", bool, "params.torus_allreduce"),
+    _nothing(
+        "--torus-allreduce/--no-torus-allreduce", "NCCL chooses its own algorithm", bool, "params.torus_allreduce"
+    ),
     _nothing("--autotune/--no-autotune", _NO_TUNING, bool, "autotune.enabled"),
     _nothing("--autotune-log-file", _NO_TUNING, config="autotune.log_file"),
     _nothing("--autotune-warmup-samples", _NO_TUNING, _COUNT, "autotune.warmup_samples"),
@@ -146,7 +148,9 @@ OPTIONS: Final = (
     _nothing(
         "--mpi-threads-disable/--no-mpi-threads-disable", _NO_MPI, bool, "library_options.mpi_threads_disable"
     ),
-    _nothing("--num-nccl-streams", "there is no NCCL", _COUNT, "library_options.num_nccl_streams"),
+    _nothing(
+        "--num-nccl-streams", "NCCL runs on one stream, PyTorch's own", _COUNT, "library_options.num_nccl_streams"
+    ),
     _nothing("--thread-affinity", "threads are not bound to cores", _COUNT, "library_options.thread_affinity"),
     _nothing(
         "--gloo-timeout-seconds",

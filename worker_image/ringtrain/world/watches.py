@@ -53,11 +53,10 @@ class Watches:
     def watch(self, peer: int) -> None:
         """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world.
 
-        A peer that this rank does not watch is told that they have met, once.
+        In a world that is no mesh every partner is first told, once, that they have met, and those that are not
+        watched nothing more. A question that is kept open may be broken off before it arrives.
         """
-        hold = peer in self._watched
-        answer = self._ask(peer, hold, 2 * self._ring.timeout_s)
-        answer.add_done_callback(lambda done: self._ended(peer, hold, done))
+        self._question(peer, neighbours.is_mesh(self._ring.size))
 
     def end_meeting(self) -> None:
         """All have met: from now on ranks that left are no longer watched, and the next ones are."""
@@ -72,6 +71,10 @@ class Watches:
         """The ranks that this one knows to have left in good order."""
         return sorted(self._left.copy())
 
+    def _question(self, peer: int, hold: bool) -> None:
+        answer = self._ask(peer, hold, 2 * self._ring.timeout_s)
+        answer.add_done_callback(lambda done: self._ended(peer, hold, done))
+
     def _ended(self, peer: int, hold: bool, answer: "Future[bytes]") -> None:
         if self._is_over():
             return
@@ -79,9 +82,10 @@ class Watches:
         if error is None and answer.result().startswith(LEFT):
             self.note_left({peer, *load(answer.result().removeprefix(LEFT) or b"[]")})
         elif error is None and not hold:
-            pass
+            if peer in self._watched:
+                self._question(peer, True)
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
-            self.watch(peer)  # a rank that computes without releasing the interpreter answers late: it is alive
+            self._question(peer, hold)  # who computes without releasing the interpreter answers late: it is alive
         elif isinstance(error, PullRefused) and error.failure.kind == "stranger":
             # Between two questions it has left, and the next world of its process answers.
             self.note_left({peer})

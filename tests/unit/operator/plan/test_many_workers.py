@@ -1,4 +1,4 @@
-"""Jobs of a thousand workers: a look costs in proportion to the workers, and what is written fits."""
+"""Jobs of thousands of workers: a look costs in proportion to the workers, and what is written fits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from support.planworld import World
 
 from ringtrain_operator.cluster.observe import split_owned
 from ringtrain_operator.observe.model import ObjectRef, Refusal
+from ringtrain_operator.spec.base import MOST_WORKERS
 from ringtrain_operator.status.incarnations import LOSSES_KEPT
 
 # etcd takes 1.5 MiB of an object; 128 KiB leave room for a spec, and for what the API server notes beside.
 STATUS_BYTES_MAX = 128 * 1024
-MOST_WORKERS = 1024
 
 
 def running_world(workers: int, *, is_elastic: bool) -> World:
