@@ -1,10 +1,11 @@
 """The ring's own protocol code in simulated time: worlds of 8 to 8,192 ranks on one core.
 
     python -m bench.scale.ring check        # beside the measured rows of bench/README.md
-    python -m bench.scale.ring slopes       # into ring.jsonl: ten minutes
+    python -m bench.scale.ring slopes 1024  # up to so many ranks, into ring.jsonl: half an hour
+    python -m bench.scale.ring crossover 32 # chain and tree of up to so many pods
     python -m bench.scale.ring plot         # ring.png of ring.jsonl
 
-Membership, handshake, offers, calls, exchanges and the chain of pods are the runtime's, line by line; threads are
+Membership, handshake, offers, calls, exchanges, chain and tree of pods are the runtime's own; threads are
 greenlets (`clock.py`), and the transport is a network of hosts with links and cores (`network.py`). What is not
 run: sockets, the arithmetic of a fold, and memory that ranks of a pod share, of which each has a price instead.
 """
@@ -21,9 +22,9 @@ import numpy as np
 
 from bench.scale.clock import Clock, Condition
 from bench.scale.network import Costs, Host, Link, Network, SimulatedTransport
-from ringtrain.communicators import call, exchange
+from ringtrain.communicators import call, exchange, pod_tree
 from ringtrain.communicators.exchange import ExchangeCommunicator
-from ringtrain.communicators.hierarchical import HierarchicalCommunicator
+from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, HierarchicalCommunicator
 from ringtrain.communicators.shm.join import Hosts
 from ringtrain.reduction.fold import Flat
 from ringtrain.reduction.ops import ReduceOp
@@ -114,6 +115,7 @@ class SimulatedWorld:
                 if hasattr(module, name):
                     setattr(module, name, getattr(self.clock, name))
         exchange.Folder = _Drained  # type: ignore[assignment,misc]
+        pod_tree.add_up = lambda op, lower, upper, out: None
         self.size, self._ranks_each = size, ranks_each
         self.network = Network(
             self.clock, [Host(cores) for _ in range(-(-size // ranks_each))], ranks_each, link, costs
@@ -148,7 +150,7 @@ class SimulatedWorld:
         """A communicator of each rank, all flat."""
         return [ExchangeCommunicator(member, 1, tuple(range(self.size))) for member in self.members]
 
-    def hierarchies(self) -> list[Any]:
+    def hierarchies(self, chain_pods_most: int = CHAIN_PODS_MOST) -> list[Any]:
         """A communicator of each rank, where a host is a pod."""
         pods = [tuple(range(first, first + self._ranks_each)) for first in range(0, self.size, self._ranks_each)]
         groups = [_Pod(self.clock, self._ranks_each) for _ in pods]
@@ -156,7 +158,7 @@ class SimulatedWorld:
         for rank, network in enumerate(self.exchanges()):
             pod, local = divmod(rank, self._ranks_each)
             group: Any = _Member(groups[pod], pods[pod], local)
-            made.append(HierarchicalCommunicator(network, Hosts(tuple(pods), group)))
+            made.append(HierarchicalCommunicator(network, Hosts(tuple(pods), group), chain_pods_most))
         return made
 
     def collective(self, communicators: list[Any], work: Callable[[Any], object]) -> float:
@@ -243,10 +245,10 @@ def _hosts(nbytes: int) -> Callable[[int], float]:
     return seconds
 
 
-def _pods(nbytes: int) -> Callable[[int], float]:
+def _pods(nbytes: int, chain_pods_most: int) -> Callable[[int], float]:
     def seconds(size: int) -> float:
         world = SimulatedWorld(size, FABRIC, ranks_each=8, cores=8).acquainted()
-        return world.collective(world.hierarchies(), all_reduce(nbytes))
+        return world.collective(world.hierarchies(chain_pods_most), all_reduce(nbytes))
 
     return seconds
 
@@ -259,16 +261,32 @@ def _verdict(size: int) -> float:
     return SimulatedWorld(size, FABRIC, ranks_each=8, cores=8).acquainted().verdict()
 
 
+ALWAYS_CHAIN, ALWAYS_TREE = 1 << 20, 1
 ALL: Final = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 SLOPES: Final = (
     Slope("all ranks meet", ALL[:8], _meeting),
     Slope("all hear a verdict", ALL, _verdict),
-    Slope("allreduce of 4 KiB, pods of 8", ALL[:8], _flat(all_reduce(4 * KIB))),
+    Slope("allreduce of 4 KiB, flat", ALL[:8], _flat(all_reduce(4 * KIB))),
     Slope("agreement: 4 KiB of each rank to all", ALL[:8], _flat(gather(4 * KIB))),
     Slope("allreduce of 64 MiB, one rank a host", ALL[:5], _hosts(64 * MIB)),
-    Slope("allreduce of 64 MiB, pods of 8", ALL[1:], _pods(64 * MIB)),
-    Slope("allreduce of 1 MiB, pods of 8", ALL[1:], _pods(1 * MIB)),
+    Slope("allreduce of 64 MiB, chain of pods of 8", ALL[1:], _pods(64 * MIB, ALWAYS_CHAIN)),
+    Slope("allreduce of 64 MiB, tree of pods of 8", ALL[1:8], _pods(64 * MIB, ALWAYS_TREE)),
+    Slope("allreduce of 1 MiB, chain of pods of 8", ALL[1:], _pods(1 * MIB, ALWAYS_CHAIN)),
+    Slope("allreduce of 1 MiB, tree of pods of 8", ALL[1:], _pods(1 * MIB, ALWAYS_TREE)),
+    Slope("allreduce of 4 KiB, tree of pods of 8", ALL[1:8], _pods(4 * KIB, ALWAYS_TREE)),
 )
+
+
+def crossover(most: int) -> None:
+    """Chain and tree of up to `most` pods of 8, beside each other: what `CHAIN_PODS_MOST` comes from."""
+    lengths = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
+    print("| pods | 64 KiB | 1 MiB | 16 MiB | 64 MiB |\n| --- | --- | --- | --- | --- |")
+    for pods in (4, 6, 8, 9, 12, 13, 16, 24, 32, 64, 96, 128, 256, 512, 1024):
+        if pods <= most:
+            ways = [[_pods(n, bound)(8 * pods) * 1e3 for bound in (ALWAYS_CHAIN, ALWAYS_TREE)] for n in lengths]
+            print(
+                f"| {pods} | " + " | ".join(f"{chain:.3g}, {tree:.3g}" for chain, tree in ways) + " |", flush=True
+            )
 
 
 def slopes(most: int) -> None:
@@ -288,15 +306,16 @@ def plot() -> None:
     from matplotlib import pyplot  # only here: the simulation itself needs greenlet alone
 
     found = [json.loads(line) for line in _FOUND.read_text().splitlines()]
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+    figure, axes = pyplot.subplots(figsize=(10, 5))
     for name in dict.fromkeys(row["what"] for row in found):
         rows = [row for row in found if row["what"] == name]
-        axes.loglog([r["ranks"] for r in rows], [r["seconds"] * 1e3 for r in rows], marker="o", label=name)
+        style = "--" if "tree" in name else "-"
+        axes.loglog([r["ranks"] for r in rows], [r["seconds"] * 1e3 for r in rows], style, marker="o", label=name)
     axes.set_xlabel("ranks")
     axes.set_ylabel("ms, simulated: 25 Gbit/s, 50 µs between hosts, 8 cores each")
     axes.set_xticks(ALL, [str(size) for size in ALL])
     axes.grid(True, which="major", alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     figure.savefig(_FOUND.with_suffix(".png"), dpi=110)
 
@@ -307,5 +326,7 @@ if __name__ == "__main__":
         sys.exit(check() > MARGIN)
     elif what == "slopes":
         slopes(int(sys.argv[2]) if len(sys.argv) > 2 else ALL[-1])
+    elif what == "crossover":
+        crossover(int(sys.argv[2]))
     else:
         plot()

@@ -15,6 +15,7 @@ from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 
 from ringtrain.communicators.exchange import SEGMENT_BYTES
+from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST
 from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.transport.base import Transport
 from ringtrain.transport.rpc import RpcTransport
@@ -23,7 +24,7 @@ from ringtrain.world.config import WorkerConfig
 from .spmd import UNDER_MPIRUN, SpmdWorld, spmd_world
 
 T = TypeVar("T")
-# pods: of two ranks each, where the size is even
+# pods: of two ranks each, or of `ranks_a_pod`, where these divide the size
 TRANSPORTS = ["memory", "grpc", "shm", "pods"]
 if UNDER_MPIRUN:
     TRANSPORTS = [pytest.param("mpi", marks=pytest.mark.under_mpirun)]
@@ -67,6 +68,8 @@ def world_of(
     segment_bytes: int = SEGMENT_BYTES,
     timeout_s: float = 60.0,
     stall_timeout_s: float = 600.0,
+    ranks_a_pod: int = 2,
+    chain_pods_most: int = CHAIN_PODS_MOST,
 ) -> Iterator[World | SpmdWorld]:
     """A world of `size` ranks over `transport`; all of it is gone after the block."""
     if transport == "mpi":
@@ -83,9 +86,13 @@ def world_of(
             rank=rank, size=size, addresses=addresses, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s,
             transport=chosen,
         )  # fmt: skip
-        if transport == "pods" and size % 2 == 0:
-            config = replace(config, local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=size // 2)
-        return RankContext(config, made_transport(transport, config, network), segment_bytes)
+        if transport == "pods" and size % ranks_a_pod == 0:
+            pod, local = divmod(rank, ranks_a_pod)
+            config = replace(
+                config, local_rank=local, local_size=ranks_a_pod, cross_rank=pod, cross_size=size // ranks_a_pod
+            )
+        made = made_transport(transport, config, network)
+        return RankContext(config, made, segment_bytes, chain_pods_most=chain_pods_most)
 
     with ThreadPoolExecutor(size) as pool:
         contexts = list(pool.map(join, range(size)))

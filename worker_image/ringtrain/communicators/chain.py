@@ -8,6 +8,7 @@ import numpy as np
 
 from ringtrain.communicators.call import Call, FramesFor
 from ringtrain.communicators.exchange import ExchangeCommunicator
+from ringtrain.communicators.pairing import Pairing
 from ringtrain.communicators.shm.group import SharedGroup
 from ringtrain.communicators.shm.native import Chunks, Work, accumulator_dtype
 from ringtrain.reduction.fold import Flat, ScratchBuffers
@@ -33,8 +34,8 @@ class Pods:
     """Equally large pods, as one rank sees them.
 
     `size`: of all ranks. `local`: place in its pod. `pod`: number of its pod, of `last` + 1. `column`: world ranks
-    at the same place, by pod. `group`: the ranks of its own pod. `network`: all ranks. `scratch`: for what comes
-    from other pods.
+    at the same place, by pod. `group`: the ranks of its own pod. `network`: all ranks. `pairing`: of the pods.
+    `scratch`: for what comes from other pods.
     """
 
     size: int
@@ -44,6 +45,7 @@ class Pods:
     column: tuple[int, ...]
     group: SharedGroup
     network: ExchangeCommunicator
+    pairing: Pairing
     scratch: ScratchBuffers
 
     def begin(self, what: Signature, pods: Iterable[int], frames_for: FramesFor, total_bytes: int) -> Call:

@@ -2,7 +2,7 @@
 
 from ringtrain.communicators.base import Communicator
 from ringtrain.communicators.exchange import ExchangeCommunicator
-from ringtrain.communicators.hierarchical import HierarchicalCommunicator
+from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, HierarchicalCommunicator
 from ringtrain.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain.communicators.shm.join import Hosts, host_identity, share_memory
 from ringtrain.errors import ConfigurationError
@@ -11,7 +11,11 @@ from ringtrain.world.membership import Membership
 
 
 def choose_communicator(
-    member: Membership, process_set: int, network: ExchangeCommunicator, config: WorkerConfig
+    member: Membership,
+    process_set: int,
+    network: ExchangeCommunicator,
+    config: WorkerConfig,
+    chain_pods_most: int = CHAIN_PODS_MOST,
 ) -> Communicator:
     """Return shared memory for ranks of one pod, both for pods of several ranks each, else `network`; or MPI.
 
@@ -35,7 +39,7 @@ def choose_communicator(
     if not _are_regular(hosts):
         hosts.group.close()
         return network
-    return HierarchicalCommunicator(network, hosts)
+    return HierarchicalCommunicator(network, hosts, chain_pods_most)
 
 
 def pod_identity(config: WorkerConfig) -> str:
@@ -46,6 +50,6 @@ def pod_identity(config: WorkerConfig) -> str:
 
 
 def _are_regular(hosts: Hosts) -> bool:
-    """Whether hosts have equally many ranks, each a run of neighbours: what a fold in rank order needs."""
+    """Whether hosts have equally many ranks, each a run of neighbours: what folds of pods in their order need."""
     flat = [position for positions in hosts.positions for position in positions]
     return flat == sorted(flat) and len({len(positions) for positions in hosts.positions}) == 1

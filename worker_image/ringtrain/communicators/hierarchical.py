@@ -1,10 +1,12 @@
-"""Collectives over pods of several ranks: shared memory inside, one gRPC stream per rank between.
+"""Collectives over pods of several ranks: shared memory inside, gRPC between.
 
-A reduction is a chain through the pods. Each pod folds its ranks' contributions onto what the pod before has sent,
-and passes that on; the last pod has the result and sends it back. So every element is the left fold in rank order,
-bit for bit what a flat exchange gives, and a tensor crosses each link once in each direction however many ranks a
-pod has. Rank l of every pod handles its own part of the tensor; segments follow each other through the chain.
-See docs/decisions/0002-chain-of-pods.md.
+Up to twelve pods a reduction is a chain through the pods. Each pod folds its ranks' contributions onto what the
+pod before has sent, and passes that on; the last pod has the result and sends it back. So every element is the
+left fold in rank order, bit for bit what a flat exchange gives, and a tensor crosses each link once in each
+direction however many ranks a pod has. Rank l of every pod handles its own part of the tensor; segments follow
+each other through the chain. See docs/decisions/0002-chain-of-pods.md.
+
+Between more pods a reduction is a tree of the pods' sums: see `pod_tree.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +20,10 @@ from numpy.typing import NDArray
 from ringtrain.communicators.chain import Chain, Pods, Section
 from ringtrain.communicators.doubling import PART_BYTES_MOST
 from ringtrain.communicators.exchange import ExchangeCommunicator
+from ringtrain.communicators.pairing import Pairing, dealt_section, shared_section
+from ringtrain.communicators.pod_tree import PodTree
 from ringtrain.communicators.shm.join import Hosts, allocate
-from ringtrain.communicators.shm.native import Work
+from ringtrain.communicators.shm.native import Chunks, Work
 from ringtrain.reduction.cuts import Bounds, even_bounds
 from ringtrain.reduction.fold import Flat, ScratchBuffers
 from ringtrain.reduction.ops import ReduceOp
@@ -32,16 +36,30 @@ _FLAT_BYTES: Final = PART_BYTES_MOST
 # Segments fill the chain: of a short tensor they are shorter, down to where their fixed cost shows.
 _SEGMENTS: Final = 16
 _LEAST_SEGMENT_BYTES: Final = 128 << 10
+# Between more pods a tree of their sums takes less time, whatever the length: see bench/scale/ring.md.
+CHAIN_PODS_MOST: Final = 12
+# Up to this whole parts go both ways: half as many trips count for more than the bytes.
+_DOUBLED_BYTES: Final = 512 << 10
+# Sections of a rank's part fill each other's pauses. More of them, or shorter ones, cost more than that gains
+# where ranks share cores: see bench/scale/ring.md.
+_TREE_SECTIONS: Final = 16
+_LEAST_TREE_BYTES: Final = 256 << 10
 
 
 class HierarchicalCommunicator:
-    """A `Communicator` of equally large pods. What is small or rare takes the flat exchange, `network`."""
+    """A `Communicator` of equally large pods. What is small or rare takes the flat exchange, `network`.
+
+    Up to `chain_pods_most` pods every reduction is the left fold in rank order. Between more of them every one,
+    short ones as well, is a tree of the pods' sums: see `pod_tree.py`.
+    """
 
     overlaps: Final = True
     # An exchange costs milliseconds; see bench/README.
     fusion_bytes: Final = 64 << 20
 
-    def __init__(self, network: ExchangeCommunicator, hosts: Hosts) -> None:
+    def __init__(
+        self, network: ExchangeCommunicator, hosts: Hosts, chain_pods_most: int = CHAIN_PODS_MOST
+    ) -> None:
         self._network = network
         self.ranks, self.position = network.ranks, network.position
         self._hosts = hosts
@@ -55,8 +73,10 @@ class HierarchicalCommunicator:
             column=tuple(network.ranks[positions[local]] for positions in hosts.positions),
             group=hosts.group,
             network=network,
+            pairing=Pairing(len(hosts.positions)),
             scratch=ScratchBuffers(),
         )
+        self._is_tree = len(hosts.positions) > chain_pods_most
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
@@ -64,12 +84,18 @@ class HierarchicalCommunicator:
             self._network.all_reduce(what, source, target, op)
             return
         bounds = even_bounds(len(source), len(self._group.ranks))
+        if self._is_tree:
+            self._tree_of(what, bounds, source, op).all_reduce(source, target)
+            return
         chain = Chain(self._pods, what, self._cut(bounds, None, source), op)
         chain.all_reduce(source, target)
 
     def reduce_scatter(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         if self._goes_flat(source.nbytes):
             self._network.reduce_scatter(what, source, bounds, target, op)
+            return
+        if self._is_tree:
+            self._scatter_by_tree(what, source, bounds, target, op)
             return
         what = replace(what, layout=bounds)
         sections = [
@@ -136,7 +162,43 @@ class HierarchicalCommunicator:
 
     def _goes_flat(self, nbytes: int) -> bool:
         """Whether a tensor is short, or empty, and the way through all pods and back has more exchanges."""
+        if self._is_tree:
+            return not nbytes
         return not nbytes or (nbytes <= self._flat_bytes and 2 * self._pods.last > self._doublings)
+
+    def _tree_of(self, what: Signature, bounds: Bounds, source: Flat, op: ReduceOp) -> PodTree:
+        pods, doubles = self._pods, source.nbytes <= _DOUBLED_BYTES
+        longest = max(end - start for start, end in pairwise(bounds))
+        step = longest if doubles else self._step(longest, source, _TREE_SECTIONS, _LEAST_TREE_BYTES)
+        sections = [shared_section(chunks, pods.local, pods.pairing) for chunks in _pieces(bounds, longest, step)]
+        return PodTree(pods, what, sections, op, doubles)
+
+    def _scatter_by_tree(self, what: Signature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
+        """Of a short tensor every rank gets the whole result: to add up the chunks of each pod by themselves would
+        cost a meeting for each."""
+        what = replace(what, layout=bounds)
+        if source.nbytes <= _DOUBLED_BYTES:
+            result = np.empty_like(source)
+            pieces = even_bounds(len(source), len(self._group.ranks))
+            self._tree_of(what, pieces, source, op).all_reduce(source, result)
+            target[...] = result[bounds[self.position] : bounds[self.position + 1]]
+            return
+        pods = self._pods
+        longest = max(end - start for start, end in pairwise(bounds))
+        step = max(
+            1, self._step(longest * (pods.last + 1), source, _TREE_SECTIONS, _LEAST_TREE_BYTES) // (pods.last + 1)
+        )
+        by_pod = [_pieces(self._of_pod(bounds, pod), longest, step) for pod in range(pods.last + 1)]
+        sections = [
+            dealt_section(chunks, pods.pod, pods.local, pods.pairing) for chunks in zip(*by_pod, strict=True)
+        ]
+        PodTree(pods, what, sections, op, doubles=False).reduce_scatter(source, target, bounds[self.position])
+
+    def _step(self, length: int, like: Flat, segments: int, least: int) -> int:
+        """How long each of `segments` of a rank's part of `length` is: at least `least` bytes."""
+        least = min(least, self._network.segment_bytes)
+        bytes_each = min(max(length * like.itemsize // segments, least), self._network.segment_bytes)
+        return max(1, bytes_each // like.itemsize)
 
     def _of_pod(self, bounds: Bounds, pod: int) -> Bounds:
         ranks = len(self._group.ranks)
@@ -145,10 +207,15 @@ class HierarchicalCommunicator:
     def _cut(self, bounds: Bounds, owner: int | None, like: Flat) -> list[Section]:
         """Cut the chunks at `bounds` into segments that go through the chain one after the other."""
         longest = max(end - start for start, end in pairwise(bounds))
-        least = min(_LEAST_SEGMENT_BYTES, self._network.segment_bytes)
-        bytes_each = min(max(longest * like.itemsize // _SEGMENTS, least), self._network.segment_bytes)
-        step = max(1, bytes_each // like.itemsize)
         return [
-            Section(tuple((min(a + at, b), min(a + at + step, b)) for a, b in pairwise(bounds)), owner)
-            for at in range(0, longest, step)
+            Section(chunks, owner)
+            for chunks in _pieces(bounds, longest, self._step(longest, like, _SEGMENTS, _LEAST_SEGMENT_BYTES))
         ]
+
+
+def _pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:
+    """The chunks at `bounds` in pieces of `step`; a chunk that has come to its end is empty in what follows."""
+    return [
+        tuple((min(a + at, b), min(a + at + step, b)) for a, b in pairwise(bounds))
+        for at in range(0, longest, step)
+    ]

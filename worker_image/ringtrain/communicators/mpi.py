@@ -1,7 +1,8 @@
 """Collectives through the MPI library, with the same contract as those over the network.
 
 MPI moves the bytes (all-to-all and all-gather: for a reduction the same 2(N - 1)/N of the payload as a ring), this
-side folds them in rank order: so every dtype works, and results have the bits that every other transport gives. An
+side folds them in rank order: so every dtype works, and results have the bits that other transports give, but for
+worlds of many pods (docs/decisions/0046-many-pods.md). An
 MPI_Allreduce would fold in an order of the library's choice, and knows no bfloat16.
 """
 

@@ -46,7 +46,7 @@ class Group(Protocol):
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> Pending:
         """Leave the reduction over ranks of `buffer[bounds[r]:bounds[r + 1]]` on rank r, in place.
 
-        Every element is the left fold over ranks in rank order, so its bits do not depend on `bounds`. What the
+        Every element is folded in one order of the ranks, so its bits do not depend on `bounds`. What the
         rest of `buffer` holds after that is not defined.
         """
 

@@ -14,8 +14,9 @@ from ringtrain.wire.dtypes import INTEGERS
 class ReduceOp(Enum):
     """How the values of all ranks become one.
 
-    `Sum`, `Min`, `Max`, `Product` fold in rank order. `Average` is the sum divided by the number of ranks.
-    `Adasum` (Maleki et al. 2020) scales what it adds by how far two gradients point the same way.
+    `Sum`, `Min`, `Max`, `Product` fold in the order that `api/collectives.py` tells. `Average` is the sum divided
+    by the number of ranks. `Adasum` (Maleki et al. 2020) scales what it adds by how far two gradients point the
+    same way.
     """
 
     Average = "Average"
