@@ -36,13 +36,15 @@ _FLAT_BYTES: Final = PART_BYTES_MOST
 # Segments fill the chain: of a short tensor they are shorter, down to where their fixed cost shows.
 _SEGMENTS: Final = 16
 _LEAST_SEGMENT_BYTES: Final = 128 << 10
-# Between more pods a tree of their sums takes less time, whatever the length: see bench/scale/ring.md.
+# Between more pods an allreduce by a tree of their sums takes less time at any length: see bench/scale/ring.md.
 CHAIN_PODS_MOST: Final = 12
 # Up to this whole parts go both ways: half as many trips count for more than the bytes.
 _DOUBLED_BYTES: Final = 512 << 10
 # Sections of a rank's part fill each other's pauses. More of them, or shorter ones, cost more than that gains
 # where ranks share cores: see bench/scale/ring.md.
 _TREE_SECTIONS: Final = 16
+# Each section of a reduce-scatter is a meeting for each pod.
+_SCATTER_SECTIONS: Final = 4
 _LEAST_TREE_BYTES: Final = 256 << 10
 
 
@@ -186,7 +188,8 @@ class HierarchicalCommunicator:
         pods = self._pods
         longest = max(end - start for start, end in pairwise(bounds))
         step = max(
-            1, self._step(longest * (pods.last + 1), source, _TREE_SECTIONS, _LEAST_TREE_BYTES) // (pods.last + 1)
+            1,
+            self._step(longest * (pods.last + 1), source, _SCATTER_SECTIONS, _LEAST_TREE_BYTES) // (pods.last + 1),
         )
         by_pod = [_pieces(self._of_pod(bounds, pod), longest, step) for pod in range(pods.last + 1)]
         sections = [
