@@ -2,6 +2,7 @@
 
 import re
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedEr
 from ringtrain.negotiation.agreement import Agreement
 from ringtrain.negotiation.queue import NamedQueue
 from ringtrain.negotiation.request import CollectiveKind, Request, Round, described
-from ringtrain.negotiation.submission import Promise
+from ringtrain.negotiation.submission import Submission
 from ringtrain.process_groups.context import current
 
 ONES = np.ones(2, np.float32)
@@ -230,17 +231,31 @@ def test_a_request_asked_for_again_is_the_same_object_and_what_differs_is_anothe
 
 
 def test_a_promise_that_nobody_keeps_raises_after_its_deadline_and_a_kept_one_wakes_all_waiters():
-    kept = threading.Condition()
-    promise = Promise(kept)
+    promise = Submission(allreduce("a"), tuple)
+    promise.kept = threading.Condition()
     with pytest.raises(TimeoutError, match="no result within"):
         promise.result(0.01)
     assert not promise.done()
     with ThreadPoolExecutor(3) as pool:
         waiters = [pool.submit(promise.result, 60) for _ in range(3)]
-        promise.set_result("sum")
-        with kept:
-            kept.notify_all()
-        assert [waiter.result(60) for waiter in waiters] == ["sum"] * 3
+        promise.keep(["sum"])
+        with promise.kept:
+            promise.kept.notify_all()
+        assert [waiter.result(60) for waiter in waiters] == [["sum"]] * 3
+
+
+@pytest.mark.parametrize(
+    "end", [lambda p: p.keep([]), lambda p: p.break_with(MismatchError("no"))], ids=["kept", "broken"]
+)
+def test_a_promise_that_is_over_holds_tensors_no_longer(end):
+    """A gradient becomes a view of its bucket only where nobody else holds its memory."""
+    array = np.ones(2)
+    gone = weakref.ref(array)
+    promise = Submission(allreduce("a"), lambda held=array: [held], target=array)
+    del array
+    assert gone() is not None
+    end(promise)
+    assert gone() is None
 
 
 def test_a_closed_queue_fails_what_is_in_flight():

@@ -1,10 +1,13 @@
 """Checks of what ringtrain.torch's collectives raise where ranks disagree, run on every rank of a world."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from frameworks.torch_values import RANK, SIZE, assert_differs, error_of
 
+import ringtrain as rt
 import ringtrain.torch as hvd
 
 
@@ -17,6 +20,22 @@ def check_error_shape():
     assert_differs(error, "shape", "(2,) on rank 0 and (3,) on rank 1")
     error = error_of(lambda: hvd.allgather(torch.ones(2, 3 if RANK else 2), name="w"))
     assert_differs(error, "shape after the first dimension", "on rank 0 and")
+
+
+def check_error_shape_after_steps_that_were_alike():
+    """Of one tensor among several: the others are reduced, and so is the next step."""
+    names = ["a", "b", "c"]
+
+    def step(shapes: dict[str, int]) -> dict:
+        return {n: hvd.allreduce_async(torch.ones(shapes.get(n, 2)), name=n, op=hvd.Sum) for n in names}
+
+    for shapes in ({}, {}, {"b": 3 if RANK else 2}, {}):
+        handles = step(shapes)
+        if shapes and SIZE > 1:
+            error = error_of(partial(hvd.synchronize, handles.pop("b")))
+            assert_differs(error, "'allreduce.b'", "shape", "(2,) on rank 0 and (3,) on rank 1")
+        for handle in handles.values():
+            assert hvd.synchronize(handle).tolist() == [SIZE] * 2
 
 
 def check_error_dtype():
@@ -77,17 +96,14 @@ def check_error_factors():
 
 def check_error_name_in_flight():
     """The second of two submissions under one name fails; the first is not harmed."""
-    hold = hvd.allreduce_async(torch.ones(2), name="hold", op=hvd.Sum)
-    first = hvd.allreduce_async(torch.ones(200_000), name="twice", op=hvd.Sum)
-    try:
-        hvd.allreduce_async(torch.ones(200_000), name="twice", op=hvd.Sum)
-    except ValueError as error:
-        assert_differs(str(error), f"rank {RANK}", "'allreduce.twice'", "still in flight")
-    else:
-        assert hvd.poll(first)  # it had ended already, so nothing was in flight
-        hvd.barrier()
-    assert hvd.synchronize(first)[0].item() == SIZE
-    hvd.synchronize(hold)
+    if RANK > 0:  # rank 0 has not submitted it yet
+        first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+        with pytest.raises(ValueError, match=f"rank {RANK}: .*'allreduce.twice'.* still in flight"):
+            hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+    rt.barrier()
+    if RANK == 0:
+        first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
+    assert hvd.synchronize(first).tolist() == [SIZE] * 2
 
 
 def check_error_scalar():

@@ -20,6 +20,7 @@ from frameworks.torch_values import (
     stacked,
     value,
 )
+from torch import nn
 
 import ringtrain.torch as hvd
 from ringtrain.torch.bridge import torch_dtype
@@ -58,6 +59,77 @@ def check_allreduce_of_scalars_and_empty_tensors():
     assert hvd.allreduce(torch.tensor(float(RANK)), op=hvd.Sum).item() == sum(RANKS)
     assert hvd.allreduce(torch.tensor(RANK), op=hvd.Average).item() == int(sum(RANKS) / SIZE)
     assert hvd.allreduce(torch.empty(0, 3)).shape == (0, 3)
+
+
+def allreduced(tensors: dict[str, torch.Tensor], begin=hvd.allreduce_async, **how) -> dict[str, torch.Tensor]:
+    handles = {name: begin(tensor, name=name, **how) for name, tensor in tensors.items()}
+    return {name: hvd.synchronize(handle) for name, handle in handles.items()}
+
+
+def small(step: int, scale: int = RANK + 1) -> dict[str, torch.Tensor]:
+    """Tensors of all kinds that are packed together in a step, among them those of each type."""
+    shapes = {"matrix": (3, 5), "scalar": (), "empty": (0, 2), "vector": (7,)}
+    return {
+        f"{dtype}.{name}": torch.full(shape, scale * (step + 1)).to(torch_dtype(dtype))
+        for dtype in ("float32", "bfloat16", "int16", "int64")
+        for name, shape in shapes.items()
+    }
+
+
+def check_results_of_steps_that_are_alike_belong_to_the_user():
+    """No later step writes to them, and no two of them share memory or a count of writes."""
+    steps = [allreduced(small(step), op=hvd.Sum) for step in range(4)]
+    for step, results in enumerate(steps):
+        for name, expected in small(step, sum(rank + 1 for rank in RANKS)).items():
+            assert results[name].dtype is expected.dtype
+            assert results[name].equal(expected), name
+            assert results[name].untyped_storage().nbytes() == expected.untyped_storage().nbytes(), name
+    written, beside = steps[-1]["float32.matrix"], steps[-1]["float32.vector"]
+    version = beside._version
+    written.zero_()
+    assert beside._version == version
+    assert beside.ne(0).all()
+
+
+def check_steps_that_are_alike_in_place():
+    for step in range(3):
+        tensors = small(step)
+        tensors["parameter"] = nn.Parameter(torch.full((2,), 1.0 + RANK))
+        version = tensors["float32.matrix"]._version
+        results = allreduced(tensors, hvd.allreduce_async_, op=hvd.Sum)
+        assert all(results[name] is tensor for name, tensor in tensors.items())
+        assert tensors["float32.matrix"]._version > version
+        for name, expected in small(step, sum(rank + 1 for rank in RANKS)).items():
+            assert tensors[name].equal(expected), name
+        assert tensors["parameter"].tolist() == [sum(rank + 1.0 for rank in RANKS)] * 2
+
+
+def check_a_step_unlike_the_one_before():
+    """Another shape, type, operation or factor under the same name, or one rank whose tensor has to be copied."""
+    names = ["a", "b", "c"]
+    for _ in range(3):
+        allreduced({name: torch.ones(2, 3) for name in names}, op=hvd.Sum)
+    changes = [
+        (torch.ones(3, 2), {"op": hvd.Sum}, torch.full((3, 2), float(SIZE))),
+        (torch.ones(2, 3, dtype=torch.float64), {"op": hvd.Sum}, torch.full((2, 3), float(SIZE)).double()),
+        (torch.full((2, 3), RANK + 1.0), {"op": hvd.Max}, torch.full((2, 3), float(SIZE))),
+        (torch.ones(2, 3), {}, torch.ones(2, 3)),
+        (torch.ones(2, 3), {"op": hvd.Sum, "prescale_factor": 3.0}, torch.full((2, 3), 3.0 * SIZE)),
+        (torch.ones(2, 3), {"op": hvd.Sum, "postscale_factor": 0.5}, torch.full((2, 3), 0.5 * SIZE)),
+        (torch.ones(2, 3) if RANK else torch.ones(3, 2).t(), {"op": hvd.Sum}, torch.full((2, 3), float(SIZE))),
+    ]
+    for tensor, how, expected in changes:
+        for _ in range(2):
+            results = allreduced({"a": torch.ones(2, 3), "b": tensor, "c": torch.ones(2, 3)}, **how)
+            assert results["b"].equal(expected), how
+
+
+def check_what_is_reduced_is_the_memory_that_was_submitted():
+    for _ in range(3):
+        tensors = {name: torch.ones(2) for name in ("a", "b")}
+        handles = [hvd.allreduce_async(tensor, name=name, op=hvd.Sum) for name, tensor in tensors.items()]
+        tensors["a"].data = torch.zeros(3)
+        assert [hvd.synchronize(handle).tolist() for handle in handles] == [[SIZE] * 2] * 2
 
 
 def check_allreduce_of_bools():

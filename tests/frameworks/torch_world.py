@@ -45,6 +45,9 @@ def check_join_of_uneven_data():
             same(summed, np.full(2, float(expected)), (first, step))
             averaged = hvd.allreduce(torch.ones(2), name="uneven average")
             same(averaged, np.full(2, expected / SIZE), (first, step), "float32")
+            several = [hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name=f"uneven {i}") for i in range(3)]
+            for handle in several:
+                same(hvd.synchronize(handle), np.full(2, float(expected)), (first, step))
         last = hvd.join()
         assert last != first or SIZE == 1
         assert set(hvd.allgather_object(last)) == {last}

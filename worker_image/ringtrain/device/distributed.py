@@ -12,7 +12,7 @@ from ringtrain.negotiation import arrays
 from ringtrain.negotiation.arrays import Reduction
 from ringtrain.negotiation.queues import name_for
 from ringtrain.negotiation.request import CollectiveKind
-from ringtrain.negotiation.submission import Promise
+from ringtrain.negotiation.submission import Submission
 from ringtrain.optim import HostOptimizer, Rule
 from ringtrain.optim.cut import first_group
 from ringtrain.optim.host import BUCKET_BYTES
@@ -163,7 +163,7 @@ def insert_host_allreduce(
     """
     chosen: ReduceOp = chosen_op(op)
     how = Reduction(chosen.value, process_set)
-    begun: dict[str, Promise] = {}
+    begun: dict[str, Submission] = {}
 
     def out(name: str, gradient: Array) -> None:
         request = how.request(name_for("device", name, process_set), CollectiveKind.ALLREDUCE)

@@ -1,8 +1,10 @@
 """Carry out what was agreed: one collective of the communicator, or several reductions fused into one."""
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -14,6 +16,7 @@ from ringtrain.communicators.base import Communicator
 from ringtrain.negotiation.agreement import Agreed
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.reduction.arithmetic import scaled
+from ringtrain.reduction.cuts import Bounds, offsets
 from ringtrain.reduction.ops import Average, ReduceOp, Sum
 from ringtrain.wire.dtypes import CODES, dtype_of, name_of
 from ringtrain.wire.signature import Signature
@@ -21,6 +24,10 @@ from ringtrain.wire.signature import Signature
 # 64 MiB: what is fused is reduced together, and a handle of it is done when all of it is; a larger fusion only
 # delays the first update.
 FUSION_BYTES = 64 << 20
+
+# Tensors of a batch that are no longer than this on average are copied into one buffer, which is reduced in place.
+# The copy of 32 KiB takes as long as the Python that a tensor of its own costs: bench/README has figures.
+_PACKED_BYTES: Final = 32 << 10
 
 # A type that the ring carries, and that holds sums of the narrow ones.
 _WIDER: Final = {
@@ -35,6 +42,30 @@ _WIDER: Final = {
 Result = list[Any]
 
 
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Entries that share one collective. `names`: theirs. `bounds`: where the numbers of each of their tensors lie
+    in the one buffer into which all are packed; empty where they are not. The same on all ranks."""
+
+    entries: tuple[Agreed, ...]
+    names: tuple[str, ...]
+    bounds: Bounds
+
+    @classmethod
+    def of(cls, entries: Sequence[Agreed]) -> "Batch":
+        return cls(tuple(entries), tuple(entry.name for entry in entries), _packing(entries))
+
+    @property
+    def request(self) -> Request:
+        """Of any entry: what a batch has in common is the same in all."""
+        return self.entries[0].any_request
+
+    @functools.cached_property
+    def fewest_ranks(self) -> int:
+        """How many ranks have submitted every entry; the others have joined."""
+        return min(len(entry.requests) for entry in self.entries)
+
+
 @runtime_checkable
 class Carrier(Protocol):
     """What gives the arrays of a submission, and can also exchange its tensors where they lie."""
@@ -43,49 +74,76 @@ class Carrier(Protocol):
         """Return the tensors as arrays."""
 
     def carry_out(
-        self, communicator: Communicator, batch: Sequence[Agreed], tensors: Sequence["Carrier"]
+        self, communicator: Communicator, batch: Batch, tensors: Sequence["Carrier"]
     ) -> list[Result] | None:
         """Return the results of a batch, of which `tensors` are this rank's; None where they are to
-        go as arrays. The same on all ranks."""
+        go as arrays. The same on all ranks, or else what is exchanged is the same."""
 
 
-def batches(agreed: Sequence[Agreed]) -> Iterator[list[Agreed]]:
+def batches(agreed: Sequence[Agreed]) -> Iterator[Batch]:
     """Cut into runs that can share one collective, in order. Pure, so every rank cuts alike."""
     for fusible, run in groupby(agreed, key=_fusion_key):
         entries = list(run)
         if fusible is None:
-            yield from ([entry] for entry in entries)
+            yield from (Batch.of([entry]) for entry in entries)
             continue
         batch: list[Agreed] = []
         size = 0
         for entry in entries:
             if batch and size + _bytes(entry.any_request) > FUSION_BYTES:
-                yield batch
+                yield Batch.of(batch)
                 batch, size = [], 0
             batch.append(entry)
             size += _bytes(entry.any_request)
-        yield batch
+        yield Batch.of(batch)
 
 
 def run_batch(
     communicator: Communicator,
-    batch: Sequence[Agreed],
+    batch: Batch,
     arrays: Sequence[Sequence[Array] | None],
     targets: Sequence[Array | None],
 ) -> list[Result]:
     """Return the results of each entry of a batch. `arrays`: this rank's tensors, None where it has joined.
     `targets`: of a bucket, where its results go, if that matters.
     """
-    request = batch[0].any_request
+    request = batch.request
     if request.members:
         return [[_reduce_bucket(communicator, request, _given(request, arrays[0]), targets[0])]]
     if request.kind is not CollectiveKind.ALLREDUCE:
-        return [_run_single(communicator, batch[0], arrays[0] or ())]
-    given = [_given(entry.any_request, own) for entry, own in zip(batch, arrays, strict=True)]
-    inputs = _all_scaled([array for own in given for array in own], request.prescale)
-    outputs = _allreduce(communicator, inputs, ReduceOp(request.op))
-    finished = iter(_all_scaled(outputs, request.postscale))
+        return [_run_single(communicator, batch.entries[0], arrays[0] or ())]
+    given = [_given(entry.any_request, own) for entry, own in zip(batch.entries, arrays, strict=True)]
+    tensors = [array for own in given for array in own]
+    if batch.bounds:
+        packed = np.concatenate([array.reshape(-1) for array in tensors], dtype=dtype_of(request.dtypes[0]))
+        packed = reduce_packed(communicator, request, packed)
+        cuts = itertools.pairwise(batch.bounds)
+        finished = iter([packed[slice(*cut)].reshape(like.shape) for cut, like in zip(cuts, tensors, strict=True)])
+    else:
+        outputs = _allreduce(communicator, _all_scaled(tensors, request.prescale), ReduceOp(request.op))
+        finished = iter(_all_scaled(outputs, request.postscale))
     return [list(itertools.islice(finished, len(own))) for own in given]
+
+
+def reduce_packed(communicator: Communicator, request: Request, packed: Array) -> Array:
+    """Return the reduction of the tensors of a batch, which lie in `packed` one behind the other. `packed` may be
+    changed, and may be what is returned."""
+    op = ReduceOp(request.op)
+    carried_op, wide = _carried(packed.dtype, op)
+    carried = scaled(packed, request.prescale).astype(wide, copy=False)
+    communicator.all_reduce(Signature("allreduce", op=op.value), carried, carried, carried_op)
+    if wide is not packed.dtype or carried_op is not op:
+        carried = _narrowed(carried, op, packed.dtype, len(communicator.ranks))
+    return scaled(carried, request.postscale)
+
+
+def _packing(entries: Sequence[Agreed]) -> Bounds:
+    """`Batch.bounds` of these entries."""
+    request = entries[0].any_request
+    fits = sum(_bytes(entry.any_request) for entry in entries) <= _PACKED_BYTES * len(entries)
+    if len(entries) == 1 or not fits or request.op == "Adasum":  # which scales each tensor by its own norm
+        return ()
+    return offsets([math.prod(shape) for entry in entries for shape in entry.any_request.shapes])
 
 
 def _all_scaled(arrays: list[Array], factor: float) -> list[Array]:

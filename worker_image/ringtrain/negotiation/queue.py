@@ -10,9 +10,9 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from ringtrain import timeline
 from ringtrain.communicators.base import Communicator
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
 from ringtrain.negotiation.agreement import Agreed, Agreement
-from ringtrain.negotiation.execution import Carrier, Result, batches, run_batch
-from ringtrain.negotiation.request import Request, Round
-from ringtrain.negotiation.submission import Arrays, Finish, Promise, Submission
+from ringtrain.negotiation.execution import Batch, Carrier, Result, batches, run_batch
+from ringtrain.negotiation.request import KNOWN_MAX, Request, Round
+from ringtrain.negotiation.submission import Arrays, Finish, Submission
 from ringtrain.wire.signature import Signature
 
 # After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
@@ -53,6 +53,7 @@ class NamedQueue:
         """`open_communicator` is called on the queue's own thread: ranks need not make their queues together."""
         self.rank = rank
         self.ranks = ranks
+        self.remembered: dict[Hashable, Request] = {}  # by all that they follow from
         self._open_communicator = open_communicator
         self._timeout_s = timeout_s
         self._communicator: Communicator | None = None
@@ -60,7 +61,7 @@ class NamedQueue:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._kept = threading.Condition()  # of every promise
-        self._last: tuple[list[Agreed], list[list[Agreed]]] = [], []  # what was agreed on last, and its batches
+        self._last: tuple[list[Agreed], list[Batch]] = [], []  # what was agreed on last, and its batches
         self._new: list[Request] = []
         self._in_flight: dict[str, Submission] = {}
         self._joining: Future[int] | None = None
@@ -69,8 +70,8 @@ class NamedQueue:
         self._thread = threading.Thread(target=self._loop, name="ringtrain-named-queue", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, arrays: Arrays = tuple, finish: Finish = list) -> Promise:
-        """Return a promise of `finish(result)`, which the queue's own thread calls.
+    def submit(self, request: Request, arrays: Arrays = tuple, finish: Finish = list) -> Submission:
+        """Return the promise of `finish(result)`, which the queue's own thread calls.
 
         `arrays` is called by that thread too; what it returns must not change before it is done. The promise
         raises MismatchError where ranks disagree and PeerLost where one is gone. Raises ConfigurationError
@@ -78,10 +79,10 @@ class NamedQueue:
         """
         return self.hand_in(Submission(request, arrays, finish))
 
-    def hand_in(self, submission: Submission) -> Promise:
+    def hand_in(self, submission: Submission) -> Submission:
         """As `submit`, of a submission that is made already."""
         request = submission.request
-        promise = submission.promise = Promise(self._kept)
+        submission.kept = self._kept
         submission.since_ns = time.perf_counter_ns()
         with self._lock:  # entering the condition itself is a call of Python's
             if self._closed:
@@ -97,7 +98,13 @@ class NamedQueue:
             self._new.append(request)
             if len(self._new) == 1:  # otherwise the thread has been woken up already
                 self._changed.notify_all()
-        return promise
+        return submission
+
+    def remember(self, asked: Hashable, request: Request) -> None:
+        """Keep in `remembered` what `asked` leads to, so that an adapter need not find it again."""
+        if len(self.remembered) >= KNOWN_MAX:
+            self.remembered.clear()
+        self.remembered[asked] = request
 
     def join(self) -> int:
         """Say that this rank has no more data: it contributes zeros until every rank has joined.
@@ -185,7 +192,10 @@ class NamedQueue:
         """Run one round and what it agreed on. Return whether anything was agreed."""
         if self._communicator is None:
             self._communicator = self._open_communicator()
-        received = [Round.decode(message) for message in _exchange(self._communicator, said.encode())]
+        own = said.encode()
+        received = [
+            said if message == own else Round.decode(message) for message in _exchange(self._communicator, own)
+        ]
         decisions = self._agreement.receive(received)
         self._warn_of_late()
         good = [agreed for agreed in decisions.agreed if not agreed.error]
@@ -203,39 +213,38 @@ class NamedQueue:
             joining.set_result(decisions.all_joined)
         return bool(decisions.agreed) or decisions.all_joined is not None
 
-    def _run(self, communicator: Communicator, batch: Sequence[Agreed]) -> None:
+    def _run(self, communicator: Communicator, batch: Batch) -> None:
         started_ns = time.perf_counter_ns()
-        with self._changed:
-            own = {entry.name: self._in_flight[entry.name] for entry in batch if entry.name in self._in_flight}
+        with self._lock:
+            own = [self._in_flight.get(name) for name in batch.names]  # None: this rank has joined
         results = self._carry_out_in_place(communicator, batch, own)
         if results is None:
-            arrays = [own[entry.name].arrays() if entry.name in own else None for entry in batch]
-            targets = [own[entry.name].target if entry.name in own else None for entry in batch]
+            arrays = [None if one is None else one.arrays() for one in own]
+            targets = [None if one is None else one.target for one in own]
             results = run_batch(communicator, batch, arrays, targets)
-        with self._changed:
-            for name in own:
+        with self._lock:
+            for name in batch.names:
                 self._in_flight.pop(name, None)
-        is_recorded = timeline.is_active()
-        for entry, result in zip(batch, results, strict=True):
-            if entry.name in own:  # otherwise this rank has joined
-                if is_recorded:
-                    _record(entry, own[entry.name].since_ns, started_ns)
-                own[entry.name].finish_with(result)
+        if timeline.is_active():
+            for entry, one in zip(batch.entries, own, strict=True):
+                if one is not None:
+                    _record(entry, one.since_ns, started_ns)
+        for one, result in zip(own, results, strict=True):
+            if one is not None:
+                one.keep(result)
         with self._kept:
             self._kept.notify_all()
 
     def _carry_out_in_place(
-        self, communicator: Communicator, batch: Sequence[Agreed], own: dict[str, Submission]
+        self, communicator: Communicator, batch: Batch, own: Sequence[Submission | None]
     ) -> list[Result] | None:
         """The results where a carrier has carried out the batch. A rank that has joined has none, nor a device."""
-        request = batch[0].any_request
-        if request.device == "cpu":
+        if batch.fewest_ranks < len(self.ranks):
             return None
-        if any(len(entry.requests) < len(self.ranks) for entry in batch):
+        sources: list[Any] = [one.arrays for one in own if one is not None]
+        if len(set(map(type, sources))) > 1 or not isinstance(sources[0], Carrier):
             return None
-        sources = [own[entry.name].arrays for entry in batch]
-        carriers = [source for source in sources if isinstance(source, Carrier)]
-        return carriers[0].carry_out(communicator, batch, carriers) if len(carriers) == len(batch) else None
+        return sources[0].carry_out(communicator, batch, sources)
 
     def _refuse(self, agreed: Agreed, error: RingtrainError) -> None:
         with self._changed:
@@ -245,8 +254,7 @@ class NamedQueue:
 
     def _break(self, submissions: Sequence[Submission], error: RingtrainError) -> None:
         for submission in submissions:
-            assert submission.promise is not None, "it is in flight"
-            submission.promise.set_exception(error)
+            submission.break_with(error)
         with self._kept:
             self._kept.notify_all()
 

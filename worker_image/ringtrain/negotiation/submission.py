@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ringtrain.collectives.tensors import Array
@@ -14,17 +13,26 @@ Finish = Callable[[Result], Any]
 Arrays = Callable[[], Sequence[Array]]
 
 
-class Promise:
-    """The result of one submission, which the queue's thread keeps or breaks.
+class Submission:
+    """One rank's part in a named collective, and the promise of what `finish` makes of its result.
 
-    `kept`: the condition of all promises of a queue. Whoever keeps promises notifies it afterwards, once for a
-    batch: a lock and a condition for each tensor, as `concurrent.futures` has, cost more than the sum itself.
+    `arrays`: gives this rank's tensors. `target`: of a bucket, where its results go, one behind the other; the
+    tensors may lie there. `kept`: the condition of all promises of a queue, which sets it. Whoever keeps promises
+    notifies it afterwards, once for a batch: a lock and a condition for each tensor, as `concurrent.futures` has,
+    cost more than the sum itself.
     """
 
-    __slots__ = ("_done", "_error", "_kept", "_result")
+    __slots__ = ("_done", "_error", "_result", "arrays", "finish", "kept", "request", "since_ns", "target")
 
-    def __init__(self, kept: threading.Condition) -> None:
-        self._kept = kept
+    def __init__(
+        self, request: Request, arrays: Arrays, finish: Finish = list, target: Array | None = None
+    ) -> None:
+        self.request = request
+        self.arrays = arrays
+        self.finish = finish
+        self.target = target
+        self.kept: threading.Condition | None = None
+        self.since_ns = 0
         self._done = False
         self._result: Any = None
         self._error: BaseException | None = None
@@ -41,45 +49,31 @@ class Promise:
             raise self._error
         return self._result
 
-    def set_result(self, result: Any) -> None:
-        """Keep the promise; waiters learn of it when `kept` is notified."""
-        self._result = result
-        self._done = True
+    def keep(self, result: Result) -> None:
+        """Keep the promise with what `finish` makes of `result`, or break it with what `finish` raises; waiters
+        learn of it when `kept` is notified."""
+        try:
+            self._result = self.finish(result)
+        except Exception as error:
+            self._error = error
+        self._end()
 
-    def set_exception(self, error: BaseException) -> None:
+    def break_with(self, error: BaseException) -> None:
         """Break the promise; waiters learn of it when `kept` is notified."""
         self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        """Hold the tensors no longer: a gradient that nobody else holds becomes a view of its bucket."""
+        self.arrays, self.finish, self.target = tuple, list, None
         self._done = True
 
     def _wait(self, timeout: float | None) -> None:
+        assert self.kept is not None, "it is submitted"
         end = None if timeout is None else time.monotonic() + timeout
-        with self._kept:
+        with self.kept:
             while not self._done:
                 left_s = None if end is None else end - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise TimeoutError(f"no result within {timeout} s")
-                self._kept.wait(left_s)
-
-
-@dataclass(slots=True, eq=False)  # not frozen: that takes thrice as long to make
-class Submission:
-    """One rank's part in a named collective, as `NamedQueue.submit` takes it apart.
-
-    `target`: of a bucket, where its results go, one behind the other; the tensors may lie there. `promise`: of
-    what `finish` makes of the results; there once it is submitted.
-    """
-
-    request: Request
-    arrays: Arrays
-    finish: Finish
-    target: Array | None = None
-    promise: Promise | None = None
-    since_ns: int = 0
-
-    def finish_with(self, result: Result) -> None:
-        """Keep the promise with what `finish` makes of `result`, or break it with what `finish` raises."""
-        assert self.promise is not None, "it is in flight"
-        try:
-            self.promise.set_result(self.finish(result))
-        except Exception as error:
-            self.promise.set_exception(error)
+                self.kept.wait(left_s)

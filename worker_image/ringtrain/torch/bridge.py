@@ -47,13 +47,13 @@ def to_arrays(tensors: Sequence[torch.Tensor]) -> Arrays:
     """
     held = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
     if all(tensor.is_cpu for tensor in held):
-        arrays = [_array(tensor.contiguous()) for tensor in held]
+        arrays = [as_array(tensor.contiguous()) for tensor in held]
         return lambda: arrays
     hosts, ready = _copies_under_way(held)
 
     def wait() -> Sequence[Array]:
         ready()
-        return [_array(host) for host in hosts]
+        return [as_array(host) for host in hosts]
 
     return wait
 
@@ -81,7 +81,8 @@ def torch_dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _array(tensor: torch.Tensor) -> Array:
+def as_array(tensor: torch.Tensor) -> Array:
+    """Return a contiguous tensor of the host as an array of the same memory."""
     if tensor.dtype is torch.bfloat16:
         raw: Array = tensor.view(torch.int16).numpy()
         return raw.view(dtype_of("bfloat16"))

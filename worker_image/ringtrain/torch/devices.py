@@ -14,8 +14,7 @@ import torch
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.communicators.base import Communicator
-from ringtrain.negotiation.agreement import Agreed
-from ringtrain.negotiation.execution import Carrier
+from ringtrain.negotiation.execution import Batch, Carrier
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import ProcessSet, number_of
@@ -70,10 +69,8 @@ class DeviceTensors:
         self.wait_ready()
         return to_arrays(self.tensors)()
 
-    def carry_out(
-        self, communicator: Communicator, batch: Sequence[Agreed], tensors: Sequence[Carrier]
-    ) -> list[Any] | None:
-        request = batch[0].any_request
+    def carry_out(self, communicator: Communicator, batch: Batch, tensors: Sequence[Carrier]) -> list[Any] | None:
+        request = batch.request
         if len(communicator.ranks) == 1 or not can_carry_out(request):
             return None
         given = [one for one in tensors if isinstance(one, DeviceTensors)]
@@ -86,7 +83,7 @@ class DeviceTensors:
             if request.kind is CollectiveKind.ALLREDUCE:
                 flat = _flat([tensor for one in given for tensor in one.tensors], self.device)
                 return _results(request, reduced(group, flat, request), given)
-            results = carried_out(group, batch[0], self.tensors)
+            results = carried_out(group, batch.entries[0], self.tensors)
             self.hand_over(results)
             return [results]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -12,11 +12,12 @@ import torch
 from ringtrain.collectives.tensors import Array
 from ringtrain.negotiation.queues import queue_of
 from ringtrain.negotiation.request import Request, described
-from ringtrain.negotiation.submission import Finish, Promise, Submission
+from ringtrain.negotiation.submission import Finish, Submission
 from ringtrain.process_groups.process_sets import ProcessSet
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
 from ringtrain.torch.devices import DeviceTensors, backend_of, device_of, source_of
+from ringtrain.torch.host_tensor import HostTensor
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes thrice as long to make
@@ -25,7 +26,7 @@ class TorchHandle:
     waits.
     """
 
-    future: Promise
+    future: Submission
     after: Callable[[Any], Any] = lambda result: result
 
 
@@ -43,6 +44,29 @@ def submit(
     """
     submission = _submission(request, tensors, process_set, finish, error)
     return TorchHandle(queue_of(process_set).hand_in(submission))
+
+
+def submit_again(
+    asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool
+) -> TorchHandle | None:
+    """Submit plain `tensor` as what was `remembered` under `asked`; None if nothing was.
+
+    `asked`: all that the request follows from. So a step like the one before checks and describes nothing anew.
+    """
+    queue = queue_of(process_set)
+    request = queue.remembered.get(asked)
+    if request is None:
+        return None
+    host = HostTensor(tensor, in_place)
+    return TorchHandle(queue.hand_in(Submission(request, host, host.finish)))
+
+
+def remembered(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
+    """Return `handle`, and let `submit_again` submit the like of it in this world, unless `asked` is None."""
+    request = handle.future.request
+    if asked is not None and request.device == "cpu" and not request.error:
+        queue_of(process_set).remember(asked, request)
+    return handle
 
 
 def submit_bucket(
@@ -124,11 +148,10 @@ def synchronize(handle: TorchHandle) -> Any:
 
     Raises MismatchError where ranks disagree, PeerLost where one is gone; both are HorovodInternalError.
     """
-    if handle.future.done():
-        return handle.after(handle.future.result())
-    with REDUCTION:
-        result = handle.future.result()
-    return handle.after(result)
+    if not handle.future.done():
+        with REDUCTION:
+            handle.future.result()
+    return handle.after(handle.future.result())
 
 
 def _device_error(tensors: Sequence[torch.Tensor]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,10 +17,22 @@ from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.negotiation.splits import scalar_error
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.arithmetic import adasum_error
-from ringtrain.reduction.ops import Average
+from ringtrain.reduction.ops import Average, ReduceOp
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.compression import Compression, Compressor
-from ringtrain.torch.handles import TorchHandle, differentiable, first, on_host, submit, synchronize
+from ringtrain.torch.handles import (
+    TorchHandle,
+    differentiable,
+    first,
+    on_host,
+    remembered,
+    submit,
+    submit_again,
+    synchronize,
+)
+from ringtrain.torch.host_tensor import is_plain
+
+_OPS: Final = (ReduceOp, type(None))
 
 
 def allreduce_async(
@@ -39,8 +51,12 @@ def allreduce_async(
     integers are rounded towards zero. `average`: deprecated form of `op`. The factors multiply before and after
     the reduction. Raises ConfigurationError for wrong arguments; `synchronize` raises where ranks disagree.
     """
+    asked = _asked(tensor, average, name, op, prescale_factor, postscale_factor)
+    if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=False)) is not None:
+        return again
     how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    return first(_allreduce([tensor], how, name_for("allreduce", name, process_set)))
+    begun = _allreduce([tensor], how, name_for("allreduce", name, process_set))
+    return first(remembered(asked, begun, process_set))
 
 
 def allreduce_async_(
@@ -53,8 +69,12 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> TorchHandle:
     """Like `allreduce_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
+    asked = _asked(tensor, average, name, op, prescale_factor, postscale_factor)
+    if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=True)) is not None:
+        return again
     how = Reduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    return first(_allreduce([tensor], how, name_for("allreduce", name, process_set), in_place=True))
+    begun = _allreduce([tensor], how, name_for("allreduce", name, process_set), in_place=True)
+    return first(remembered(asked, begun, process_set))
 
 
 def allreduce_(
@@ -210,6 +230,17 @@ def bucket_request(
     """What a bucket of the gradients `members` asks the queue for, but for what the tensors say of themselves."""
     how = Reduction.of(op, None, prescale, postscale, process_set)
     return replace(how.request(name_for("grouped_allreduce", members[0], process_set)), members=tuple(members))
+
+
+def _asked(
+    tensor: torch.Tensor, average: bool | None, name: str | None, op: Any, prescale: float, postscale: float
+) -> Hashable:
+    """All that the request for one tensor follows from, if that can be told at once; otherwise None."""
+    if name is None or average is not None or type(op) not in _OPS or type(prescale) is not float:
+        return None
+    if type(postscale) is not float or not is_plain(tensor):
+        return None
+    return name, op, prescale, postscale, tensor.dtype, tensor.shape
 
 
 def _allreduce(tensors: Sequence[torch.Tensor], how: Reduction, name: str, in_place: bool = False) -> TorchHandle:
