@@ -31,6 +31,7 @@ FOREIGN = {
     "_jsc",  # PySpark: the context in Java, which alone knows how many tasks can run at once
     "_make_subclass",  # torch.Tensor: the documented way to a subclass that shares storage
     "_replace",  # of named tuples: public
+    "_foreach_copy_",  # torch: many copies in one call
     "_values",  # torch: of a sparse tensor that is not coalesced
     "_version",  # torch: what autograd itself compares
 }

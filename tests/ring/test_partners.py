@@ -25,7 +25,7 @@ from ringtrain.world.failure_state import FailureState
 from ringtrain.world.handshake import Handshake
 from ringtrain.world.neighbours import MESH_MOST, partners
 from ringtrain.world.ring_config import RingConfig
-from ringtrain.world.roster import Entry
+from ringtrain.world.roster import RosterEntry
 
 SIZE = MESH_MOST + 4
 FAR = 9  # no partner of rank 0
@@ -198,7 +198,7 @@ def test_a_process_of_another_world_is_no_member() -> None:
     def handshake(rank: int, last_share: bytes) -> Handshake:
         made = Handshake(RingConfig(rank, SIZE, addresses, token=b"secret"), FailureState(), lambda peer: False)
         shares = [bytes([rank] * 16) for rank in range(SIZE - 1)] + [last_share]
-        made.know_all(MemoryTransport(MemoryNetwork(), rank), [Entry(share, 0, 1) for share in shares])
+        made.know_all(MemoryTransport(MemoryNetwork(), rank), [RosterEntry(share, 0, 1) for share in shares])
         return made
 
     one, far, next_one = handshake(0, b"a" * 16), handshake(FAR, b"a" * 16), handshake(0, b"b" * 16)

@@ -43,7 +43,7 @@ Result = list[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class FusedBatch:
     """Entries that share one collective. `names`: theirs. `bounds`: where the numbers of each of their tensors lie
     in the one buffer into which all are packed; empty where they are not. The same on all ranks."""
 
@@ -52,7 +52,7 @@ class Batch:
     bounds: Bounds
 
     @classmethod
-    def of(cls, entries: Sequence[Agreed]) -> "Batch":
+    def of(cls, entries: Sequence[Agreed]) -> "FusedBatch":
         return cls(tuple(entries), tuple(entry.name for entry in entries), _packing(entries))
 
     @property
@@ -74,33 +74,33 @@ class Carrier(Protocol):
         """Return the tensors as arrays."""
 
     def carry_out(
-        self, communicator: Communicator, batch: Batch, tensors: Sequence["Carrier"]
+        self, communicator: Communicator, batch: FusedBatch, tensors: Sequence["Carrier"]
     ) -> list[Result] | None:
         """Return the results of a batch, of which `tensors` are this rank's; None where they are to
         go as arrays. The same on all ranks, or else what is exchanged is the same."""
 
 
-def batches(agreed: Sequence[Agreed]) -> Iterator[Batch]:
+def batches(agreed: Sequence[Agreed]) -> Iterator[FusedBatch]:
     """Cut into runs that can share one collective, in order. Pure, so every rank cuts alike."""
     for fusible, run in groupby(agreed, key=_fusion_key):
         entries = list(run)
         if fusible is None:
-            yield from (Batch.of([entry]) for entry in entries)
+            yield from (FusedBatch.of([entry]) for entry in entries)
             continue
         batch: list[Agreed] = []
         size = 0
         for entry in entries:
             if batch and size + _bytes(entry.any_request) > FUSION_BYTES:
-                yield Batch.of(batch)
+                yield FusedBatch.of(batch)
                 batch, size = [], 0
             batch.append(entry)
             size += _bytes(entry.any_request)
-        yield Batch.of(batch)
+        yield FusedBatch.of(batch)
 
 
 def run_batch(
     communicator: Communicator,
-    batch: Batch,
+    batch: FusedBatch,
     arrays: Sequence[Sequence[Array] | None],
     targets: Sequence[Array | None],
 ) -> list[Result]:
@@ -138,7 +138,7 @@ def reduce_packed(communicator: Communicator, request: Request, packed: Array) -
 
 
 def _packing(entries: Sequence[Agreed]) -> Bounds:
-    """`Batch.bounds` of these entries."""
+    """`FusedBatch.bounds` of these entries."""
     request = entries[0].any_request
     fits = sum(_bytes(entry.any_request) for entry in entries) <= _PACKED_BYTES * len(entries)
     if len(entries) == 1 or not fits or request.op == "Adasum":  # which scales each tensor by its own norm

@@ -20,7 +20,7 @@ from ringtrain import timeline
 from ringtrain.communicators.base import Communicator
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
 from ringtrain.negotiation.agreement import Agreed, Agreement
-from ringtrain.negotiation.execution import Batch, Carrier, Result, batches, run_batch
+from ringtrain.negotiation.execution import Carrier, FusedBatch, Result, batches, run_batch
 from ringtrain.negotiation.request import KNOWN_MAX, Request, Round
 from ringtrain.negotiation.submission import Arrays, Finish, Submission
 from ringtrain.wire.signature import Signature
@@ -61,7 +61,7 @@ class NamedQueue:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._kept = threading.Condition()  # of every promise
-        self._last: tuple[list[Agreed], list[Batch]] = [], []  # what was agreed on last, and its batches
+        self._last: tuple[list[Agreed], list[FusedBatch]] = [], []  # what was agreed on last, and its batches
         self._new: list[Request] = []
         self._in_flight: dict[str, Submission] = {}
         self._joining: Future[int] | None = None
@@ -213,7 +213,7 @@ class NamedQueue:
             joining.set_result(decisions.all_joined)
         return bool(decisions.agreed) or decisions.all_joined is not None
 
-    def _run(self, communicator: Communicator, batch: Batch) -> None:
+    def _run(self, communicator: Communicator, batch: FusedBatch) -> None:
         started_ns = time.perf_counter_ns()
         with self._lock:
             own = [self._in_flight.get(name) for name in batch.names]  # None: this rank has joined
@@ -236,7 +236,7 @@ class NamedQueue:
             self._kept.notify_all()
 
     def _carry_out_in_place(
-        self, communicator: Communicator, batch: Batch, own: Sequence[Submission | None]
+        self, communicator: Communicator, batch: FusedBatch, own: Sequence[Submission | None]
     ) -> list[Result] | None:
         """The results where a carrier has carried out the batch. A rank that has joined has none, nor a device."""
         if batch.fewest_ranks < len(self.ranks):

@@ -14,7 +14,7 @@ import torch
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.communicators.base import Communicator
-from ringtrain.negotiation.execution import Batch, Carrier
+from ringtrain.negotiation.execution import Carrier, FusedBatch
 from ringtrain.negotiation.request import CollectiveKind, Request
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import ProcessSet, number_of
@@ -69,7 +69,9 @@ class DeviceTensors:
         self.wait_ready()
         return to_arrays(self.tensors)()
 
-    def carry_out(self, communicator: Communicator, batch: Batch, tensors: Sequence[Carrier]) -> list[Any] | None:
+    def carry_out(
+        self, communicator: Communicator, batch: FusedBatch, tensors: Sequence[Carrier]
+    ) -> list[Any] | None:
         request = batch.request
         if len(communicator.ranks) == 1 or not can_carry_out(request):
             return None

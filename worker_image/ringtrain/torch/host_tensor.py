@@ -14,7 +14,7 @@ import torch
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.communicators.base import Communicator
-from ringtrain.negotiation.execution import Batch, Carrier, Result, reduce_packed
+from ringtrain.negotiation.execution import Carrier, FusedBatch, Result, reduce_packed
 from ringtrain.torch.bridge import NAMES, as_array, to_tensor
 
 # A subclass may mean something else by what is asked of it here.
@@ -58,7 +58,7 @@ class HostTensor:
         return self.tensor
 
     def carry_out(
-        self, communicator: Communicator, batch: Batch, tensors: Sequence[Carrier]
+        self, communicator: Communicator, batch: FusedBatch, tensors: Sequence[Carrier]
     ) -> list[Result] | None:
         if not batch.bounds:
             return None
@@ -69,7 +69,7 @@ class HostTensor:
         return [[part] for part in parts]
 
 
-def _cut(reduced: Array, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
+def _cut(reduced: Array, batch: FusedBatch, dtype: torch.dtype) -> list[torch.Tensor]:
     """Each entry's part as a tensor of its own: views of one share their count of writes, and are saved whole."""
     raw = reduced.view("int16") if dtype is torch.bfloat16 else reduced
     shapes = [entry.any_request.shapes[0] for entry in batch.entries]

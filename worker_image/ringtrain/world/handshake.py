@@ -36,7 +36,7 @@ from ringtrain.wire.messages import (
 from ringtrain.world import authentication, neighbours
 from ringtrain.world.failure_state import FailureState
 from ringtrain.world.ring_config import RingConfig
-from ringtrain.world.roster import Entry
+from ringtrain.world.roster import RosterEntry
 from ringtrain.world.spread import await_answers
 
 _ASK_AGAIN_S: Final = 0.1
@@ -155,11 +155,11 @@ class Handshake:
             self.local_sizes = tuple(sizes[rank] for rank in sorted(sizes))
         self._await_all(transport, end)
 
-    def entry(self, data_port: int | None) -> Entry:
+    def entry(self, data_port: int | None) -> RosterEntry:
         """What this rank says of itself to all of a large world."""
-        return Entry(self._share, data_port or 0, self._ring.local_size)
+        return RosterEntry(self._share, data_port or 0, self._ring.local_size)
 
-    def know_all(self, transport: Transport, entries: Sequence[Entry]) -> None:
+    def know_all(self, transport: Transport, entries: Sequence[RosterEntry]) -> None:
         """Have a session with every rank. `entries`: of all, by rank, as they are known to this world alone."""
         said = b"".join(entry.encode() for entry in entries)
         self._key = key = hmac.digest(self._ring.token or b"", b"world" + said, "sha256")

@@ -25,7 +25,7 @@ _ENTRY: Final = struct.Struct("<16sHI")
 _MOST_ENTRIES: Final = 2048
 
 
-class Entry(NamedTuple):
+class RosterEntry(NamedTuple):
     """One rank. `share`: its part of what sessions are made of, for members only; `data_port`: 0 if none."""
 
     share: bytes
@@ -93,11 +93,11 @@ class Roster:
                 self._known[told.round][(told.first + index) % self._ring.size] = entry
             self._changed.notify_all()
 
-    def gather(self, own: Entry, end: float) -> tuple[Entry, ...]:
+    def gather(self, own: RosterEntry, end: float) -> tuple[RosterEntry, ...]:
         """Return the entries of all ranks, by rank, once this one has met its partners. Raises the failure."""
         self._go_round(ENTRIES, own.encode(), end)
         known = self._known[ENTRIES]
-        return tuple(Entry(*_ENTRY.unpack(known[rank])) for rank in range(self._ring.size))
+        return tuple(RosterEntry(*_ENTRY.unpack(known[rank])) for rank in range(self._ring.size))
 
     def await_known(self, end: float) -> None:
         """On return all ranks have returned from `gather`, and none needs this one. Raises the failure."""
