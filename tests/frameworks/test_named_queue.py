@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ring.worlds import world_of
 
-from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError
+from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, PeerLost
 from ringtrain.negotiation.agreement import Agreement
 from ringtrain.negotiation.queue import NamedQueue
 from ringtrain.negotiation.request import CollectiveKind, Request, Round, described
@@ -151,6 +151,33 @@ def with_queues(size: int, function, timeouts_s: tuple[float, ...] = (60.0,) * 4
             return result
 
         return world.run(run)
+
+
+def test_a_rank_that_shuts_down_adds_no_zeros():
+    """What was agreed on before, and it does not carry out any more, fails on the others."""
+
+    def submit_and_leave(queue: NamedQueue) -> str:
+        def leave() -> list[np.ndarray]:
+            queue.stop()
+            return [ONES]
+
+        def submit_both(_: object) -> Submission:  # on the queue's thread: both are of one round
+            queue.submit(allreduce("first", op="Max"), leave if queue.rank else lambda: [ONES])
+            return queue.submit(allreduce("second"), lambda: [ONES])
+
+        try:
+            second = queue.submit(allreduce("both"), lambda: [ONES], submit_both).result(60)
+            return f"summed to {second.result(60)}"
+        except (NotInitializedError, PeerLost) as error:
+            return str(error)
+        finally:
+            if queue.rank:
+                queue.wait_stopped(60)
+                current().close()
+
+    told = with_queues(2, submit_and_leave)
+    assert re.match("rank 1 has shut down, and rank 0 needs it for allreduce", told[0]), told
+    assert "shut down while this collective was in flight" in told[1], told
 
 
 @pytest.mark.parametrize("size", [1, 2, 4], ids=lambda size: f"ranks-{size}")

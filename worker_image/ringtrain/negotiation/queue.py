@@ -217,6 +217,12 @@ class NamedQueue:
         started_ns = time.perf_counter_ns()
         with self._lock:
             own = [self._in_flight.get(name) for name in batch.names]  # None: this rank has joined
+        if None in own and any(
+            one is None and self.rank in entry.requests for entry, one in zip(batch.entries, own, strict=True)
+        ):
+            raise NotInitializedError(
+                "ringtrain was shut down"
+            )  # zeros in its place would be a wrong sum elsewhere
         results = self._carry_out_in_place(communicator, batch, own)
         if results is None:
             arrays = [None if one is None else one.arrays() for one in own]
