@@ -56,6 +56,34 @@ def test_a_rank_that_shuts_down_is_named(transport: str) -> None:
             assert lost(error, 1, r'rank 1 has shut down, and rank [02] needs it for allreduce #2 "loss"')
 
 
+@pytest.mark.parametrize("transport", [*SEAM, "shm"])
+@pytest.mark.parametrize("leaves_first", [False, True], ids=["leaves-meanwhile", "has-left"])
+def test_who_waits_for_a_late_rank_hears_of_one_that_shuts_down(transport: str, leaves_first: bool) -> None:
+    """It would wait in vain, however early the late one comes."""
+    waits, has_heard, has_left = (threading.Event() for _ in range(3))
+    with world_of(3, transport) as world:
+
+        def run(rank: int) -> BaseException | None:
+            rt.barrier()
+            if rank == 0:  # the late one, from which rank 2 reads first
+                assert has_heard.wait(60)
+                return error_of(rt.barrier)
+            if rank == 1:
+                assert leaves_first or waits.wait(60)
+                world.contexts[1].close()
+                has_left.set()
+                return None
+            assert not leaves_first or has_left.wait(60)
+            threading.Timer(0 if leaves_first else 0.1, waits.set).start()
+            error = error_of(rt.barrier)
+            has_heard.set()
+            return error
+
+        late, _, waiting = world.run(run)
+        assert lost(waiting, 1, "rank 1 has shut down, and rank 2 needs it for barrier #2")
+        assert str(late) == str(waiting)
+
+
 @pytest.mark.parametrize("transport", ["memory", "grpcio"])  # elsewhere the system's buffers have taken it
 def test_a_rank_that_shuts_down_before_it_has_taken_everything_is_named(transport: str) -> None:
     """It has begun a collective, whose results it leaves with the others."""

@@ -74,6 +74,8 @@ class Call:
         self._started = time.monotonic()
         self._span.__enter__()
         self._member.offers.publish(self._key.key, self._offer, self._key.others)
+        if (gone := self._member.offers.who_left(self._offer)) is not None:
+            self._member.monitor.report(Closed(gone, "", self._activity))
         try:
             self._member.prepare_pulls(self._key.peers)
             for peer in self._key.peers:

@@ -284,8 +284,10 @@ class Membership:
         return ended or not self.monitor.answers(peer)
 
     def _peer_left(self, peer: int) -> None:
+        """A rank that waits for another one, which is late, need not wait on: `peer` will not come."""
         self._handshake.left(peer)
-        self.offers.peer_left(peer)
+        for key, what in self.offers.peer_left(peer):
+            self.monitor.report(Closed(peer, "", self.activity(key, what)))
 
     def _identity(self, peer: int) -> dict[str, object]:
         return {"rank": self.ring.rank, "session": self._handshake.session(peer).hex()}

@@ -184,11 +184,15 @@ class OfferTable:
             if not offer.waiting_for:
                 self._all_taken.notify_all()
 
-    def peer_left(self, peer: int) -> None:
-        """Note that `peer` has shut down: what it has not taken it will not take."""
+    def peer_left(self, peer: int) -> list[tuple[Key, Signature]]:
+        """Note that `peer` has shut down: what it has not taken it will not take.
+
+        Returns the collectives in which this rank waits for that.
+        """
         with self._all_taken:
             self._left.add(peer)
             self._all_taken.notify_all()
+            return [(key, offer.signature) for key, offer in self._offers.items() if peer in offer.waiting_for]
 
     def all_taken(self, offer: Offer, timeout_s: float) -> bool:
         """Wait until every peer has taken everything.

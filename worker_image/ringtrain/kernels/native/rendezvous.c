@@ -53,6 +53,17 @@ static bool sleep_until_changed(progress *p, uint32_t target) {
     return signalled;
 }
 
+/* A rank that has left before its own counter, where `of` lies in `rank`'s head, came to the target; else -1. */
+static int left_before(const channel *c, int rank, const progress *of, uint32_t target) {
+    size_t counter = (size_t)((const char *)of - (const char *)head(c, rank));
+    for (int r = 0; r < c->size; r++) {
+        if (r == c->rank || !reached(&head(c, r)->left, 1)) continue; /* before a last look at what it did before */
+        if (!reached((progress *)((char *)head(c, r) + counter), target)) return r;
+    }
+    return -1;
+}
+
+/* All ranks are to come to the target, and are waited for one after the other. */
 int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target) {
     if (reached(p, target)) return DONE;
     for (double since = c->spin_s > 0 ? now() : 0, left = c->spin_s; left > 0; left = c->spin_s - (now() - since))
@@ -77,9 +88,12 @@ int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target) {
             seen = value;
             since = now();
         }
-        bool left = reached(&head(c, rank)->left, 1); /* before a last look at what it did before it left */
+        int gone = left_before(c, rank, p, target);
         if (reached(p, target)) return DONE;
-        if (left) return LEFT;
+        if (gone >= 0) {
+            j->blamed = gone;
+            return LEFT;
+        }
         if (now() - since > j->timeout_s) return TIMEOUT;
         if (signalled) return AGAIN;
     }
