@@ -73,7 +73,7 @@ def _warning(offers: OfferTable, answers: dict[int, object], caplog: pytest.LogC
         looks.append(peers)
         return answers
 
-    lateness = Lateness(ring, offers, statuses, first_s=0.05)
+    lateness = Lateness(ring, offers, statuses, lambda key: None, first_s=0.05)
     with caplog.at_level(logging.WARNING, "ringtrain"):
         lateness.start()
         end = time.monotonic() + 60
@@ -83,11 +83,11 @@ def _warning(offers: OfferTable, answers: dict[int, object], caplog: pytest.LogC
     return caplog.messages[0] if caplog.messages else ""
 
 
-def waiting_offers() -> OfferTable:
+def waiting_offers(others: tuple[int, ...] = (0, 2, 3)) -> OfferTable:
     offers = OfferTable(1, FailureState())
-    offers.begin((0, 6), Signature("barrier"), (0, 2, 3))
+    offers.begin((0, 6), Signature("barrier"), others)
     offers.end((0, 6))
-    offers.begin((0, 7), Signature("allreduce", (Tensor("conv1.weight", "float32", (3,)),)), (0, 2, 3))
+    offers.begin((0, 7), Signature("allreduce", (Tensor("conv1.weight", "float32", (3,)),)), others)
     return offers
 
 
@@ -101,9 +101,18 @@ def test_who_waits_names_the_late_ranks_the_tensor_and_what_they_last_did(
     """One that answers says itself what it did; of one that is too busy the last common collective is known."""
     answers = {2: status(6, "last did barrier #6, which it ended 31 s ago"), 3: status(7)}
     text = _warning(waiting_offers(), answers, caplog)
-    assert 'in allreduce #7 "conv1.weight" for rank(s) 0, 2, connected but not there: rank 0 is too busy' in text
+    assert 'in allreduce #7 "conv1.weight" for rank(s) 0, 2, connected but not there: rank 0 does not' in text
     assert "it has been in barrier; rank 2 last did barrier #6, which it ended 31 s ago." in text
     assert "After 600 s (RINGTRAIN_STALL_TIMEOUT) the world ends" in text
+
+
+def test_of_many_late_ranks_some_are_named_and_the_others_counted(caplog: pytest.LogCaptureFixture) -> None:
+    others = (0, *range(2, 1000))
+    text = _warning(waiting_offers(others), {rank: status(6, "last did that") for rank in others}, caplog)
+    assert (
+        "for rank(s) 0, 2, 3, 4, 5, 6, 7, 8 and 991 more, connected but not there: rank 0 last did that;" in text
+    )
+    assert "rank 8 last did that. After" in text
 
 
 def test_one_of_those_who_wait_says_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -179,6 +179,35 @@ def test_who_waits_until_all_have_taken_hears_that_one_has_left() -> None:
         assert re.match(r"rank 7 has shut down, and rank \d+ needs it for broadcast", message), outcomes
 
 
+def _wait_for_a_late_one(leaver: int) -> str:
+    rt.init()
+    rt.barrier()
+    if rt.rank() == leaver:
+        rt.shutdown()
+        tell("ready")
+        return "left"
+    tell("ready")
+    ask()
+    if rt.rank() == 0:
+        context.current()._member._lateness._first_s = 0.1
+        return _error_of_barrier()
+    assert _failure_state().wait(60), "no verdict came"  # this rank does not come to the barrier
+    return _error_of_barrier()
+
+
+def test_who_waits_for_late_ranks_looks_for_those_that_have_left() -> None:
+    """Rank 0 is alone in the barrier, needs rank 4 as well, and does not watch it."""
+    with started_ranks(_wait_for_a_late_one, SIZE, 4, env=ENV | {"RINGTRAIN_TIMEOUT": "60"}) as ranks:
+        _all_ready(ranks)
+        assert ranks.outcomes(ranks=[4])[0].ok
+        staying = [rank for rank in range(SIZE) if rank != 4]
+        for rank in staying:
+            ranks.answer(rank)
+        for outcome in ranks.outcomes(ranks=staying):
+            assert outcome.ok, outcome
+            assert re.match("rank 4 has shut down, and rank 0 needs it for barrier", outcome.value), outcome
+
+
 def _worlds_in_turn(rounds: int) -> list[float]:
     sums = []
     for round_ in range(rounds):

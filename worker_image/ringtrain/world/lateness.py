@@ -17,19 +17,28 @@ log = logging.getLogger("ringtrain")
 
 FIRST_WARNING_S: Final = 30.0
 _LOOKS: Final = 6  # between two warnings
+_NAMED_MOST: Final = 8  # ranks in a warning
 
 Statuses = Callable[[tuple[int, ...]], Mapping[int, Any]]
 
 
 class Lateness:
-    """One thread that looks now and then at what this rank waits in. `statuses`: asks ranks what they do."""
+    """One thread that looks now and then at what this rank waits in. `statuses`: asks ranks what they do.
+    `look_for_lost`: looks in a collective for those that do not come because they are gone.
+    """
 
     def __init__(
-        self, ring: RingConfig, offers: OfferTable, statuses: Statuses, first_s: float = FIRST_WARNING_S
+        self,
+        ring: RingConfig,
+        offers: OfferTable,
+        statuses: Statuses,
+        look_for_lost: Callable[[Key], None],
+        first_s: float = FIRST_WARNING_S,
     ) -> None:
         self._ring = ring
         self._offers = offers
         self._statuses = statuses
+        self._look_for_lost = look_for_lost
         self._first_s = first_s
         self._due: dict[Key, float] = {}
         self._stopped = threading.Event()
@@ -53,6 +62,7 @@ class Lateness:
                 waited_s = now - begun.since
                 if waited_s >= self._due.get(key, self._first_s):
                     self._due[key] = 2 * max(waited_s, self._first_s)
+                    self._look_for_lost(key)
                     self._warn(key, begun, waited_s)
 
     def _warn(self, key: Key, begun: Begun, waited_s: float) -> None:
@@ -62,11 +72,13 @@ class Lateness:
         waiting = [rank for rank in begun.others if rank not in late]
         if not late or min([self._ring.rank, *waiting]) != self._ring.rank:
             return  # one of those who wait says it
-        doing = "; ".join(_described(rank, begun, answers.get(rank)) for rank in late)
+        named = late[:_NAMED_MOST]
+        ranks = ", ".join(map(str, named)) + (f" and {len(late) - len(named)} more" if late != named else "")
+        doing = "; ".join(_described(rank, begun, answers.get(rank)) for rank in named)
         log.warning(
             "rank %d has waited %.0f s in %s for rank(s) %s, connected but not there: %s. After %g s "
             "(RINGTRAIN_STALL_TIMEOUT) the world ends",
-            self._ring.rank, waited_s, self._offers.label(key, begun.what), ", ".join(map(str, late)), doing,
+            self._ring.rank, waited_s, self._offers.label(key, begun.what), ranks, doing,
             self._ring.stall_timeout_s,
         )  # fmt: skip
 
@@ -75,7 +87,7 @@ def _described(rank: int, begun: Begun, answer: Any) -> str:
     if answer is not None:
         return f"rank {rank} {answer['activity']}"
     last = f"; it has been in {begun.before.label}" if begun.before is not None else ""
-    return f"rank {rank} is too busy to answer{last}"
+    return f"rank {rank} does not answer: it is too busy, or gone{last}"
 
 
 def _outermost(waiting: Mapping[Key, Begun]) -> dict[Key, Begun]:

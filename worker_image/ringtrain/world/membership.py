@@ -48,7 +48,7 @@ class Membership:
         self.monitor = Monitor(ring, transport, self.failure_state, self._identity, self._peer_left)
         self._watches = self.monitor.watches
         self._roster = Roster(ring, self.failure_state, self._ask_roster, self._partner_failed, self._absent)
-        self._lateness = Lateness(ring, self.offers, self.monitor.statuses)
+        self._lateness = Lateness(ring, self.offers, self.monitor.statuses, self._look_for_takers)
         self.left = False
         self._closed = threading.Lock()
 
@@ -121,8 +121,16 @@ class Membership:
             ended = self.left or self.failure_state.failure is not None or self.offers.who_left(offer) is not None
             if ended or timeout_s <= 0:
                 return False
-            self.monitor.look_for(offer.waiting_for.copy(), activity, lambda peer: peer in offer.waiting_for)
+            self._look_for(offer, activity)
         return True
+
+    def _look_for(self, offer: Offer, activity: Activity) -> None:
+        """Report those that have not taken all of `offer` and are gone."""
+        self.monitor.look_for(offer.waiting_for.copy(), activity, lambda peer: peer in offer.waiting_for)
+
+    def _look_for_takers(self, key: Key) -> None:
+        if (offer := self.offers.published(key)) is not None:
+            self._look_for(offer, self.activity(key, offer.signature))
 
     def prepare_pulls(self, peers: Iterable[int]) -> None:
         """Begin to open what is still missing to pull from `peers`, side by side. Returns at once."""

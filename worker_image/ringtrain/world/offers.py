@@ -158,6 +158,10 @@ class OfferTable:
         names = what.label.removeprefix(what.kind)
         return f"{what.kind} #{key[1]}{names}" + (f" on {about}" if about else "")
 
+    def published(self, key: Key) -> Offer | None:
+        """What this rank offers in collective `key`, while it takes part in that."""
+        return self._offers.get(key)
+
     def withdraw(self, key: Key) -> None:
         with self._changed:
             self._offers.pop(key, None)
