@@ -14,6 +14,8 @@ from ringtrain.communicators import exchange
 from ringtrain.communicators.doubling import PART_BYTES_MOST
 from ringtrain.errors import MismatchError, PeerLost
 from ringtrain.process_groups.context import current
+from ringtrain.process_groups.process_sets import group_of
+from ringtrain.reduction.cuts import offsets
 
 SIZES = [2, 3, 4, 5, 6, 7, 8, 9, 15, 17]
 
@@ -43,6 +45,26 @@ def test_every_rank_gets_what_each_has(size: int) -> None:
             rows = [made(((5 * rank) % 4 if rank else longest, 2), "float64", rank) for rank in range(size)]
             for got in world.run(lambda rank, rows=rows: rt.allgather(rows[rank])):
                 assert_same_bits(got, np.concatenate(rows))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 17])
+def test_long_parts_are_passed_on_as_they_come(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In many segments, of different numbers of rows, none among them; in place, and to a new array."""
+    monkeypatch.setattr(exchange, "LONG_RANKS_MOST_DIRECT", 1)
+    rows = [made((0 if rank == 1 else 9_000 + 7 * rank,), "float64", rank) for rank in range(size)]
+    bounds = offsets([len(part) for part in rows])
+    expected = np.concatenate(rows)
+
+    def work(rank: int) -> tuple[Array, Array]:
+        buffer = np.zeros(bounds[-1])
+        buffer[bounds[rank] : bounds[rank + 1]] = rows[rank]
+        group_of().all_gather(buffer, bounds).wait()
+        return buffer, rt.allgather(rows[rank])
+
+    with world_of(size, segment_bytes=10_000) as world:
+        for in_place, gathered in world.run(work):
+            assert_same_bits(in_place, expected)
+            assert_same_bits(gathered, expected)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -4,7 +4,8 @@ In step s of a reduce-scatter rank r sends its contribution to chunk (r + s) % N
 that chunk and folds all contributions in rank order; in the all-gather each rank reads every chunk from its
 owner. That is 2(N - 1) steps in which each rank sends 2(N - 1)/N of the payload, as in the neighbour ring of
 Patarasuk & Yuan 2009, but no rounded partial sum travels and the order of the fold does not depend on the chunk.
-See docs/decisions/0001-ring-shift-exchange.md. Short tensors of four ranks and more: see `doubling.py`.
+See docs/decisions/0001-ring-shift-exchange.md. Short tensors of four ranks and more, and long all-gathers of many:
+see `doubling.py`. Reductions of more ranks than `hierarchical.DIRECT_RANKS_MOST` do not come here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.communicators.call import Call, FramesFor
-from ringtrain.communicators.doubling import PART_BYTES_MOST, RANKS_MOST_DIRECT, Doubling
+from ringtrain.communicators.doubling import (
+    LONG_RANKS_MOST_DIRECT,
+    PART_BYTES_MOST,
+    RANKS_MOST_DIRECT,
+    Doubling,
+)
 from ringtrain.communicators.exchange_steps import ExchangeSteps
 from ringtrain.communicators.fused_update import FusedUpdates
 from ringtrain.kernels.update import ChunkUpdate
@@ -67,6 +73,7 @@ class ExchangeCommunicator:
         self._direct_bytes = min(direct_bytes, segment_bytes)
         self._part_bytes = min(PART_BYTES_MOST, segment_bytes)
         self._doubling = Doubling(self._steps) if len(ranks) > RANKS_MOST_DIRECT else None
+        self._long_doubling = self._doubling if len(ranks) > LONG_RANKS_MOST_DIRECT else None
         self._updates = FusedUpdates(self._steps, self.all_gather_parts)
 
     @property
@@ -133,6 +140,9 @@ class ExchangeCommunicator:
             own = buffer[bounds[self.position] : bounds[self.position + 1]]
             np.concatenate(doubling.gather(what, own, lengths), out=buffer)
             return
+        if self._long_doubling is not None:
+            self._long_doubling.gather_in_place(what, buffer, bounds)
+            return
         cuts = self._steps.cut(bounds, buffer)
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
@@ -148,6 +158,12 @@ class ExchangeCommunicator:
             lengths = doubling.lengths(what, len(part))
             if self._doubling_of(int(lengths.max()) * part.itemsize):
                 return [got.copy() for got in doubling.gather(what, part, lengths.tolist())]
+            if self._long_doubling is not None:
+                bounds = offsets(lengths.tolist())
+                whole = np.empty(bounds[-1], part.dtype)
+                whole[bounds[self.position] : bounds[self.position + 1]] = part
+                self._long_doubling.gather_in_place(what, whole, bounds)
+                return [whole[start:end] for start, end in pairwise(bounds)]
         return self.all_to_all(what, [part] * len(self.ranks))
 
     def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
