@@ -2,6 +2,7 @@
 
     python -m bench.scale.ring check        # beside the measured rows of bench/README.md
     python -m bench.scale.ring slopes 1024  # up to so many ranks, into ring.jsonl: half an hour
+    python -m bench.scale.ring slopes 1024 "one rank a host"  # those of these words alone
     python -m bench.scale.ring crossover 32 # chain and tree of up to so many pods
     python -m bench.scale.ring plot         # ring.png of ring.jsonl
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from bench.scale.clock import Clock, Condition
 from bench.scale.network import Costs, Host, Link, Network, SimulatedTransport
-from ringtrain.communicators import call, exchange, pod_tree
+from ringtrain.communicators import call, exchange, lone, pod_tree
 from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, HierarchicalCommunicator
 from ringtrain.communicators.shm.join import Hosts
@@ -116,6 +117,7 @@ class SimulatedWorld:
                     setattr(module, name, getattr(self.clock, name))
         exchange.Folder = _Drained  # type: ignore[assignment,misc]
         pod_tree.add_up = lambda op, lower, upper, out: None
+        lone.LoneRank.run = self._copy  # type: ignore[assignment]
         self.size, self._ranks_each = size, ranks_each
         self.network = Network(
             self.clock, [Host(cores) for _ in range(-(-size // ranks_each))], ranks_each, link, costs
@@ -125,6 +127,10 @@ class SimulatedWorld:
             Membership(RingConfig(rank, size, addresses), SimulatedTransport(self.network, rank))
             for rank in range(size)
         ]
+
+    def _copy(self, what: Signature, work: Any) -> None:
+        if work.partial is not None:
+            self.clock.sleep_until(self.clock.now + work.partial.nbytes / _POD_BYTES_PER_S)
 
     def meet(self) -> float:
         """Seconds until all have met, from the moment in which all are there."""
@@ -153,6 +159,8 @@ class SimulatedWorld:
     def hierarchies(self, chain_pods_most: int = CHAIN_PODS_MOST) -> list[Any]:
         """A communicator of each rank, where a host is a pod."""
         pods = [tuple(range(first, first + self._ranks_each)) for first in range(0, self.size, self._ranks_each)]
+        if self._ranks_each == 1:
+            return [HierarchicalCommunicator(network, None) for network in self.exchanges()]
         groups = [_Pod(self.clock, self._ranks_each) for _ in pods]
         made = []
         for rank, network in enumerate(self.exchanges()):
@@ -237,10 +245,10 @@ def _flat(work: Callable[[Any], object]) -> Callable[[int], float]:
     return seconds
 
 
-def _hosts(nbytes: int) -> Callable[[int], float]:
+def _hosts(nbytes: int, by_tree: bool) -> Callable[[int], float]:
     def seconds(size: int) -> float:
         world = SimulatedWorld(size, FABRIC, ranks_each=1, cores=8).acquainted()
-        return world.collective(world.exchanges(), all_reduce(nbytes))
+        return world.collective(world.hierarchies() if by_tree else world.exchanges(), all_reduce(nbytes))
 
     return seconds
 
@@ -268,7 +276,10 @@ SLOPES: Final = (
     Slope("all hear a verdict", ALL, _verdict),
     Slope("allreduce of 4 KiB, flat", ALL[:8], _flat(all_reduce(4 * KIB))),
     Slope("agreement: 4 KiB of each rank to all", ALL[:8], _flat(gather(4 * KIB))),
-    Slope("allreduce of 64 MiB, one rank a host", ALL[:5], _hosts(64 * MIB)),
+    Slope("allreduce of 64 MiB, one rank a host, direct", ALL[:6], _hosts(64 * MIB, False)),
+    Slope("allreduce of 64 MiB, one rank a host, tree", ALL[:8], _hosts(64 * MIB, True)),
+    Slope("allreduce of 1 MiB, one rank a host, direct", ALL[:6], _hosts(1 * MIB, False)),
+    Slope("allreduce of 1 MiB, one rank a host, tree", ALL[:8], _hosts(1 * MIB, True)),
     Slope("allreduce of 64 MiB, chain of pods of 8", ALL[1:], _pods(64 * MIB, ALWAYS_CHAIN)),
     Slope("allreduce of 64 MiB, tree of pods of 8", ALL[1:8], _pods(64 * MIB, ALWAYS_TREE)),
     Slope("allreduce of 1 MiB, chain of pods of 8", ALL[1:], _pods(1 * MIB, ALWAYS_CHAIN)),
@@ -289,10 +300,15 @@ def crossover(most: int) -> None:
             )
 
 
-def slopes(most: int) -> None:
-    """Every slope up to `most` ranks, as JSON lines into `_FOUND`."""
+def slopes(most: int, words: str = "") -> None:
+    """Every slope up to `most` ranks, as JSON lines into `_FOUND`. With `words` those alone that have them in the
+    name; what there is of others stays."""
+    before = [line for line in _FOUND.read_text().splitlines() if words not in json.loads(line)["what"]]
     with _FOUND.open("w") as file:
+        file.writelines(f"{line}\n" for line in before)
         for slope in SLOPES:
+            if words not in slope.name:
+                continue
             for size in slope.sizes:
                 if size <= most:
                     began = time.monotonic()
@@ -309,8 +325,8 @@ def plot() -> None:
     figure, axes = pyplot.subplots(figsize=(10, 5))
     for name in dict.fromkeys(row["what"] for row in found):
         rows = [row for row in found if row["what"] == name]
-        style = "--" if "tree" in name else "-"
-        axes.loglog([r["ranks"] for r in rows], [r["seconds"] * 1e3 for r in rows], style, marker="o", label=name)
+        style = "s--" if "tree" in name else "o-"
+        axes.loglog([r["ranks"] for r in rows], [r["seconds"] * 1e3 for r in rows], style, label=name)
     axes.set_xlabel("ranks")
     axes.set_ylabel("ms, simulated: 25 Gbit/s, 50 µs between hosts, 8 cores each")
     axes.set_xticks(ALL, [str(size) for size in ALL])
@@ -325,7 +341,7 @@ if __name__ == "__main__":
     if what == "check":
         sys.exit(check() > MARGIN)
     elif what == "slopes":
-        slopes(int(sys.argv[2]) if len(sys.argv) > 2 else ALL[-1])
+        slopes(int(sys.argv[2]) if len(sys.argv) > 2 else ALL[-1], *sys.argv[3:4])
     elif what == "crossover":
         crossover(int(sys.argv[2]))
     else:

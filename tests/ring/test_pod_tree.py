@@ -92,6 +92,69 @@ def test_every_type_and_operation_is_the_same_tree(dtype: str, length: int) -> N
                 assert_same_bits(own, expected[bounds[rank] : bounds[rank + 1]])
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 13])
+@pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
+def test_ranks_that_share_no_memory_are_a_tree_of_ranks(size: int, length: int) -> None:
+    """The same reductions of the same code: a rank is a pod."""
+    parts = [made((length,), "float32", rank) for rank in range(size)]
+    expected = by_tree(parts, 1, rt.Average)
+    bounds = uneven(length, size) if size > 4 else [length * part // size for part in range(size + 1)]
+
+    def work(rank: int) -> tuple[Array, Array, Array, Array]:
+        scattered, in_place = parts[rank].copy(), parts[rank].copy()
+        group_of().reduce_scatter(scattered, bounds, rt.Average).wait()
+        own = scattered[bounds[rank] : bounds[rank + 1]].copy()
+        group_of().all_gather(scattered, bounds).wait()
+        rt.allreduce_(in_place, rt.Average)
+        return rt.allreduce(parts[rank], rt.Average), in_place, own, scattered
+
+    with world_of(size, direct_ranks_most=1) as world:
+        for rank, (reduced, in_place, own, gathered) in enumerate(world.run(work)):
+            assert_same_bits(reduced, expected)
+            assert_same_bits(in_place, expected)
+            assert_same_bits(own, expected[bounds[rank] : bounds[rank + 1]])
+            assert_same_bits(gathered, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type_and_operation_is_the_same_tree_of_ranks(dtype: str) -> None:
+    """Short ones and long ones."""
+    ops = [op for op in OPS if op is not rt.Average or dtype in FLOATS]
+    parts = [made((200_003,), dtype, rank) for rank in range(5)]
+    with world_of(5, direct_ranks_most=4) as world:
+        for length in (13, 200_003):
+            for op in ops:
+                expected = by_tree([part[:length] for part in parts], 1, op)
+                for got in world.run(lambda rank, n=length, op=op: rt.allreduce(parts[rank][:n], op)):
+                    assert_same_bits(got, expected)
+
+
+def test_a_tree_of_ranks_is_between_more_than_64() -> None:
+    """By itself; and up to the bound it is the fold in rank order."""
+    parts = [made((20_003,), "float32", rank) for rank in range(65)]
+    with world_of(65) as world:
+        evens = world.run(lambda rank: rt.add_process_set(list(range(0, 65, 2))))
+        reduced = world.run(lambda rank: [rt.allreduce(parts[rank][:n], rt.Sum) for n in (1, 20_003)])
+        of_set = world.run(
+            lambda rank: None if rank % 2 else rt.allreduce(parts[rank], rt.Sum, process_set=evens[rank])
+        )
+    for one, long in reduced:
+        assert_same_bits(one, by_tree([part[:1] for part in parts], 1, rt.Sum))
+        assert_same_bits(long, by_tree(parts, 1, rt.Sum))
+    for got in of_set[::2]:
+        assert_same_bits(got, folded(parts[::2], rt.Sum))
+
+
+@pytest.mark.parametrize("odd_one", [0, 4])
+@pytest.mark.parametrize("lengths", [(10, 11), (10, 600_000), (600_000, 600_001)])
+def test_ranks_without_pods_that_mean_different_things_are_told(odd_one: int, lengths: tuple[int, int]) -> None:
+    with world_of(5, direct_ranks_most=1) as world:
+        errors = world.errors(lambda rank: rt.allreduce(np.ones(lengths[rank == odd_one]), name="w"))
+    for error in errors:
+        assert isinstance(error, MismatchError)
+        assert f"rank {odd_one}" in str(error)
+
+
 def test_up_to_the_bound_it_is_the_fold_in_rank_order() -> None:
     """The tree's bits are others than those of the chain, so that a world has one of them for all lengths."""
     parts = [made((200_003,), "float32", rank) for rank in range(8)]
@@ -144,7 +207,7 @@ def test_ranks_that_mean_different_things_are_told(odd_one: int, lengths: tuple[
 
 
 def allreduce_for_ever(length: int) -> str:
-    context = RankContext(WorkerConfig.from_env(os.environ), None, chain_pods_most=1)
+    context = RankContext(WorkerConfig.from_env(os.environ), None, chain_pods_most=1, direct_ranks_most=1)
     with context.entered():
         values = np.ones(length, np.float32)
         rt.allreduce_(values)
@@ -176,3 +239,16 @@ def test_a_lost_rank_is_named_in_every_pod(victim: int, number: int, length: int
         for outcome in ranks.outcomes(ranks=[rank for rank in range(6) if rank != victim]):
             assert outcome.ok, outcome
             assert f"rank {victim}" in outcome.value
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_lost_rank_of_a_tree_of_ranks_is_named(number: int) -> None:
+    """By all, those as well that had nothing to do with it."""
+    env = {"RINGTRAIN_TRANSPORT": "grpc", "RINGTRAIN_TIMEOUT": "6"}
+    with started_ranks(allreduce_for_ever, 5, 1_000_000, env=env) as ranks:
+        for rank in range(5):
+            assert ranks.message(rank) == "running"
+        ranks.signal(3, number)
+        for outcome in ranks.outcomes(ranks=[0, 1, 2, 4]):
+            assert outcome.ok, outcome
+            assert "rank 3" in outcome.value

@@ -15,7 +15,7 @@ from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 
 from ringtrain.communicators.exchange import SEGMENT_BYTES
-from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST
+from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
 from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.transport.base import Transport
 from ringtrain.transport.rpc import RpcTransport
@@ -70,6 +70,7 @@ def world_of(
     stall_timeout_s: float = 600.0,
     ranks_a_pod: int = 2,
     chain_pods_most: int = CHAIN_PODS_MOST,
+    direct_ranks_most: int = DIRECT_RANKS_MOST,
 ) -> Iterator[World | SpmdWorld]:
     """A world of `size` ranks over `transport`; all of it is gone after the block."""
     if transport == "mpi":
@@ -92,7 +93,8 @@ def world_of(
                 config, local_rank=local, local_size=ranks_a_pod, cross_rank=pod, cross_size=size // ranks_a_pod
             )
         made = made_transport(transport, config, network)
-        return RankContext(config, made, segment_bytes, chain_pods_most=chain_pods_most)
+        bounds = {"chain_pods_most": chain_pods_most, "direct_ranks_most": direct_ranks_most}
+        return RankContext(config, made, segment_bytes, **bounds)
 
     with ThreadPoolExecutor(size) as pool:
         contexts = list(pool.map(join, range(size)))

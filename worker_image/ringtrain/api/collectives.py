@@ -7,8 +7,8 @@ in messages and in the timeline, and is compared between ranks.
 * **dtypes**: float16, bfloat16, float32, float64, int32, int64, uint8, bool. `Average` and `Adasum` take
   floating types only. A scalar counts as an array of one row.
 * **Order**: all operations but Adasum fold in rank order, half precision in float32. Between more than 12 pods
-  of several ranks, a pod's ranks are folded in rank order, and the pods in pairs. The same inputs give the same
-  bits on every rank and in every run.
+  of several ranks, a pod's ranks are folded in rank order, and the pods in pairs; more than 64 ranks that share
+  no memory are folded in pairs. The same inputs give the same bits on every rank and in every run.
 * **Errors**, of every function here: `NotInitializedError` without a world. `ConfigurationError` for an argument
   that is wrong, or for a process set without this rank. `MismatchError` on all ranks when ranks call different
   collectives or differ in what must be the same. `PeerLost` on all other ranks when a rank is lost: a process

@@ -8,6 +8,7 @@ import numpy as np
 
 from ringtrain.communicators.call import Call, FramesFor
 from ringtrain.communicators.exchange import ExchangeCommunicator
+from ringtrain.communicators.lone import LoneRank
 from ringtrain.communicators.pairing import Pairing
 from ringtrain.communicators.shm.group import SharedGroup
 from ringtrain.communicators.shm.native import Chunks, Work, accumulator_dtype
@@ -43,7 +44,7 @@ class Pods:
     pod: int
     last: int
     column: tuple[int, ...]
-    group: SharedGroup
+    group: SharedGroup | LoneRank
     network: ExchangeCommunicator
     pairing: Pairing
     scratch: ScratchBuffers

@@ -2,7 +2,7 @@
 
 from ringtrain.communicators.base import Communicator
 from ringtrain.communicators.exchange import ExchangeCommunicator
-from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, HierarchicalCommunicator
+from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST, HierarchicalCommunicator
 from ringtrain.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain.communicators.shm.join import Hosts, host_identity, share_memory
 from ringtrain.errors import ConfigurationError
@@ -16,13 +16,16 @@ def choose_communicator(
     network: ExchangeCommunicator,
     config: WorkerConfig,
     chain_pods_most: int = CHAIN_PODS_MOST,
+    direct_ranks_most: int = DIRECT_RANKS_MOST,
 ) -> Communicator:
-    """Return shared memory for ranks of one pod, both for pods of several ranks each, else `network`; or MPI.
+    """Return shared memory for ranks of one pod, both for pods of several ranks each, else what goes over
+    `network` alone; or MPI.
 
     Collective over `network`. Raises ConfigurationError for a `config.transport` of shm that can't be had.
     """
+    over_network = network if len(network.ranks) <= direct_ranks_most else HierarchicalCommunicator(network, None)
     if config.transport == "grpc" or len(network.ranks) == 1:
-        return network
+        return over_network
     if config.transport == "mpi":
         from ringtrain.communicators.mpi import MpiCommunicator  # mpi4py is for those who ask for it
 
@@ -35,10 +38,10 @@ def choose_communicator(
             f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"
         )
     if hosts is None:
-        return network
+        return over_network
     if not _are_regular(hosts):
         hosts.group.close()
-        return network
+        return over_network
     return HierarchicalCommunicator(network, hosts, chain_pods_most)
 
 

@@ -6,7 +6,8 @@ left fold in rank order, bit for bit what a flat exchange gives, and a tensor cr
 direction however many ranks a pod has. Rank l of every pod handles its own part of the tensor; segments follow
 each other through the chain. See docs/decisions/0002-chain-of-pods.md.
 
-Between more pods a reduction is a tree of the pods' sums: see `pod_tree.py`.
+Between more pods a reduction is a tree of the pods' sums: see `pod_tree.py`. So it is between many ranks that
+share no memory, of which each is a pod.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from ringtrain.communicators.chain import Chain, Pods, Section
 from ringtrain.communicators.doubling import PART_BYTES_MOST
 from ringtrain.communicators.exchange import ExchangeCommunicator
+from ringtrain.communicators.lone import LoneRank
 from ringtrain.communicators.pairing import Pairing, dealt_section, shared_section
 from ringtrain.communicators.pod_tree import PodTree
 from ringtrain.communicators.shm.join import Hosts, allocate
@@ -38,6 +40,9 @@ _SEGMENTS: Final = 16
 _LEAST_SEGMENT_BYTES: Final = 128 << 10
 # Between more pods an allreduce by a tree of their sums takes less time at any length: see bench/scale/ring.md.
 CHAIN_PODS_MOST: Final = 12
+# More ranks that share no memory take the tree as well. Between fewer the direct exchange of long tensors takes
+# less time: see bench/scale/ring.md.
+DIRECT_RANKS_MOST: Final = 64
 # Up to this whole parts go both ways: half as many trips count for more than the bytes.
 _DOUBLED_BYTES: Final = 512 << 10
 # Sections of a rank's part fill each other's pauses. More of them, or shorter ones, cost more than that gains
@@ -51,6 +56,8 @@ _LEAST_TREE_BYTES: Final = 256 << 10
 class HierarchicalCommunicator:
     """A `Communicator` of equally large pods. What is small or rare takes the flat exchange, `network`.
 
+    `hosts` None: each rank is a pod, and every reduction a tree of what the ranks have.
+
     Up to `chain_pods_most` pods every reduction is the left fold in rank order. Between more of them every one,
     short ones as well, is a tree of the pods' sums: see `pod_tree.py`.
     """
@@ -60,25 +67,26 @@ class HierarchicalCommunicator:
     fusion_bytes: Final = 64 << 20
 
     def __init__(
-        self, network: ExchangeCommunicator, hosts: Hosts, chain_pods_most: int = CHAIN_PODS_MOST
+        self, network: ExchangeCommunicator, hosts: Hosts | None, chain_pods_most: int = CHAIN_PODS_MOST
     ) -> None:
         self._network = network
         self.ranks, self.position = network.ranks, network.position
         self._hosts = hosts
-        self._group = hosts.group
-        local = hosts.group.position
+        self._group = group = LoneRank(network.ranks[network.position]) if hosts is None else hosts.group
+        places = tuple((p,) for p in range(len(network.ranks))) if hosts is None else hosts.positions
+        local = group.position
         self._pods = Pods(
             size=len(network.ranks),
             local=local,
-            pod=next(i for i, positions in enumerate(hosts.positions) if network.position in positions),
-            last=len(hosts.positions) - 1,
-            column=tuple(network.ranks[positions[local]] for positions in hosts.positions),
-            group=hosts.group,
+            pod=next(i for i, positions in enumerate(places) if network.position in positions),
+            last=len(places) - 1,
+            column=tuple(network.ranks[positions[local]] for positions in places),
+            group=group,
             network=network,
-            pairing=Pairing(len(hosts.positions)),
+            pairing=Pairing(len(places)),
             scratch=ScratchBuffers(),
         )
-        self._is_tree = len(hosts.positions) > chain_pods_most
+        self._is_tree = hosts is None or len(places) > chain_pods_most
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
@@ -112,7 +120,8 @@ class HierarchicalCommunicator:
         Of short chunks between many pods each rank has fewer partners in the flat exchange.
         """
         longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
-        if not longest or (longest <= self._flat_bytes and self._doublings < self._pods.last):
+        is_short = longest <= self._flat_bytes and self._doublings < self._pods.last
+        if self._hosts is None or not longest or is_short:
             self._network.all_gather(what, buffer, bounds)
             return
         what = replace(what, layout=bounds)
@@ -150,6 +159,8 @@ class HierarchicalCommunicator:
         self._network.barrier(what)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        if self._hosts is None:
+            return self._network.allocate(nbytes)
         self._network.barrier(Signature("allocate", layout=(nbytes,)))
         return allocate(self._network, self._hosts, nbytes)
 

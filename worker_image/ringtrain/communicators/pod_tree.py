@@ -7,7 +7,8 @@ backwards it gets the rest. Of a short tensor whole parts go both ways instead o
 Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH".
 
 Every element is `((pod 0 + pod 1) + (pod 2 + pod 3)) + …`, where a pod is the left fold of its ranks: an order
-that depends on the pods' number and size, and on nothing else. See docs/decisions/0046-many-pods.md.
+that depends on the pods' number and size, and on nothing else. See docs/decisions/0046-many-pods.md. Ranks that
+share no memory are pods of one rank: see docs/decisions/0047-many-ranks-without-pods.md.
 """
 
 from collections import Counter, deque

@@ -19,7 +19,7 @@ from ringtrain.communicators.base import Communicator
 from ringtrain.communicators.choose import choose_communicator
 from ringtrain.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
 from ringtrain.communicators.foreign import ForeignCalls
-from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST
+from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
 from ringtrain.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
 from ringtrain.errors import ConfigurationError, NotInitializedError
 from ringtrain.process_groups.executor import Executor
@@ -62,14 +62,16 @@ class RankContext:
         segment_bytes: int = SEGMENT_BYTES,
         agent: AgentSocket | None = None,
         chain_pods_most: int = CHAIN_PODS_MOST,
+        direct_ranks_most: int = DIRECT_RANKS_MOST,
     ) -> None:
         """`agent`: who says in an elastic job that a member was lost. `chain_pods_most`: see
-        `HierarchicalCommunicator`; the same on all ranks."""
+        `HierarchicalCommunicator`; `direct_ranks_most`: more ranks without pods take the tree. Both the same on
+        all ranks."""
         self.config = config
         self.former = Former(0, (None,) * config.size)
         self.state_is_synced = False  # in an elastic job, since this world was formed
         self._segment_bytes = segment_bytes
-        self._chain_pods_most = chain_pods_most
+        self._bounds = chain_pods_most, direct_ranks_most
         ring = RingConfig(
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
             config.stall_timeout_s, config.local_size,
@@ -266,7 +268,7 @@ class RankContext:
 
     def _communicator(self, process_set: int, number: int, ranks: tuple[int, ...] | None = None) -> Communicator:
         network = ExchangeCommunicator(self._member, number, ranks or self._sets[process_set], self._segment_bytes)
-        chosen = choose_communicator(self._member, number, network, self.config, self._chain_pods_most)
+        chosen = choose_communicator(self._member, number, network, self.config, *self._bounds)
         with self._lock:
             if not self._closing:
                 self._communicators[number] = chosen

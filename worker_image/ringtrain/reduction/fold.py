@@ -1,9 +1,9 @@
 """The arithmetic of a reduction: contributions are folded in rank order.
 
 `((g0 + g1) + g2) + …`, element by element, whatever the segment, the bucket, the transport or who came first: same
-inputs give the same bits, on every rank and every run. Between many pods, pods' sums are folded in pairs instead
-(`communicators/pod_tree.py`). Half precision is folded in float32 and rounded once; an
-average divides after the fold.
+inputs give the same bits, on every rank and every run. Between many pods, pods' sums are folded in pairs instead,
+and between many ranks without pods the ranks (`communicators/pod_tree.py`). Half precision is folded in float32
+and rounded once; an average divides after the fold.
 """
 
 import ctypes
