@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.certificates import JobAuthority
 from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 from support.ranks import run_ranks
@@ -235,9 +236,16 @@ def _all_collectives() -> tuple[bool, int, int]:
 
 
 @pytest.mark.parametrize("data_path", ["auto", "grpcio"])
-def test_all_collectives_reach_ranks_that_were_not_met(data_path: str) -> None:
+@pytest.mark.parametrize("encrypt", [False, True], ids=["open", "tls"])
+def test_all_collectives_reach_ranks_that_were_not_met(data_path: str, encrypt: bool, tmp_path: Path) -> None:
     """As real processes: at first a rank has dialled its partners alone."""
     env = {"RINGTRAIN_TRANSPORT": "grpc", "RINGTRAIN_DATA_PATH": data_path}
+    if encrypt:
+        secret = JobAuthority("uid-1").secret_dir(tmp_path / "rank", "worker")
+        env |= {
+            "RINGTRAIN_ENCRYPT": "tensors", "RINGTRAIN_SECRET_DIR": str(secret), "RINGTRAIN_JOB_UID": "uid-1",
+            "RINGTRAIN_TOKEN_FILE": str(secret / "token"),
+        }  # fmt: skip
     for rank, (right, at_first, _) in enumerate(run_ranks(_all_collectives, SIZE, env=env)):
         assert right
         assert at_first == len(partners(rank, SIZE)) < SIZE - 1
