@@ -4,6 +4,7 @@
     python -m bench.scale.ring slopes 1024  # up to so many ranks, into ring.jsonl: half an hour
     python -m bench.scale.ring slopes 1024 "one rank a host"  # those of these words alone
     python -m bench.scale.ring crossover 32 # chain and tree of up to so many pods
+    python -m bench.scale.ring crossover 128 hosts  # direct exchange and tree of up to so many ranks, one a host
     python -m bench.scale.ring plot         # ring.png of ring.jsonl
 
 Membership, handshake, offers, calls, exchanges, chain and tree of pods are the runtime's own; threads are
@@ -288,16 +289,26 @@ SLOPES: Final = (
 )
 
 
-def crossover(most: int) -> None:
-    """Chain and tree of up to `most` pods of 8, beside each other: what `CHAIN_PODS_MOST` comes from."""
+def crossover(most: int, hosts: bool) -> None:
+    """Two ways of an allreduce beside each other: chain and tree of up to `most` pods of 8, for `CHAIN_PODS_MOST`;
+    `hosts`: direct exchange and tree of up to `most` ranks, one a host, for `DIRECT_RANKS_MOST`."""
     lengths = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
-    print("| pods | 64 KiB | 1 MiB | 16 MiB | 64 MiB |\n| --- | --- | --- | --- | --- |")
-    for pods in (4, 6, 8, 9, 12, 13, 16, 24, 32, 64, 96, 128, 256, 512, 1024):
-        if pods <= most:
-            ways = [[_pods(n, bound)(8 * pods) * 1e3 for bound in (ALWAYS_CHAIN, ALWAYS_TREE)] for n in lengths]
-            print(
-                f"| {pods} | " + " | ".join(f"{chain:.3g}, {tree:.3g}" for chain, tree in ways) + " |", flush=True
+    print(
+        f"| {'ranks' if hosts else 'pods'} | 64 KiB | 1 MiB | 16 MiB | 64 MiB |\n| --- | --- | --- | --- | --- |"
+    )
+    for number in (4, 6, 8, 9, 12, 13, 16, 24, 32, 33, 48, 64, 65, 96, 127, 128, 256, 512, 1024):
+        if number <= most:
+            cells = (
+                f"{one * 1e3:.3g}, {tree * 1e3:.3g}"
+                for one, tree in (_two_ways(number, n, hosts) for n in lengths)
             )
+            print(f"| {number} | " + " | ".join(cells) + " |", flush=True)
+
+
+def _two_ways(number: int, nbytes: int, hosts: bool) -> tuple[float, float]:
+    if hosts:
+        return _hosts(nbytes, False)(number), _hosts(nbytes, True)(number)
+    return _pods(nbytes, ALWAYS_CHAIN)(8 * number), _pods(nbytes, ALWAYS_TREE)(8 * number)
 
 
 def slopes(most: int, words: str = "") -> None:
@@ -343,6 +354,6 @@ if __name__ == "__main__":
     elif what == "slopes":
         slopes(int(sys.argv[2]) if len(sys.argv) > 2 else ALL[-1], *sys.argv[3:4])
     elif what == "crossover":
-        crossover(int(sys.argv[2]))
+        crossover(int(sys.argv[2]), hosts=sys.argv[3:] == ["hosts"])
     else:
         plot()
