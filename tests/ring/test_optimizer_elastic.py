@@ -112,6 +112,11 @@ def _bits(opt: HostOptimizer) -> dict[str, bytes]:
     return {f"{slot} {name}": array.tobytes() for slot, of in slots.items() for name, array in of.items()}
 
 
+def _size_of(transport: str) -> int:
+    """Two pods of two, where there are pods."""
+    return 4 if transport == "pods" else SIZE
+
+
 @contextlib.contextmanager
 def _undisturbed(case: Case, transport: str, size: int = SIZE) -> Iterator[list[dict[str, bytes]]]:
     """What weights and state are after each update."""
@@ -131,7 +136,7 @@ def _undisturbed(case: Case, transport: str, size: int = SIZE) -> Iterator[list[
 def _fail_at(world: World, case: Case, victim: int, fails_at: int) -> tuple[list[HostOptimizer], list[int], bool]:
     """Train until the victim leaves. Returns optimizers, updates that each rank has done, and whether it left."""
     count = [-1]
-    made: list[HostOptimizer | None] = [None] * SIZE
+    made: list[HostOptimizer | None] = [None] * len(world.contexts)
 
     def run(rank: int) -> int:
         group = FailingGroup(group_of(), count) if rank == victim else group_of()
@@ -153,12 +158,12 @@ def _all_go_on(
     opts: list[HostOptimizer], case: Case, updates: int, transport: str
 ) -> list[list[dict[str, bytes]]]:
     """In another world of the same ranks: state after `updates`, and at the end."""
-    with world_of(SIZE, transport) as world:
+    with world_of(len(opts), transport) as world:
 
         def run(rank: int) -> list[dict[str, bytes]]:
             opt = opts[rank]
             assert opt.rollback(updates) == updates
-            opt.reform(group_of(), range(SIZE))
+            opt.reform(group_of(), range(len(opts)))
             bits = [_bits(opt)]
             _train(opt, case, LAST)
             return [*bits, _bits(opt)]
@@ -189,10 +194,11 @@ def test_an_update_that_fails_anywhere_never_was(case: Case) -> None:
     "case", [CASES[name] for name in ("fused", "lamb", "int8-clip")], ids=["fused", "lamb", "int8"]
 )
 def test_it_never_was_over_every_transport(case: Case, transport: str) -> None:
-    with _undisturbed(case, transport) as expected:
+    size = _size_of(transport)
+    with _undisturbed(case, transport, size) as expected:
         for fails_at in (2, 5):
-            with world_of(SIZE, transport, timeout_s=10) as world:
-                opts, done, _ = _fail_at(world, case, fails_at % SIZE, fails_at)
+            with world_of(size, transport, timeout_s=10) as world:
+                opts, done, _ = _fail_at(world, case, fails_at % size, fails_at)
             for rank, bits in enumerate(_all_go_on(opts, case, min(done), transport)):
                 assert bits == [expected[min(done)], expected[LAST]], (fails_at, rank)
 
@@ -335,20 +341,20 @@ def test_a_lost_shard_is_rebuilt_from_its_second_home(size: int, former: list[in
             ] * len(former)
 
 
-@pytest.mark.parametrize("transport", ["memory", "grpc", "shm"])
+@pytest.mark.parametrize("transport", ["memory", "grpc", "shm", "pods"])
 @pytest.mark.parametrize("name", ["fused", "lamb", "clip"])
 def test_a_rank_that_is_lost_in_an_update_costs_no_more_than_that(name: str, transport: str) -> None:
     """Wherever it leaves, a newcomer in its place gets the bits of the last update that the others have done."""
-    case = CASES[name]
-    with _undisturbed(case, transport) as expected:
+    case, size = CASES[name], _size_of(transport)
+    with _undisturbed(case, transport, size) as expected:
         for fails_at in (1, 3, 4, 6) if transport == "memory" else (3,):
-            victim = fails_at % SIZE
-            with world_of(SIZE, transport, timeout_s=10) as world:
+            victim = fails_at % size
+            with world_of(size, transport, timeout_s=10) as world:
                 opts, done, _ = _fail_at(world, case, victim, fails_at)
             agreed = min(updates for rank, updates in enumerate(done) if rank != victim)
-            former = [None if rank == victim else rank for rank in range(SIZE)]
-            with world_of(SIZE, transport) as world:
-                for rank in range(SIZE):
+            former = [None if rank == victim else rank for rank in range(size)]
+            with world_of(size, transport) as world:
+                for rank in range(size):
                     if rank != victim:
                         opts[rank].rollback(agreed)
                 for rank, bits in enumerate(world.run(functools.partial(_goes_on, case, opts, former))):

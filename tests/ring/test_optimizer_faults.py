@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.pods import Pods
 from support.ranks import ranks_ended, run_ranks
 
 import ringtrain as rt
@@ -87,6 +88,12 @@ def test_a_rank_lost_in_the_middle_of_an_update_is_named(transport: str) -> None
     """step() raises PeerLost with its rank on all others, in one pass or in lanes; no thread is left then."""
     outcomes = ranks_ended(_lose_rank_1, 3, env={"RINGTRAIN_TRANSPORT": transport})
     assert [outcome.value for outcome in outcomes] == [(1, []), None, (1, [])]
+    assert outcomes[1].exit_code == -signal.SIGKILL
+
+
+def test_a_rank_lost_in_the_middle_of_an_update_is_named_in_all_pods() -> None:
+    outcomes = ranks_ended(_lose_rank_1, 4, env_of=Pods(2))
+    assert [outcome.value for outcome in outcomes] == [(1, []), None, (1, []), (1, [])]
     assert outcomes[1].exit_code == -signal.SIGKILL
 
 

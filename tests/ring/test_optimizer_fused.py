@@ -1,14 +1,17 @@
 """A bucket is reduced, updated and gathered in one go; nothing but the time it takes may tell."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from support.pods import Pods
 from support.ranks import run_ranks
 
 import ringtrain as rt
+from ring.worlds import world_of
 from ringtrain.kernels.library import native_library
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, Rule
@@ -86,6 +89,40 @@ def test_the_bits_are_those_of_reduction_update_and_gathering(size: int) -> None
             assert all(fused[rank][index] == (updates, bits) for rank in range(size)), (transport, run)
 
 
+@pytest.mark.parametrize(("pods", "each"), [(2, 2), (3, 2), (2, 3)])
+def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: int) -> None:
+    """For every rule that has one and every type, also where a second home follows and where a chunk has several
+    segments: weights and state of all ranks."""
+    size, runs = pods * each, [(rule, dtype) for rule in RULES.values() for dtype in DTYPES]
+    for options in ({}, {"elastic": True}):
+        apart = run_ranks(_trained, size, runs, options, False, env_of=Pods(pods, each=each))
+        fused = run_ranks(_trained, size, runs, options, env_of=Pods(pods, each=each))
+        for index, run in enumerate(runs):
+            updates, bits = fused[0][index]
+            assert updates > 0, run
+            assert apart[0][index] == (0, bits), run
+            assert all(fused[rank][index] == (updates, bits) for rank in range(size)), run
+
+
+def _trained_long(fuses: bool) -> tuple[int, list[bytes]]:
+    """A bucket whose chunks go through the pods in several segments."""
+    rt.init()
+    group = CountingGroup(fuses)
+    params = {"long": np.zeros(3_000_001, np.float32)}
+    opt = HostOptimizer(params, AdamW(0.1), bucket_bytes=1 << 10, group=group)
+    _steps(opt, 3, [4])
+    rt.shutdown()
+    return group.updates, [weights.tobytes() for weights in opt.weights.values()]
+
+
+@pytest.mark.parametrize("pods", [2, 3])
+def test_segments_follow_each_other_through_the_pods(pods: int) -> None:
+    apart = run_ranks(_trained_long, 2 * pods, False, env_of=Pods(pods))
+    fused = run_ranks(_trained_long, 2 * pods, True, env_of=Pods(pods))
+    assert [updates for updates, _ in fused] == [3] * 2 * pods
+    assert [bits for _, bits in fused] == [bits for _, bits in apart]
+
+
 def test_what_needs_more_than_one_pass_takes_it() -> None:
     """A norm over all gradients, a layer's norm, and state that every rank has whole."""
     several = [(SGD(0.1), {"clip_norm": 1.0}), (SGD(0.1), {"sharded": False}), (LAMB(), {})]
@@ -113,6 +150,10 @@ def test_accumulating_and_loading_go_on_as_in_passes_of_their_own() -> None:
         fused = run_ranks(_accumulated_and_loaded, 3, env={"RINGTRAIN_TRANSPORT": transport})
         assert [updates for updates, _ in fused] == [3] * 3
         assert [bits for _, bits in fused] == [bits for _, bits in apart]
+    apart = run_ranks(_accumulated_and_loaded, 4, False, env_of=Pods(2))
+    fused = run_ranks(_accumulated_and_loaded, 4, env_of=Pods(2))
+    assert [updates for updates, _ in fused] == [3] * 4
+    assert [bits for _, bits in fused] == [bits for _, bits in apart]
 
 
 def _weights_on_their_way() -> list[bool]:
@@ -126,7 +167,7 @@ def _weights_on_their_way() -> list[bool]:
         opt.step(wait=False)
         for name, old in before.items():
             opt.wait_for(name)
-            seen.append(bool((opt.weights[name] == old - 1.5).all()))
+            seen.append(bool((opt.weights[name] == old - (rt.size() + 1) / 2).all()))
     opt.wait_for()
     rt.shutdown()
     return seen
@@ -136,3 +177,45 @@ def _weights_on_their_way() -> list[bool]:
 def test_a_weight_that_was_waited_for_is_new_everywhere(transport: str) -> None:
     """Also the shard that another rank wrote, while later buckets are still under way."""
     assert run_ranks(_weights_on_their_way, 2, env={"RINGTRAIN_TRANSPORT": transport}) == [[True] * 100] * 2
+
+
+def test_a_weight_that_was_waited_for_is_new_in_all_pods() -> None:
+    """Whether the own pod or another one has updated it, and whichever rank brought it into this one's memory."""
+    assert run_ranks(_weights_on_their_way, 4, env_of=Pods(2)) == [[True] * 100] * 4
+
+
+def test_between_more_pods_than_a_chain_has_passes_are_separate() -> None:
+    """There pods' sums are added up in pairs, and no pod has a bucket's whole sum."""
+    with world_of(4, "pods", chain_pods_most=1) as world:
+
+        def fused(rank: int) -> int:
+            opt = HostOptimizer({"w": np.zeros(5001, np.float32)}, SGD(1.0), group=(group := CountingGroup()))
+            opt.submit("w", np.full(5001, rank, np.float32))
+            opt.step()
+            assert (opt.weights["w"] == -1.5).all()
+            return group.updates
+
+        assert world.run(fused) == [0] * 4
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 0, 3], [2, 0, 3, 1]])
+def test_ranks_of_pods_may_have_their_gradients_in_any_order(order: list[int]) -> None:
+    """Nobody waits for gradients of others that are not there yet before it has done what these wait for."""
+    length = 70_000
+    with world_of(4, "pods") as world:
+
+        def trained(rank: int) -> list[bytes]:
+            names = [f"p{i}" for i in range(4)]
+            params = {name: np.zeros(length, np.float32) for name in names}
+            opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=CountingGroup())
+            for _ in range(3):
+                for name, one in itertools.product(reversed(names), order):
+                    if one == rank:
+                        opt.submit(name, np.full(length, rank + 1, np.float32))
+                    world.meet()
+                opt.step()
+            opt.close()
+            return [weights.tobytes() for weights in opt.weights.values()]
+
+        expected = np.full(length, -3 * 2.5, np.float32).tobytes()
+        assert world.run(trained) == [[expected] * 4] * 4

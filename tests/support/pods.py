@@ -6,10 +6,11 @@ from support.ports import free_addresses
 
 
 class Pods:
-    """Environments of ranks in pods of two on this machine."""
+    """Environments of ranks in pods, of two or of `each`, on this machine."""
 
-    def __init__(self, pods: int, timeout_s: float = 60) -> None:
-        self.size = 2 * pods
+    def __init__(self, pods: int, timeout_s: float = 60, each: int = 2) -> None:
+        self.size = each * pods
+        self._each = each
         self._addresses = ",".join(free_addresses(self.size))
         self._timeout_s = timeout_s
 
@@ -17,10 +18,10 @@ class Pods:
         return {
             "RINGTRAIN_RANK": str(rank),
             "RINGTRAIN_SIZE": str(self.size),
-            "RINGTRAIN_LOCAL_RANK": str(rank % 2),
-            "RINGTRAIN_LOCAL_SIZE": "2",
-            "RINGTRAIN_CROSS_RANK": str(rank // 2),
-            "RINGTRAIN_CROSS_SIZE": str(self.size // 2),
+            "RINGTRAIN_LOCAL_RANK": str(rank % self._each),
+            "RINGTRAIN_LOCAL_SIZE": str(self._each),
+            "RINGTRAIN_CROSS_RANK": str(rank // self._each),
+            "RINGTRAIN_CROSS_SIZE": str(self.size // self._each),
             "RINGTRAIN_RING_ADDRESSES": self._addresses,
             "RINGTRAIN_TIMEOUT": str(self._timeout_s),
         }

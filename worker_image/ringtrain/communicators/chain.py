@@ -49,10 +49,12 @@ class Pods:
     pairing: Pairing
     scratch: ScratchBuffers
 
-    def begin(self, what: Signature, pods: Iterable[int], frames_for: FramesFor, total_bytes: int) -> Call:
+    def begin(
+        self, what: Signature, pods: Iterable[int], frames_for: FramesFor, total_bytes: int, is_span: bool = True
+    ) -> Call:
         """Begin the exchange in which frames go to and come from this rank's column in `pods`."""
         peers = tuple(self.column[pod] for pod in pods)
-        return self.network.call_among(peers, what, frames_for, total_bytes)
+        return self.network.call_among(peers, what, frames_for, total_bytes, is_span)
 
 
 class Chain:

@@ -246,9 +246,16 @@ class ExchangeCommunicator:
     def finish_updates(self) -> bool:
         return self._updates.finish_updates()
 
-    def call_among(self, peers: tuple[int, ...], what: Signature, frames_for: FramesFor, total_bytes: int) -> Call:
+    def call_among(
+        self,
+        peers: tuple[int, ...],
+        what: Signature,
+        frames_for: FramesFor,
+        total_bytes: int,
+        is_span: bool = True,
+    ) -> Call:
         """Begin a collective with world ranks `peers` alone: for a communicator that does the rest itself."""
-        return self._steps.call_among(peers, what, frames_for, total_bytes)
+        return self._steps.call_among(peers, what, frames_for, total_bytes, is_span)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         return np.zeros(nbytes, np.uint8)

@@ -74,7 +74,7 @@ class FusedUpdates:
                 for index, cut in enumerate(own):
                     parts = list(steps.contributions(call, index, gradients[cut], keep_all=True))
                     with timeline.span(f"update segment {index}", "update"):
-                        fold.update(parts, op, change.cut(cut, chunk))
+                        fold.Contributions(parts, op, len(parts)).update(change.cut(cut, chunk))
                     steps.offer(call, results, call.frame(Step.RESULT, index, change.weights[cut]))
             mine.pop_all()
         self._begun = _Begun(call, cuts, change.weights)

@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from ringtrain.communicators.chain import Chain, Pods, Section
 from ringtrain.communicators.doubling import PART_BYTES_MOST
 from ringtrain.communicators.exchange import ExchangeCommunicator
+from ringtrain.communicators.fused_chain import ChainUpdates
 from ringtrain.communicators.lone import LoneRank
 from ringtrain.communicators.pairing import Pairing, dealt_section, shared_section
 from ringtrain.communicators.pod_tree import PodTree
 from ringtrain.communicators.shm.join import Hosts, allocate
 from ringtrain.communicators.shm.native import Chunks, Work
+from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import Bounds, even_bounds
 from ringtrain.reduction.fold import Flat, ScratchBuffers
 from ringtrain.reduction.ops import ReduceOp
@@ -51,6 +53,9 @@ _TREE_SECTIONS: Final = 16
 # Each section of a reduce-scatter is a meeting for each pod.
 _SCATTER_SECTIONS: Final = 4
 _LEAST_TREE_BYTES: Final = 256 << 10
+
+_UPDATE_SEGMENTS: Final = 4
+_LEAST_UPDATE_BYTES: Final = 256 << 10
 
 
 class HierarchicalCommunicator:
@@ -87,6 +92,7 @@ class HierarchicalCommunicator:
             scratch=ScratchBuffers(),
         )
         self._is_tree = hosts is None or len(places) > chain_pods_most
+        self._updates = None if hosts is None or self._is_tree else ChainUpdates(self._pods, hosts.group)
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
 
     def all_reduce(self, what: Signature, source: Flat, target: Flat, op: ReduceOp) -> None:
@@ -142,6 +148,18 @@ class HierarchicalCommunicator:
                     if pod != self._pods.pod:
                         call.read(self._pods.column[pod], Step.RESULT, index, buffer[section.chunk(local)])
                     self._group.run(what, Work(section.chunks, buffer, gathered=buffer))
+
+    def can_update(self, gradients: Flat, weights: Flat) -> bool:
+        return self._updates is not None and self._updates.can_update(gradients, weights)
+
+    def update(self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
+        assert self._updates is not None, "ask can_update first"
+        longest = max(end - start for start, end in pairwise(bounds))
+        step = self._step(longest, gradients, _UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES)
+        self._updates.update(replace(what, layout=bounds), gradients, bounds, op, change, step)
+
+    def finish_updates(self) -> bool:
+        return self._updates is not None and self._updates.finish_updates()
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
         return self._network.all_gather_parts(what, part)

@@ -2,7 +2,7 @@
 
 Ranks that map each other's memory read their shard of all ranks' gradients, and write new weights where each rank
 has them: they meet once a bucket, when all have its gradients, and once more after the last. Over a network a
-bucket is one exchange. The bits are those of `pipeline`.
+bucket is one exchange; between pods of several ranks both, in one trip. The bits are those of `pipeline`.
 See docs/decisions/0009-reduce-and-update-in-one-pass.md.
 """
 

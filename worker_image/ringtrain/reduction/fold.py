@@ -8,6 +8,7 @@ and rounded once; an average divides after the fold.
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -66,6 +67,7 @@ class Folder:
             CODES[self._dtype_name],
             OP_CODES[self._op],
             self._size if self._op is ReduceOp.Average else 0,
+            None,
             ctypes.c_void_p(out.ctypes.data),
             (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
             len(parts),
@@ -115,21 +117,69 @@ class ScratchBuffers:
 
 
 def can_update() -> bool:
-    """Whether `update` is to be had in this installation."""
+    """Whether `Contributions` can be folded in this installation."""
     return native_library() is not None
 
 
-def update(parts: Sequence[Flat], op: ReduceOp, change: ChunkUpdate) -> None:
-    """Fold `parts`, one of each rank in rank order, and apply `change` to all of its weights, in one pass."""
+@dataclass(frozen=True)
+class Contributions:
+    """What is folded in compiled code: `parts` of some ranks, in rank order, onto `before`.
+
+    `before`: the fold of the ranks before them, in the accumulator's type; None: there are none. `size`: how many
+    ranks there are in all, for an average of them.
+    """
+
+    parts: Sequence[Flat]
+    op: ReduceOp
+    size: int
+    before: Flat | None = None
+
+    @property
+    def _kind(self) -> tuple[int, int]:
+        return CODES[dtype_name(self.parts[0].dtype)], OP_CODES[self.op]
+
+    @property
+    def _divisor(self) -> int:
+        return self.size if self.op is ReduceOp.Average else 0
+
+    @property
+    def _before(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(None if self.before is None else address_of(self.before))
+
+    @property
+    def _parts(self) -> tuple[Any, int]:
+        return _addresses(self.parts), len(self.parts)
+
+    def fold_partial(self, into: Flat) -> None:
+        """Leave in `into`, of the accumulator's type, what the following ranks' contributions are folded onto.
+
+        `into` may be one of the parts.
+        """
+        count = ctypes.c_size_t(len(into))
+        target = ctypes.c_void_p(address_of(into))
+        _library().ringtrain_fold_partial(*self._kind, self._before, target, *self._parts, count)
+
+    def fold(self, into: Flat) -> None:
+        """Leave the result in `into`, which may be one of the parts."""
+        count = ctypes.c_size_t(len(into))
+        target = ctypes.c_void_p(address_of(into))
+        _library().ringtrain_fold(*self._kind, self._divisor, self._before, target, *self._parts, count)
+
+    def update(self, change: ChunkUpdate, copies: Sequence[Flat] = ()) -> None:
+        """Fold, and apply `change` to all of its weights, in one pass. `copies` get the new weights, too."""
+        weights = _addresses([change.weights, *copies])  # as long as `given` points there
+        given = native_update(change, weights)
+        count = ctypes.c_uint64(len(change.weights))
+        _library().ringtrain_update(
+            *self._kind, self._divisor, self._before, *self._parts, ctypes.byref(given), count
+        )
+
+
+def _addresses(arrays: Sequence[Flat]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*map(address_of, arrays))
+
+
+def _library() -> ctypes.CDLL:
     library = native_library()
     assert library is not None, "ask can_update first"
-    weights = (ctypes.c_void_p * 1)(address_of(change.weights))
-    library.ringtrain_update(
-        CODES[dtype_name(change.weights.dtype)],
-        OP_CODES[op],
-        len(parts) if op is ReduceOp.Average else 0,
-        (ctypes.c_void_p * len(parts))(*map(address_of, parts)),
-        len(parts),
-        ctypes.byref(native_update(change, weights)),
-        ctypes.c_uint64(len(change.weights)),
-    )
+    return library

@@ -143,6 +143,18 @@ class SharedGroup:
             what, work.source.nbytes, lambda: self._channel.update(compared, work, change, timeout_s, addresses)
         )
 
+    def meeting(self, what: Signature, gradients: Flat, weights: Flat) -> Callable[[bool], bool]:
+        """Return what tells the others that this rank has come, and whether all have: what they wrote to each
+        other's arenas before is here then.
+
+        It takes whether to wait for them. If it has not, nothing else may be done here before it has. All ranks
+        have a meeting; where they come and how often they ask is theirs. It raises what `run` raises.
+        """
+        compared, _ = self._with_offset(what.compared(), gradients)
+        compared, _ = self._with_offset(compared, weights)
+        job = self._channel.meeting(compared, gradients, self._member.ring.stall_timeout_s)
+        return lambda waits: self._meet(what, 0, lambda: self._channel.meet(job, waits))
+
     def adopt(self, segment: Segment) -> NDArray[np.uint8]:
         """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
 
@@ -175,7 +187,8 @@ class SharedGroup:
         self.arenas.clear()
         self._segment.close()
 
-    def _meet(self, what: Signature, nbytes: int, meet: Callable[[], ShmResult]) -> None:
+    def _meet(self, what: Signature, nbytes: int, meet: Callable[[], ShmResult]) -> bool:
+        """Return whether all have met; False: this rank did not wait for the others."""
         self._member.failure_state.check()
         key = self._key()
         self._member.offers.begin(key, what, self._suspects)
@@ -197,8 +210,9 @@ class SharedGroup:
             raise
         finally:
             self._member.offers.end(key)
-        if outcome is not ShmResult.DONE:
+        if outcome not in (ShmResult.DONE, ShmResult.AGAIN):
             self._fail(outcome, what, time.monotonic() - started)
+        return outcome is ShmResult.DONE
 
     def _with_offset(self, compared: bytes, buffer: Flat) -> tuple[bytes, Addresses | None]:
         """`compared`, with the offset of `buffer` in its arena, and where each rank's begins; None elsewhere."""

@@ -177,15 +177,28 @@ class NativeChannel:
         update = native_update(change, weights)
         return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
 
+    def meeting(self, what: bytes, like: Flat, timeout_s: float) -> JobStruct:
+        """What `meet` takes. `like`: anything of the dtype that is compared."""
+        return self._job(what, Work(((0, 0),) * self._size, like), timeout_s)
+
+    def meet(self, job: JobStruct, waits: bool) -> ShmResult:
+        """Return when all other ranks have come: what they wrote before is here. Otherwise as `run`.
+
+        AGAIN where others have not come and this one does not wait: it must call this again, before anything else.
+        """
+        job.hasty = not waits
+        return self._repeat(lambda *of_both: self._library.ringtrain_shm_meet(*of_both[:2]), job, None)
+
     def _repeat(self, function: Callable[..., int], job: JobStruct, argument: Any) -> ShmResult:
-        """AGAIN comes after a signal: the interpreter runs its handler here."""
+        """AGAIN comes after a signal: the interpreter runs its handler here. Or to who is hasty."""
         with self._in_use:
             if self._closed:
                 return ShmResult.STOPPED
             self._user = threading.get_ident()
             reference = ctypes.byref(job)
             while (outcome := function(self._reference, reference, argument)) == ShmResult.AGAIN:
-                pass
+                if job.hasty:
+                    break
             self._user = 0
             self.blamed = job.blamed
             return _RESULTS[outcome]

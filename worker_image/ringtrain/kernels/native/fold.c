@@ -1,5 +1,6 @@
 #include "fold.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -149,16 +150,32 @@ void fold_block(int dtype, int op, const void *before, const void *const *parts,
     if (sum != running) memcpy(running, sum, count * element_bytes(kind)); /* one part alone */
 }
 
-EXPORT void ringtrain_fold(int dtype, int op, int divisor, void *into, const void *const *parts, int n, size_t count) {
+/* `as_it_is`: `into` has the accumulator's type, and gets the fold neither divided nor rounded. */
+static void fold(int dtype, int op, int divisor, const char *before, char *into, const void *const *parts, int n,
+                 size_t count, bool as_it_is) {
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
-    size_t bytes = element_bytes(dtype), step = BLOCK_BYTES / bytes;
+    size_t bytes = element_bytes(dtype), kind_bytes = element_bytes(accumulator(dtype)), step = BLOCK_BYTES / bytes;
     const void *here[n];
     for (size_t at = 0; at < count; at += step) {
         size_t some = count - at < step ? count - at : step;
         for (int p = 0; p < n; p++) here[p] = (const char *)parts[p] + at * bytes;
-        fold_block(dtype, op, NULL, here, n, some, running, wide);
-        narrow(dtype, (char *)into + at * bytes, running, some, divisor);
+        fold_block(dtype, op, before ? before + at * kind_bytes : NULL, here, n, some, running, wide);
+        if (as_it_is)
+            memcpy(into + at * kind_bytes, running, some * kind_bytes);
+        else
+            narrow(dtype, into + at * bytes, running, some, divisor);
     }
+}
+
+EXPORT void ringtrain_fold(int dtype, int op, int divisor, const void *before, void *into, const void *const *parts,
+                           int n, size_t count) {
+    fold(dtype, op, divisor, before, into, parts, n, count, false);
+}
+
+/* The same as far as these parts go: what the next pod folds its own onto. */
+EXPORT void ringtrain_fold_partial(int dtype, int op, const void *before, void *partial, const void *const *parts,
+                                   int n, size_t count) {
+    fold(dtype, op, 0, before, partial, parts, n, count, true);
 }
 
 /* Compared with kernels/library.py when the library is loaded. */

@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 /* Counted up with every change of a signature, or of what a field means, in any of these files. */
-#define INTERFACE 12
+#define INTERFACE 13
 
 /* The codes of wire/dtypes.py. */
 enum dtype { F16 = 1, BF16, F32, F64, I32, I64, U8, BOOL };
@@ -42,7 +42,8 @@ void combine(int dtype, int op, void *into, const void *a, const void *b, size_t
 void fold_block(int dtype, int op, const void *before, const void *const *parts, int n, size_t count, void *running,
                 void *wide);
 
-/* into = (…(parts[0] op parts[1])…) op parts[n - 1]. */
-void ringtrain_fold(int dtype, int op, int divisor, void *into, const void *const *parts, int n, size_t count);
+/* into = (…(before op parts[0]) op …) op parts[n - 1]; `before` as in fold_block. `into` may be one of the parts. */
+void ringtrain_fold(int dtype, int op, int divisor, const void *before, void *into, const void *const *parts, int n,
+                    size_t count);
 
 #endif

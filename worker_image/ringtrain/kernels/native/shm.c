@@ -158,7 +158,7 @@ static int all_reduce_small(channel *c, job *j, uint64_t count) {
     TRY(compare_signatures(c, j));
     const void *parts[c->size];
     for (int r = 0; r < c->size; r++) parts[r] = slot(c, r, r, round);
-    ringtrain_fold(j->dtype, j->op, j->divisor, j->gathered, parts, c->size, count);
+    ringtrain_fold(j->dtype, j->op, j->divisor, NULL, j->gathered, parts, c->size, count);
     advance(&head(c, c->rank)->reduced, round + 1);
     advance(&head(c, c->rank)->collected, round + 1);
     c->round = round + 1;

@@ -57,7 +57,8 @@ static void update_range(const channel *c, const job *j, const update *u, uint64
     for (uint64_t at = begin; at < end; at += step) {
         uint64_t count = end - at < step ? end - at : step, first = at - begin;
         for (int r = 0; r < c->size; r++) parts[r] = j->peers[r] + at * bytes;
-        fold_block(j->dtype, j->op, NULL, parts, c->size, count, running, wide);
+        const void *before = j->before ? j->before + first * element_bytes(kind) : NULL;
+        fold_block(j->dtype, j->op, before, parts, c->size, count, running, wide);
         if (kind != j->dtype) { /* as a reduction leaves it, to the bit */
             narrow(j->dtype, wide, running, count, j->divisor);
             widen(j->dtype, running, wide, count);
@@ -77,23 +78,42 @@ static void update_range(const channel *c, const job *j, const update *u, uint64
     if (u->kept_count) *u->kept_count += end - begin;
 }
 
-/* The same for `count` elements that `parts`, one of each rank, have brought here over a network. `u->weights`: the
-   own weights, and no others. */
-EXPORT void ringtrain_update(int dtype, int op, int divisor, const char *const *parts, int size, const update *u,
-                             uint64_t count) {
+/* The same for `count` elements, without a meeting: `before`, as in a job, and `parts` are here already.
+   `u->weights`: the own ones first. */
+EXPORT void ringtrain_update(int dtype, int op, int divisor, const char *before, const char *const *parts, int size,
+                             const update *u, uint64_t count) {
     channel c = {.rank = 0, .size = size};
-    job j = {.dtype = dtype, .op = op, .divisor = divisor, .peers = parts};
+    job j = {.dtype = dtype, .op = op, .divisor = divisor, .before = before, .peers = parts};
     update_range(&c, &j, u, 0, count);
+}
+
+static void stage(channel *c, job *j) {
+    if (j->phase) return;
+    j->started = c->round;
+    show_signature(c, j);
+    advance(&head(c, c->rank)->staged, j->started + 1);
+    j->phase = 1;
+}
+
+static void end_round(channel *c, job *j) {
+    c->round = j->started + 1;
+    c->collective++;
+}
+
+/* Return when all ranks have come: what they wrote before is here. Otherwise like ringtrain_shm_run. */
+EXPORT int ringtrain_shm_meet(channel *c, job *j) {
+    stage(c, j);
+    TRY(wait_all(c, j, STAGED, j->started + 1));
+    TRY(compare_signatures(c, j));
+    advance(&head(c, c->rank)->reduced, j->started + 1);
+    advance(&head(c, c->rank)->collected, j->started + 1);
+    end_round(c, j);
+    return DONE;
 }
 
 /* Like ringtrain_shm_run. Gradients belong to the caller again after the next meeting, or on return of the last. */
 EXPORT int ringtrain_shm_update(channel *c, job *j, const update *u) {
-    if (j->phase == 0) {
-        j->started = c->round;
-        show_signature(c, j);
-        advance(&head(c, c->rank)->staged, j->started + 1);
-        j->phase = 1;
-    }
+    stage(c, j);
     if (j->phase == 1) {
         TRY(wait_all(c, j, STAGED, j->started + 1));
         TRY(compare_signatures(c, j));
@@ -103,7 +123,6 @@ EXPORT int ringtrain_shm_update(channel *c, job *j, const update *u) {
         j->phase = 2;
     }
     if (u->last) TRY(wait_all(c, j, COLLECTED, j->started + 1));
-    c->round = j->started + 1;
-    c->collective++;
+    end_round(c, j);
     return DONE;
 }
