@@ -3,6 +3,7 @@
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -115,30 +116,43 @@ def test_a_rank_that_left_in_good_order_is_told_from_a_lost_one(leavers: tuple[i
             assert re.match(r"rank [6-9] has shut down, and rank \d+ needs it for barrier", outcome.value), outcome
 
 
-def _hear_of_a_broken_watch(leaver: int) -> str:
+def _stay_behind(leaver: int) -> bool:
+    """Whether this rank stays when `leaver` has left."""
     rt.init()
     rt.barrier()
-    if rt.rank() == leaver:
+    stays = rt.rank() != leaver
+    if not stays:
         rt.shutdown()
-        tell("ready")
-        return "left"
     tell("ready")
-    ask()
+    if stays:
+        ask()
+    return stays
+
+
+def _errors_without(leaver: int, function: Callable[[int], str]) -> list[str]:
+    """What `function(leaver)` returns on the ranks that stay, once `leaver` has left."""
+    staying = [rank for rank in range(SIZE) if rank != leaver]
+    with started_ranks(function, SIZE, leaver, env=ENV) as ranks:
+        _all_ready(ranks)
+        assert ranks.outcomes(ranks=[leaver])[0].ok
+        for rank in staying:
+            ranks.answer(rank)
+        outcomes = ranks.outcomes(ranks=staying)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    return [outcome.value for outcome in outcomes]
+
+
+def _hear_of_a_broken_watch(leaver: int) -> str:
+    if not _stay_behind(leaver):
+        return "left"
     context.current()._member.monitor.report(Closed(leaver, "connection closed", None))
     return _error_of_barrier()
 
 
 def test_a_watch_that_broke_before_the_farewell_came_fails_nobody() -> None:
     """Those that got the farewell are asked: it is the barrier that then lacks a rank."""
-    with started_ranks(_hear_of_a_broken_watch, SIZE, 7, env=ENV) as ranks:
-        _all_ready(ranks)
-        assert ranks.outcomes(ranks=[7])[0].ok
-        staying = [rank for rank in range(SIZE) if rank != 7]
-        for rank in staying:
-            ranks.answer(rank)
-        for outcome in ranks.outcomes(ranks=staying):
-            assert outcome.ok, outcome
-            assert re.match(r"rank 7 has shut down, and rank \d+ needs it for barrier", outcome.value), outcome
+    for message in _errors_without(7, _hear_of_a_broken_watch):
+        assert re.match(r"rank 7 has shut down, and rank \d+ needs it for barrier", message), message
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -180,32 +194,18 @@ def test_who_waits_until_all_have_taken_hears_that_one_has_left() -> None:
 
 
 def _wait_for_a_late_one(leaver: int) -> str:
-    rt.init()
-    rt.barrier()
-    if rt.rank() == leaver:
-        rt.shutdown()
-        tell("ready")
+    if not _stay_behind(leaver):
         return "left"
-    tell("ready")
-    ask()
-    if rt.rank() == 0:
-        context.current()._member._lateness._first_s = 0.1
-        return _error_of_barrier()
-    assert _failure_state().wait(60), "no verdict came"  # this rank does not come to the barrier
+    context.current()._member._lateness._first_s = 0.1
+    if rt.rank() != 0:  # this rank does not come to the barrier
+        assert _failure_state().wait(60), "no verdict came"
     return _error_of_barrier()
 
 
 def test_who_waits_for_late_ranks_looks_for_those_that_have_left() -> None:
     """Rank 0 is alone in the barrier, needs rank 4 as well, and does not watch it."""
-    with started_ranks(_wait_for_a_late_one, SIZE, 4, env=ENV | {"RINGTRAIN_TIMEOUT": "60"}) as ranks:
-        _all_ready(ranks)
-        assert ranks.outcomes(ranks=[4])[0].ok
-        staying = [rank for rank in range(SIZE) if rank != 4]
-        for rank in staying:
-            ranks.answer(rank)
-        for outcome in ranks.outcomes(ranks=staying):
-            assert outcome.ok, outcome
-            assert re.match("rank 4 has shut down, and rank 0 needs it for barrier", outcome.value), outcome
+    for message in _errors_without(4, _wait_for_a_late_one):
+        assert message.startswith("rank 4 has shut down, and rank 0 needs it for barrier"), message
 
 
 def _worlds_in_turn(rounds: int) -> list[float]:

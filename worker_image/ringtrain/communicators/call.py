@@ -153,8 +153,7 @@ class Call:
                 self._went_wrong(peer, error)
         left = self._timeout_s - (time.monotonic() - self._started)
         if not self._member.all_taken(self._offer, left, self._activity):
-            if (gone := self._member.offers.who_left(self._offer)) is not None:
-                self._member.monitor.report(Closed(gone, "", self._activity))
+            if self._member.offers.who_left(self._offer) is not None:  # which the membership has reported
                 self._member.raise_failure(self._activity)
             self._stalled(tuple(sorted(self._offer.waiting_for)))
 

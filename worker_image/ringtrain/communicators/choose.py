@@ -23,9 +23,8 @@ def choose_communicator(
 
     Collective over `network`. Raises ConfigurationError for a `config.transport` of shm that can't be had.
     """
-    over_network = network if len(network.ranks) <= direct_ranks_most else HierarchicalCommunicator(network, None)
     if config.transport == "grpc" or len(network.ranks) == 1:
-        return over_network
+        return _over_network(network, direct_ranks_most)
     if config.transport == "mpi":
         from ringtrain.communicators.mpi import MpiCommunicator  # mpi4py is for those who ask for it
 
@@ -38,11 +37,15 @@ def choose_communicator(
             f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"
         )
     if hosts is None:
-        return over_network
+        return _over_network(network, direct_ranks_most)
     if not _are_regular(hosts):
         hosts.group.close()
-        return over_network
+        return _over_network(network, direct_ranks_most)
     return HierarchicalCommunicator(network, hosts, chain_pods_most)
+
+
+def _over_network(network: ExchangeCommunicator, direct_ranks_most: int) -> Communicator:
+    return network if len(network.ranks) <= direct_ranks_most else HierarchicalCommunicator(network, None)
 
 
 def pod_identity(config: WorkerConfig) -> str:

@@ -54,6 +54,7 @@ _TREE_SECTIONS: Final = 16
 _SCATTER_SECTIONS: Final = 4
 _LEAST_TREE_BYTES: Final = 256 << 10
 
+# Of a rank's part of a bucket, in one trip: see docs/decisions/0009-reduce-and-update-in-one-pass.md.
 _UPDATE_SEGMENTS: Final = 4
 _LEAST_UPDATE_BYTES: Final = 256 << 10
 

@@ -217,12 +217,8 @@ class NamedQueue:
         started_ns = time.perf_counter_ns()
         with self._lock:
             own = [self._in_flight.get(name) for name in batch.names]  # None: this rank has joined
-        if None in own and any(
-            one is None and self.rank in entry.requests for entry, one in zip(batch.entries, own, strict=True)
-        ):
-            raise NotInitializedError(
-                "ringtrain was shut down"
-            )  # zeros in its place would be a wrong sum elsewhere
+        if None in own and self._has_given_up(batch, own):  # zeros in its place would be a wrong sum elsewhere
+            raise NotInitializedError("ringtrain was shut down")
         results = self._carry_out_in_place(communicator, batch, own)
         if results is None:
             arrays = [None if one is None else one.arrays() for one in own]
@@ -240,6 +236,11 @@ class NamedQueue:
                 one.keep(result)
         with self._kept:
             self._kept.notify_all()
+
+    def _has_given_up(self, batch: FusedBatch, own: Sequence[Submission | None]) -> bool:
+        """Whether this rank has submitted an entry that is in flight no more."""
+        pairs = zip(batch.entries, own, strict=True)
+        return any(one is None and self.rank in entry.requests for entry, one in pairs)
 
     def _carry_out_in_place(
         self, communicator: Communicator, batch: FusedBatch, own: Sequence[Submission | None]

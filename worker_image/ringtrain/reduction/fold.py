@@ -37,9 +37,8 @@ class Folder:
     ) -> None:
         self._op = op
         self._size = size
-        self._dtype_name = dtype_name(dtype)
-        self._wide = self._dtype_name in HALVES
-        self._library = native_library() if native and self._wide else None
+        self._wide = dtype_name(dtype) in HALVES
+        self._is_compiled = native and self._wide and can_update()
         self._dtype = np.dtype(np.float32) if self._wide else dtype
         # Until the own contribution is folded, `out` may still hold it.
         self._out_is_free_from = max(own_position, 1)
@@ -48,7 +47,7 @@ class Folder:
     @property
     def keeps_all(self) -> bool:
         """Whether `fold` takes all contributions before it folds; otherwise it holds at most the last two."""
-        return self._library is not None
+        return self._is_compiled
 
     def fold(self, contributions: Iterable[Flat], out: Flat) -> None:
         """Fold one contribution of each rank, given in rank order, into `out`.
@@ -56,23 +55,10 @@ class Folder:
         `out` may be the memory of the own contribution. Each contribution is asked for when it is needed, so that
         it can be read from the network then.
         """
-        if self._library is not None:
-            self._fold_in_c(self._library, list(contributions), out)
+        if self._is_compiled:  # one pass, without the interpreter's lock: peers are served meanwhile
+            Contributions(list(contributions), self._op, self._size).fold(out)
         else:
             self._fold_in_numpy(contributions, out)
-
-    def _fold_in_c(self, library: ctypes.CDLL, parts: list[Flat], out: Flat) -> None:
-        """One pass over all contributions, without the interpreter's lock: peers are served meanwhile."""
-        library.ringtrain_fold(
-            CODES[self._dtype_name],
-            OP_CODES[self._op],
-            self._size if self._op is ReduceOp.Average else 0,
-            None,
-            ctypes.c_void_p(out.ctypes.data),
-            (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
-            len(parts),
-            ctypes.c_size_t(len(out)),
-        )
 
     def _fold_in_numpy(self, contributions: Iterable[Flat], out: Flat) -> None:
         scratch = self._scratch_for(len(out))

@@ -187,16 +187,16 @@ class NativeChannel:
         AGAIN where others have not come and this one does not wait: it must call this again, before anything else.
         """
         job.hasty = not waits
-        return self._repeat(lambda *of_both: self._library.ringtrain_shm_meet(*of_both[:2]), job, None)
+        return self._repeat(self._library.ringtrain_shm_meet, job)
 
-    def _repeat(self, function: Callable[..., int], job: JobStruct, argument: Any) -> ShmResult:
-        """AGAIN comes after a signal: the interpreter runs its handler here. Or to who is hasty."""
+    def _repeat(self, function: Callable[..., int], job: JobStruct, *arguments: Any) -> ShmResult:
+        """AGAIN comes after a signal: the interpreter runs its handler here. Or to a hasty job."""
         with self._in_use:
             if self._closed:
                 return ShmResult.STOPPED
             self._user = threading.get_ident()
             reference = ctypes.byref(job)
-            while (outcome := function(self._reference, reference, argument)) == ShmResult.AGAIN:
+            while (outcome := function(self._reference, reference, *arguments)) == ShmResult.AGAIN:
                 if job.hasty:
                     break
             self._user = 0
