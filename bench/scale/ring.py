@@ -292,10 +292,8 @@ SLOPES: Final = (
 def crossover(most: int, hosts: bool) -> None:
     """Two ways of an allreduce beside each other: chain and tree of up to `most` pods of 8, for `CHAIN_PODS_MOST`;
     `hosts`: direct exchange and tree of up to `most` ranks, one a host, for `DIRECT_RANKS_MOST`."""
-    lengths = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
-    print(
-        f"| {'ranks' if hosts else 'pods'} | 64 KiB | 1 MiB | 16 MiB | 64 MiB |\n| --- | --- | --- | --- | --- |"
-    )
+    lengths = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+    print(f"| {'ranks' if hosts else 'pods'} | 4 KiB | 64 KiB | 1 MiB | 16 MiB | 64 MiB |\n" + 6 * "| --- " + "|")
     for number in (4, 6, 8, 9, 12, 13, 16, 24, 32, 33, 48, 64, 65, 96, 127, 128, 256, 512, 1024):
         if number <= most:
             cells = (
