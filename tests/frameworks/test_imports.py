@@ -43,6 +43,7 @@ def test_keras_on_another_backend_is_refused_at_the_import():
     done = subprocess.run(
         [sys.executable, "-c", "import ringtrain.keras"], capture_output=True, text=True, env=env
     )
+    assert done.returncode == 1, done.stderr  # and not a signal: PyTorch's CUDA build does not bear TensorFlow
     assert done.stderr.splitlines()[-1].endswith(
         "ringtrain.keras works with Keras on TensorFlow, and KERAS_BACKEND is torch; for a PyTorch model use "
         "ringtrain.torch"

@@ -144,7 +144,8 @@ class RootRuntime:
             variables["RINGTRAIN_TERMINATION_MESSAGE_PATH"] = str(sandbox.folder / "own" / "termination-log")
         clean = shlex.join(["env", "-i", *(f"{name}={value}" for name, value in variables.items())])
         user = f"--userspec={self._user}:{self._user}"
-        lines.append(f"exec {clean} {shutil.which('chroot')} {user} --groups= {root} {shlex.join(command)}")
+        chroot = shutil.which("chroot", path=f"{os.environ['PATH']}:/usr/sbin")  # which not every PATH has
+        lines.append(f"exec {clean} {chroot} {user} --groups= {root} {shlex.join(command)}")
         return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", "\n".join(lines)]
 
     def _volume(self, sandbox: Sandbox, volume: Json) -> Path:

@@ -4,15 +4,23 @@
 The same as `ringtrain.tensorflow.keras` but for the order of `DistributedOptimizer`'s arguments.
 """
 
+import os
+
+from ringtrain.common.keras_backend import check_backend
+
+if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in (
+    "1",
+    "true",
+):  # as TensorFlow reads it: Keras 2 has one
+    import keras
+
+    check_backend(keras)
+
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.tensorflow.keras import *  # noqa: F403
 from ringtrain.tensorflow.keras import __all__ as __all__
-from ringtrain.tensorflow.keras.api import check_backend
 from ringtrain.keras.order import DistributedOptimizer as DistributedOptimizer  # type: ignore[assignment]
 
 
 def __dir__() -> list[str]:
     return __all__
-
-
-check_backend()

@@ -4,18 +4,8 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from ringtrain.errors import ConfigurationError
-
 keras: Final[Any] = tf.keras
 IS_KERAS_2: Final = not hasattr(keras, "ops")
-
-
-def check_backend() -> None:
-    if keras.backend.backend() != "tensorflow":
-        raise ConfigurationError(
-            f"ringtrain.keras works with Keras on TensorFlow, and KERAS_BACKEND is {keras.backend.backend()}; "
-            "for a PyTorch model use ringtrain.torch"
-        )
 
 
 def is_optimizer(given: Any) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ringtrain.common.keras_backend import check_backend
 from ringtrain.elastic.state import HANDLERS
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.elastic_state import VariablesHandler, VariablesState
-from ringtrain.tensorflow.keras.api import check_backend, is_optimizer, keras, variables_of
+from ringtrain.tensorflow.keras.api import is_optimizer, keras, variables_of
 from ringtrain.tensorflow.keras.optimizer import DistributedKerasMixin
 
 
@@ -46,7 +47,7 @@ class TensorFlowKerasState(VariablesState):
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
-        check_backend()
+        check_backend(keras)
         if not isinstance(model, keras.Model):
             raise ConfigurationError(f"model is {kind_of(model)}; expected a Keras model")
         if not model.built:

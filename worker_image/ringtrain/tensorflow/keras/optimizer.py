@@ -8,13 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.reduction.ops import Adasum, Average
 from ringtrain.step_time import UPDATE
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer, trainable
-from ringtrain.tensorflow.keras.api import IS_KERAS_2, check_backend, is_optimizer
+from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_optimizer, keras
 from ringtrain.tensorflow.members import stays_alone
 from ringtrain.tensorflow.tape import layers_of
 
@@ -212,7 +213,7 @@ def DistributedOptimizer(
     they are reduced and applied; `average_aggregated_gradients` divides them by that number. The rest as of
     `ringtrain.tensorflow.DistributedGradientTape`.
     """
-    check_backend()
+    check_backend(keras)
     if not is_optimizer(optimizer):
         raise ConfigurationError(f"optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
     if backward_passes_per_step < 1:
