@@ -7,11 +7,10 @@ The same as `ringtrain.tensorflow.keras` but for the order of `DistributedOptimi
 import os
 
 from ringtrain.common.keras_backend import check_backend
+from ringtrain.requirements import missing
 
-if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in (
-    "1",
-    "true",
-):  # as TensorFlow reads it: Keras 2 has one
+# Keras 2, asked for as TensorFlow reads it, has one backend; without TensorFlow the imports below name it.
+if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true") and not missing("tensorflow"):
     import keras
 
     check_backend(keras)
