@@ -54,7 +54,7 @@ class Case:
             return True
         if what["kind"] in ("step", "pytorch") and "compression" not in what:
             return contender.startswith(("ringtrain", "gloo")) and contender != "ringtrain-neighbour"
-        return contender in ("ringtrain-grpc", "ringtrain-shm", "ringtrain")
+        return contender in ("ringtrain-grpc", "ringtrain-shm", "ringtrain-pods", "ringtrain")
 
 
 def title_of(case: str, ranks: int, what: What) -> str:
@@ -79,6 +79,8 @@ def _allreduces(sizes: list[int]) -> list[tuple[What, Rounds]]:
 
 def _loopback(ranks: int) -> Case:
     contenders = {"ringtrain-shm": SHM, "ringtrain-grpc": GRPC, "ringtrain-neighbour": GRPC}
+    if ranks > 2:
+        contenders["ringtrain-pods"] = SHM
     contenders |= {"gloo": {}, "mpi-shm": {}, "mpi-tcp": {}, "copy": {}}
     work = _allreduces(SIZES)
     work += [({"kind": "allreduce_many", "fused": fused}, Rounds(6, 3)) for fused in (True, False)]

@@ -36,7 +36,9 @@ class Loopback:
             network = ["--mca", "btl_tcp_if_include", "lo"] if contender == "mpi-tcp" else []
             return [([*mpirun(self.ranks), "--mca", "btl", transport, *network, *worker], {})]
         addresses = [f"127.0.0.1:{port}" for port in free_ports(self.ranks + 1)]
-        return [(worker, rank_env(rank, addresses)) for rank in range(self.ranks)]
+        pods = self.ranks // 2 if contender == "ringtrain-pods" else 1
+        ranks = range(self.ranks)
+        return [(worker, rank_env(rank, addresses) | pod_env(rank, self.ranks, pods)) for rank in ranks]
 
     def sent_bytes(self) -> int:
         return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
@@ -110,13 +112,8 @@ class Namespaces:
         )
 
     def _env(self, rank: int, addresses: list[str]) -> dict[str, str]:
-        return rank_env(rank, addresses) | {
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "RINGTRAIN_LOCAL_RANK": str(rank % self.ranks_each),
-            "RINGTRAIN_LOCAL_SIZE": str(self.ranks_each),
-            "RINGTRAIN_CROSS_RANK": str(rank // self.ranks_each),
-            "RINGTRAIN_CROSS_SIZE": str(self.hosts),
-        }
+        pod = pod_env(rank, self.ranks, self.hosts)
+        return rank_env(rank, addresses) | pod | {"GLOO_SOCKET_IFNAME": "eth0"}
 
 
 @contextlib.contextmanager
@@ -159,6 +156,17 @@ def rank_env(rank: int, addresses: list[str]) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
         "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
         "OMP_NUM_THREADS": "1",
+    }
+
+
+def pod_env(rank: int, ranks: int, pods: int) -> dict[str, str]:
+    """Where a rank is, if each of `pods` has as many ranks."""
+    each = ranks // pods
+    return {
+        "RINGTRAIN_LOCAL_RANK": str(rank % each),
+        "RINGTRAIN_LOCAL_SIZE": str(each),
+        "RINGTRAIN_CROSS_RANK": str(rank // each),
+        "RINGTRAIN_CROSS_SIZE": str(pods),
     }
 
 

@@ -17,6 +17,7 @@ COLOURS = {
     "ringtrain-shm": "#0b6e4f",
     "ringtrain-grpc": "#08a045",
     "ringtrain": "#0b6e4f",
+    "ringtrain-pods": "#c58b00",
     "ringtrain-encrypted": "#7b2d8b",
     "ringtrain-neighbour": "#9bc53d",
     "gloo": "#e4572e",

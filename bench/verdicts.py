@@ -134,6 +134,8 @@ def _steps(look: _Lookup) -> list[Row]:
             ratio = look.faster(ONE_MACHINE, ranks, f"ringtrain-{transport}", "gloo", kind="step")
             where = "one pod" if transport == "shm" else "gRPC"
             rows.append(Row(f"step of 25.6 M parameters, {where}, {ranks} ranks, over DDP", ratio, least, aim))
+    pods = look.faster(ONE_MACHINE, 4, "ringtrain-pods", "gloo", kind="step")
+    rows.append(Row("step of 25.6 M parameters, 2 pods of 2 on loopback, over DDP", pods, None, 1.0))
     aims = {("distributed", "shm"): (2.0, 2.0), ("distributed", "grpc"): (1.1, 1.0)}
     aims |= {("host", "shm"): (3.0, 3.0), ("host", "grpc"): (1.2, 1.1)}
     for (optimizer, transport), of_two_and_four in aims.items():
