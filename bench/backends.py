@@ -59,8 +59,14 @@ class Ringtrain:
         tensors = [np.ones(s, np.float32) for s in shapes]
         return lambda: _ignore(rt.grouped_allreduce(tensors, rt.Max))
 
-    def _step(self, backward_s: float = 0.0, compression: str | None = None, overlap: bool = True) -> Work:
-        return steps.ringtrain_step(backward_s, compression, overlap)
+    def _step(
+        self,
+        backward_s: float = 0.0,
+        compression: str | None = None,
+        overlap: bool = True,
+        in_place: bool = False,
+    ) -> Work:
+        return steps.ringtrain_step(backward_s, compression, overlap, in_place)
 
     def _pytorch(self, optimizer: str) -> Work:
         import torch
@@ -104,8 +110,8 @@ class Gloo:
         buffer = self._torch.from_numpy(values(nbytes, self.rank))
         return lambda: self._dist.all_reduce(buffer, self._dist.ReduceOp.MAX)
 
-    def _step(self, backward_s: float = 0.0) -> Work:
-        return steps.ddp_step(backward_s)
+    def _step(self, backward_s: float = 0.0, in_place: bool = False) -> Work:
+        return steps.ddp_step(backward_s)  # DDP has no memory to offer
 
     def _pytorch(self, optimizer: str) -> Work:
         return steps.ddp_step()

@@ -84,7 +84,7 @@ def _loopback(ranks: int) -> Case:
     contenders |= {"gloo": {}, "mpi-shm": {}, "mpi-tcp": {}, "copy": {}}
     work = _allreduces(SIZES)
     work += [({"kind": "allreduce_many", "fused": fused}, Rounds(6, 3)) for fused in (True, False)]
-    work += [({"kind": "step"}, Rounds(40, 3, 2))]
+    work += [({"kind": "step"}, Rounds(25, 3, 2)), ({"kind": "step", "in_place": True}, Rounds(15, 3, 2))]
     where = lambda: nullcontext(Loopback(ranks))  # noqa: E731
     return Case("one machine", ranks, where, contenders, work, [{"kind": "state"}])
 

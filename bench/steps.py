@@ -31,15 +31,21 @@ def _gradients() -> list[Any]:
     return [random.standard_normal(shape, dtype=np.float32) for shape in resnet50_shapes()]
 
 
-def ringtrain_step(backward_s: float, compression: str | None, overlap: bool = True) -> Work:
+def ringtrain_step(
+    backward_s: float, compression: str | None, overlap: bool = True, in_place: bool = False
+) -> Work:
     """A step of HostOptimizer. The backward pass takes `backward_s` and no processor, as on a device, and hands
-    out gradients layer by layer; without `overlap` all at its end."""
+    out gradients layer by layer; without `overlap` all at its end. `in_place`: gradients are in the optimizer's
+    memory, as those of a backward pass that makes them there.
+    """
     from ringtrain import timeline
     from ringtrain.optim import AdamW, HostOptimizer
 
     gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
     initial = {name: np.ones_like(g) for name, g in gradients.items()}
     optimizer = HostOptimizer(initial, AdamW(lr=1e-3), compression=compression)
+    for name, gradient in gradients.items():
+        optimizer.gradient(name)[...] = gradient  # where a bucket is updated in one pass, they stay
     total = sum(g.size for g in gradients.values())
 
     def work() -> None:
@@ -48,7 +54,7 @@ def ringtrain_step(backward_s: float, compression: str | None, overlap: bool = T
         for name in reversed(gradients):
             done += gradients[name].size
             sleep_until(begin + backward_s * (done / total if overlap else 1.0))
-            optimizer.submit(name, gradients[name])
+            optimizer.submit(name, optimizer.gradient(name) if in_place else gradients[name])
         timeline.record_since(began_ns, "backward pass", PACED)
         optimizer.step()
 

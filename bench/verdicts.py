@@ -134,6 +134,9 @@ def _steps(look: _Lookup) -> list[Row]:
             ratio = look.faster(ONE_MACHINE, ranks, f"ringtrain-{transport}", "gloo", kind="step")
             where = "one pod" if transport == "shm" else "gRPC"
             rows.append(Row(f"step of 25.6 M parameters, {where}, {ranks} ranks, over DDP", ratio, least, aim))
+    for ranks in (2, 4):
+        made = look.faster(ONE_MACHINE, ranks, "ringtrain-shm", "gloo", kind="step", in_place=True)
+        rows.append(Row(f"step, gradients made in place, one pod, {ranks} ranks, over DDP", made, None, 5.0))
     pods = look.faster(ONE_MACHINE, 4, "ringtrain-pods", "gloo", kind="step")
     rows.append(Row("step of 25.6 M parameters, 2 pods of 2 on loopback, over DDP", pods, None, 1.0))
     aims = {("distributed", "shm"): (2.0, 2.0), ("distributed", "grpc"): (1.1, 1.0)}

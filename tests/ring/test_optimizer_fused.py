@@ -48,11 +48,14 @@ class CountingGroup(ProcessGroup):
         super().update(gradients, bounds, op, change)
 
 
-def _steps(opt: HostOptimizer, steps: int, seed: Any) -> None:
+def _steps(opt: HostOptimizer, steps: int, seed: Any, in_place: bool = False) -> None:
+    """`in_place`: gradients are made where they are reduced."""
     for step in range(steps):
         for name, weights in opt.weights.items():
             values = np.random.default_rng([rt.rank(), step, len(name), *seed]).standard_normal(weights.shape)
-            opt.submit(name, np.asarray(values, weights.dtype))
+            gradient = opt.gradient(name) if in_place else np.empty_like(weights)
+            gradient[...] = values
+            opt.submit(name, gradient)
         opt.step()
 
 
@@ -121,6 +124,24 @@ def test_segments_follow_each_other_through_the_pods(pods: int) -> None:
     fused = run_ranks(_trained_long, 2 * pods, True, env_of=Pods(pods))
     assert [updates for updates, _ in fused] == [3] * 2 * pods
     assert [bits for _, bits in fused] == [bits for _, bits in apart]
+
+
+def _trained_in_place(in_place: bool, options: dict[str, Any]) -> list[bytes]:
+    rt.init()
+    params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    opt = HostOptimizer(params, AdamW(0.1), bucket_bytes=1 << 16, local=["own"], **options)
+    _steps(opt, 3, [5], in_place)
+    rt.shutdown()
+    return [weights.tobytes() for name, weights in opt.weights.items() if name != "own"]
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"compression": "int8"}, {"elastic": True}], ids=str)
+def test_gradients_that_are_made_where_they_are_reduced_are_those_that_are_copied(options: dict[str, Any]) -> None:
+    """In one pod and over gRPC, fused or not: the same weights on all ranks."""
+    for transport in ("auto", "grpc"):
+        env = {"RINGTRAIN_TRANSPORT": transport}
+        copied, in_place = (run_ranks(_trained_in_place, 2, how, options, env=env) for how in (False, True))
+        assert copied[0] == copied[1] == in_place[0] == in_place[1]
 
 
 def test_what_needs_more_than_one_pass_takes_it() -> None:

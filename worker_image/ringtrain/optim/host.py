@@ -150,8 +150,27 @@ class HostOptimizer:
         """Bytes of optimizer state that this rank holds."""
         return sum(values.nbytes for state in self._cut.context.arenas.state for values in state.values())
 
+    def gradient(self, name: str) -> Flat:
+        """Return the memory from which the gradient of `name` is reduced, in the parameter's shape and dtype: what
+        is made there need not be copied.
+
+            np.matmul(rows.T, error, out=optimizer.gradient("w"))
+            optimizer.submit("w", optimizer.gradient("w"))
+
+        It has no values to start with. Ask for it in each step, from any thread: this waits for the end of a step
+        that did not wait, in which ranks still read it. Raises ConfigurationError for a gradient that is unknown,
+        or was submitted in this step, with `accumulate` or `devices`, and what made the update fail.
+        """
+        self._raise_if_broken()
+        self._require_world("gradient")
+        self._end_update()
+        if self._cut.context.devices is not None:
+            raise ConfigurationError(f'gradient("{name}") was asked for, and gradients are reduced on the devices')
+        return self._cut.inbox.room(name)
+
     def submit(self, name: str, gradient: ArrayLike, weight: float = 1.0) -> None:
-        """Hand over the gradient of `name` for this step; it is copied. From any thread, in any order.
+        """Hand over the gradient of `name` for this step. It is copied, unless it was made in the memory of
+        `gradient(name)`. From any thread, in any order.
 
         From here on the parameter may change: the backward pass must not need it any more.
         `weight`: factor on this rank's gradient before it is averaged: `Batch.weight` of `ringtrain.data.shard`.

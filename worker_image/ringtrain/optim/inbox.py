@@ -51,6 +51,26 @@ class Inbox:
         """True between updates: nothing has been submitted for the next one."""
         return self._micro_step == 0 and not self._arrived
 
+    def room(self, name: str) -> NDArray[Any]:
+        """Return the memory from which the gradient of `name` is reduced, in its parameter's shape.
+
+        Raises ConfigurationError for a gradient that is unknown or here already, and where gradients are summed
+        over micro-steps: the memory has the sum.
+        """
+        bucket, location = self._find(name)
+        if self._settings.accumulate > 1:
+            raise ConfigurationError(
+                f'{self._me}: gradient("{name}") was asked for with accumulate={self._settings.accumulate}, where '
+                f"its memory has the sum of the micro-steps; submit arrays of your own"
+            )
+        if name in self._arrived:
+            raise ConfigurationError(
+                f'{self._me}: gradient("{name}") was asked for after it was submitted in this step: others read '
+                f"its memory now; ask for it before, and submit what was written there"
+            )
+        room: NDArray[Any] = self._arenas.gradients(bucket)[location.start : location.stop]
+        return room.reshape(location.spec.shape)
+
     def put(self, name: str, gradient: ArrayLike, weight: float = 1.0) -> bool:
         """Take `weight` times the gradient of `name`. True for the first one of an update's last micro-step.
 
@@ -160,7 +180,7 @@ class Inbox:
         summed = self._wide.get(name, target)
         into = summed.reshape(values.shape)
         if self._micro_step == 0:
-            into[...] = values
+            into[...] = values  # numpy copies nothing where both are the same memory, as of `room`
         else:
             np.add(into, values, out=into)
         if summed is not target and self._last_micro_step:

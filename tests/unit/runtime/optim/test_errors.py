@@ -83,6 +83,27 @@ def test_a_second_gradient_of_a_parameter_is_refused() -> None:
     opt.close()
 
 
+def test_memory_of_a_gradient_is_refused_where_it_is_not_the_caller_s() -> None:
+    """After it was submitted, and where it has a sum of micro-steps; both steps can be completed."""
+    opt = _alone()
+    opt.submit("bias", opt.gradient("bias"))
+    with pytest.raises(
+        ConfigurationError, match=r'rank 0: gradient\("bias"\) was asked for after it was submitted'
+    ):
+        opt.gradient("bias")
+    with pytest.raises(
+        ConfigurationError, match='rank 0: gradient "bais" belongs to no parameter; registered are'
+    ):
+        opt.gradient("bais")
+    opt.submit("conv", opt.gradient("conv"))
+    opt.step()
+    opt.set_backward_passes_per_step(2)
+    with pytest.raises(
+        ConfigurationError, match=r'gradient\("bias"\) was asked for with accumulate=2, where its mem'
+    ):
+        opt.gradient("bias")
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_missing_gradient_is_named_and_can_be_brought_later(accumulate: int) -> None:
     """step() names what is missing; after it was submitted step() succeeds."""

@@ -49,6 +49,25 @@ def test_weights_are_views_that_stay(tmp_path: object) -> None:
     assert given.tolist() == [[1.0] * 3] * 2
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=str)
+def test_a_gradient_can_be_made_where_it_is_reduced(dtype: Any) -> None:
+    """In the parameter's shape, in each step, also while the weights of one that did not wait are on their way."""
+
+    def train(group: MemoryGroup) -> list[float]:
+        opt = HostOptimizer({"a": np.zeros((2, 3), dtype), "b": np.zeros(4, dtype)}, SGD(1.0), group=group)
+        for step in range(3):
+            for name, weights in opt.weights.items():
+                gradient = opt.gradient(name)
+                assert (gradient.shape, gradient.dtype) == (weights.shape, weights.dtype)
+                gradient[...] = step + group.rank
+                opt.submit(name, gradient)
+            opt.step(wait=False)
+        opt.wait_for()
+        return [float(value) for weights in opt.weights.values() for value in weights.flat]
+
+    assert run_threads(train, 2) == [[-4.5] * 10] * 2
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16], ids=str)
 @pytest.mark.parametrize("accumulate", [1, 2], ids=["one-step", "two-micro-steps"])
 def test_a_weight_scales_this_rank_s_gradient(dtype: Any, accumulate: int) -> None:
