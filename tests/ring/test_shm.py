@@ -142,6 +142,26 @@ def test_short_and_long_ones_keep_their_order() -> None:
         assert world.run(reduce) == [[expected, expected]] * 2
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "beside-memory-of-all-ranks"])
+def test_a_barrier_goes_either_way_on_each_rank(shared: bool) -> None:
+    """At once, or behind what was begun before it; reductions before and after it keep their order."""
+    rounds = 50
+
+    def meet(rank: int) -> list[float]:
+        if shared:
+            group_of().allocate(8, np.float32)
+        results = []
+        for number in range(rounds):
+            begun = rt.allreduce_async(np.full(3, float(number)), rt.Sum) if number % 2 == rank else None
+            results.append(rt.allreduce(np.full(3, float(number)), rt.Sum)[0] if begun is None else 0.0)
+            rt.barrier()
+            results[-1] += 0.0 if begun is None else begun.synchronize()[0]
+        return results
+
+    with world_of(2, "shm") as world:
+        assert world.run(meet) == [[2.0 * number for number in range(rounds)]] * 2
+
+
 def test_threads_of_a_rank_take_turns() -> None:
     """Whichever comes first: all of them reduce the same."""
     rounds, threads = 300, 3

@@ -212,4 +212,4 @@ def alltoall_async(
 
 def barrier(process_set: ProcessSet | None = None) -> None:
     """Return when every rank of the set has called `barrier`."""
-    group_of(process_set).call(work.barrier())
+    group_of(process_set).barrier()

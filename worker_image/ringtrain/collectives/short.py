@@ -1,12 +1,18 @@
-"""Allreduces of short arrays, as a loop calls them again and again: compiled code from the call to the result."""
+"""Barriers and allreduces of short arrays, which loops call again and again: compiled code from call to result."""
 
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from ringtrain.collectives.work import reduction_signature
 from ringtrain.communicators.base import Communicator, ShortAllreduce, ShortReducer
 from ringtrain.communicators.turn import Turn
 from ringtrain.reduction.ops import Adasum, ReduceOp
 from ringtrain.wire.signature import Signature
+
+# Stands where an operation does, of an array without elements.
+_BARRIER: Final[Any] = object()
+_NOTHING: Final = np.empty(0, np.uint8)
 
 
 def short_allreduce(communicator: Communicator, turn: Turn) -> ShortAllreduce:
@@ -18,7 +24,14 @@ def short_allreduce(communicator: Communicator, turn: Turn) -> ShortAllreduce:
     return made or _no_short_way
 
 
+def short_barrier(allreduce: ShortAllreduce) -> bool:
+    """Be a barrier of the ranks that `allreduce` reduces over. False: another way must be taken."""
+    return allreduce(_NOTHING, _BARRIER, None, True) is not None
+
+
 def _meaning(x: Any, op: ReduceOp, name: str | None) -> Signature | None:
+    if op is _BARRIER:
+        return Signature("barrier")
     if op is Adasum or not x.dtype.isnative:
         return None
     return reduction_signature("allreduce", [x], op, name)

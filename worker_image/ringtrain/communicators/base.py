@@ -96,6 +96,7 @@ class ShortReducer(Protocol):
         self, meaning: Callable[[Any, ReduceOp, str | None], Signature | None], turn: Turn
     ) -> ShortAllreduce | None:
         """Return what reduces an array, by operation and name, in place or not; None: there is no such way.
+        What is no `ReduceOp`, and has a meaning, is a meeting without a reduction, of an array without elements.
 
         It is called again and again. It returns None where `meaning` does, for long arrays, and where anyone else
         has the turn or wants it. Where it has to wait it enters `step_time.REDUCTION`.

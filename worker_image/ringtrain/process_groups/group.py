@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.collectives.short import short_allreduce
+from ringtrain.collectives.short import short_allreduce, short_barrier
 from ringtrain.collectives.tensors import checked_bounds, flat_signature
+from ringtrain.collectives.work import barrier
 from ringtrain.communicators.base import Communicator, Mapper, Updater
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.process_groups.executor import Executor, Handle
@@ -125,6 +126,11 @@ class ProcessGroup:
     def begin(self, work: Callable[[Communicator], T]) -> Handle[T]:
         """Do `work` after everything that was begun before it; return a handle for its result."""
         return self._executor.submit(lambda: work(self.communicator))
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        if not short_barrier(self.short_allreduce):
+            self.call(barrier())
 
     def close(self) -> None:
         """Begin nothing any more, also in the groups beside this one."""

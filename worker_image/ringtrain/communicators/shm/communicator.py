@@ -95,7 +95,8 @@ class SharedMemoryCommunicator:
         self._network.send_receive(what, source, to, target, origin)
 
     def barrier(self, what: Signature) -> None:
-        self._group.run(what, Work(((0, 0),) * self._size, _NOTHING))
+        nothing = Work(((0, 0),) * self._size, _NOTHING, own=_NOTHING, gathered=_NOTHING, whole=True)
+        self._group.run(what, nothing)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         self.barrier(Signature("allocate", layout=(nbytes,)))

@@ -89,10 +89,12 @@ class SharedGroup:
         """As of `communicators.base.ShortReducer`. Other ranks learn of its collectives when they ask."""
 
         def find(x: NDArray[Any], op: ReduceOp, name: str | None) -> tuple[int, ShortJob] | None:
-            what = None if self.arenas else meaning(x, op, name)
+            reduces = op if isinstance(op, ReduceOp) else None  # as in a barrier
+            lies_anywhere = reduces is None or not self.arenas
+            what = meaning(x, op, name) if lies_anywhere else None
             if what is None or not self._channel.is_short(x):
                 return None
-            job = self._channel.short_job(what, x, op, self._member.ring.stall_timeout_s)
+            job = self._channel.short_job(what, x, reduces, self._member.ring.stall_timeout_s)
             return ctypes.addressof(job.struct), job
 
         def go_on(job: ShortJob, outcome: int) -> None:

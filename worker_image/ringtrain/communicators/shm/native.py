@@ -72,7 +72,8 @@ class Work:
     the whole buffer, gets every rank's chunk; may be `source`. `before`: folded into this rank's chunk before rank
     0's contribution. `partial`: gets the fold of this rank's chunk as it is, in the type it is folded in, instead
     of `own`. `average_over`: how many contributions an average has in all. `whole`: the chunks are all of the
-    buffer, `op`, `own` and `gathered` are there and nothing else: what a short buffer has a shortcut for.
+    buffer, `own` and `gathered` are there, `op` unless the buffer is empty, and nothing else: what a short buffer
+    has a shortcut for.
     `pieces`: what `source` consists of, if it does not lie in one place; of `source`, only length and dtype count.
     """
 
@@ -126,7 +127,7 @@ class NativeChannel:
         """Whether every rank had better fold all of `buffer` by itself."""
         return buffer.nbytes <= self._small_bytes
 
-    def short_job(self, what: Signature, like: Flat, op: ReduceOp, timeout_s: float) -> ShortJob:
+    def short_job(self, what: Signature, like: Flat, op: ReduceOp | None, timeout_s: float) -> ShortJob:
         """What compiled code is told of the reductions of arrays like `like`, but for where they lie."""
         chunks, flat = chunks_of(even_bounds(like.size, self._size)), like.reshape(-1)
         work = Work(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
