@@ -68,6 +68,9 @@ class Ringtrain:
     ) -> Work:
         return steps.ringtrain_step(backward_s, compression, overlap, in_place)
 
+    def _four_steps(self, backward_s: float, forward_s: float) -> Work:
+        return steps.ringtrain_four_steps(backward_s, forward_s)
+
     def _pytorch(self, optimizer: str) -> Work:
         import torch
 
@@ -112,6 +115,9 @@ class Gloo:
 
     def _step(self, backward_s: float = 0.0, in_place: bool = False) -> Work:
         return steps.ddp_step(backward_s)  # DDP has no memory to offer
+
+    def _four_steps(self, backward_s: float, forward_s: float) -> Work:
+        return steps.ddp_four_steps(backward_s, forward_s)
 
     def _pytorch(self, optimizer: str) -> Work:
         return steps.ddp_step()

@@ -61,6 +61,44 @@ def ringtrain_step(
     return work
 
 
+def ringtrain_four_steps(backward_s: float, forward_s: float) -> Work:
+    """A forward pass, which waits for each layer's weights, and a backward pass, four times in a row: the end of a
+    step overlaps with the beginning of the next.
+    """
+    from ringtrain.optim import AdamW, HostOptimizer
+
+    gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
+    optimizer = HostOptimizer({name: np.ones_like(g) for name, g in gradients.items()}, AdamW(lr=1e-3))
+    total = sum(g.size for g in gradients.values())
+
+    def work() -> None:
+        for _ in range(4):
+            for name, gradient in gradients.items():
+                optimizer.wait_for(name)
+                sleep_until(time.perf_counter() + forward_s * gradient.size / total)
+            begin, done = time.perf_counter(), 0
+            for name in reversed(gradients):
+                done += gradients[name].size
+                sleep_until(begin + backward_s * done / total)
+                optimizer.submit(name, gradients[name])
+            optimizer.step(wait=False)
+        optimizer.wait_for()
+
+    return work
+
+
+def ddp_four_steps(backward_s: float, forward_s: float) -> Work:
+    """The same steps with DDP, whose forward pass begins when all weights are new."""
+    step = ddp_step(backward_s)
+
+    def work() -> None:
+        for _ in range(4):
+            sleep_until(time.perf_counter() + forward_s)
+            step()
+
+    return work
+
+
 def state_bytes() -> dict[str, int]:
     """Bytes of AdamW's state for ResNet-50: what this rank holds, and the whole of two float32 a parameter."""
     from ringtrain.optim import AdamW, HostOptimizer

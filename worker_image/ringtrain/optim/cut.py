@@ -17,6 +17,7 @@ from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.memory_check import MemoryCheck
 from ringtrain.optim.mirror import Mirror, Tools, second_homes
+from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.pipeline import DeviceReducer, UpdateContext
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.state import check_same_model
@@ -105,6 +106,7 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
         model.rule,
         model.settings,
         kernels,
+        BucketOrder(layout, group),
         model.sharded,
         wire,
         lane,
@@ -148,9 +150,7 @@ def _mirror(model: Model, layout: Layout, groups: tuple[Group, Group], tools: To
 def _undo(layout: Layout, arenas: Arenas, wire: Wire | None) -> Undo:
     """Two generations of every bucket that an update changes before this rank knows that all others have ended the
     update before: with clipping two reductions begin before the first is waited for."""
-    shared = [bucket.index for bucket in layout.buckets if bucket.size and not bucket.local]
-    early = shared[1] if len(shared) > 1 else len(layout.buckets)
-    generations = {bucket.index: 2 if bucket.index <= early else 1 for bucket in layout.buckets}
+    generations = {bucket.index: 2 if bucket.index <= layout.early else 1 for bucket in layout.buckets}
     own, lost = [], {}
     for bucket in layout.buckets:
         live = arenas.own_values(bucket)

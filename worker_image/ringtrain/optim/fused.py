@@ -57,7 +57,8 @@ class FusedUpdate:
         before: Bucket | None = None
         copies: list[Pending] = []
         met = False
-        for bucket in self._m.layout.buckets:
+        self._m.order.begin()
+        for bucket in self._m.order.buckets:
             is_early = not self._inbox.is_complete(bucket.index)
             # Use the time until the bucket is complete; where ranks meet for it, the weights before wait for that.
             if before is not None and is_early and self._m.group.finish_updates():
@@ -69,8 +70,10 @@ class FusedUpdate:
                 raise Abandoned
             if bucket.local or not bucket.size:
                 self._update_alone(bucket)
+                self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
                 continue
             copies += self._update(bucket)
+            self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
             met = True  # all ranks have done the update before
             if before is not None:
                 self.arrivals.arrived(before)
@@ -78,6 +81,7 @@ class FusedUpdate:
         for copy in copies:
             copy.wait()
         self.arrivals.release()
+        self._m.order.end(self.number)
 
     def _update(self, bucket: Bucket) -> list[Pending]:
         """Return what is under way to second homes."""
@@ -114,4 +118,4 @@ class FusedUpdate:
 
 
 def _shared(context: UpdateContext) -> list[Bucket]:
-    return [bucket for bucket in context.layout.buckets if bucket.size and not bucket.local]
+    return [bucket for bucket in context.order.buckets if bucket.size and not bucket.local]

@@ -199,6 +199,7 @@ class HostOptimizer:
             raise ConfigurationError("step() was called from two threads; call it from one")
         self._updates += 1
         self._ending = True
+        self._cut.context.order.overlaps = not wait
         if wait:
             self._end_update()
         self._step_began_ns = timeline.step_ended(self._step_began_ns, self._updates)

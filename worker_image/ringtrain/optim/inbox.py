@@ -1,6 +1,7 @@
 """Where gradients enter: checked, copied into their bucket, counted until the bucket is complete."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ class Inbox:
         self._micro_step = 0
         self._arrived: set[str] = set()
         self._outstanding: list[int] = []
+        self.completed_s = [0.0] * len(layout.buckets)  # when each bucket was complete, by time.perf_counter
         self._cancelled = False
         self.begin_update()
 
@@ -107,6 +109,7 @@ class Inbox:
             if self._last_micro_step:
                 self._outstanding[bucket.index] -= 1
                 if not self._outstanding[bucket.index]:
+                    self.completed_s[bucket.index] = time.perf_counter()
                     self._changed.notify_all()
         return first_of_last
 

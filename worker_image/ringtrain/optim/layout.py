@@ -107,6 +107,13 @@ class Layout:
     buckets: tuple[Bucket, ...]
 
     @cached_property
+    def early(self) -> int:
+        """The index of the second bucket that ranks share, or of the last one: up to there an update may begin
+        before this rank knows that all others have ended the update before."""
+        shared = [bucket.index for bucket in self.buckets if bucket.size and not bucket.local]
+        return shared[1] if len(shared) > 1 else len(self.buckets) - 1
+
+    @cached_property
     def locations(self) -> dict[str, tuple[Bucket, ParamLocation]]:
         return {location.spec.name: (bucket, location) for bucket in self.buckets for location in bucket.locations}
 

@@ -25,6 +25,7 @@ from ringtrain.optim.kernels import Floats, Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.mirror import Mirror, Replay, layer_cuts
 from ringtrain.optim.norms import Sums, exchange, square_sums, squares_by_parameter
+from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
 from ringtrain.optim.undo import Undo
 from ringtrain.optim.wire import LOST_CHANGE, Wire
@@ -52,6 +53,7 @@ class DeviceReducer(Protocol):
 class UpdateContext:
     """What stays the same from update to update. `sharded`: each rank updates its own shard only.
 
+    `order`: of buckets in an update.
     `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
     `undo`: gets what is about to be changed. `mirror`: the second home of another rank's shard. `devices`: has the
     gradients, in place of the arena.
@@ -63,6 +65,7 @@ class UpdateContext:
     rule: Rule
     settings: Settings
     kernels: Kernels
+    order: BucketOrder
     sharded: bool
     wire: Wire | None = None
     lane: Group | None = None
@@ -129,25 +132,29 @@ class Update:
         self._inbox = inbox
         self.number = number
         self._rate = rate
-        self._reductions: list[list[Pending]] = []
+        clips = context.settings.clip_norm is not None  # no weight is new before all buckets are reduced
+        self._order = context.layout.buckets if clips else context.order.buckets
+        self._reductions: dict[int, list[Pending]] = {}  # by bucket, in order
         self.arrivals = Arrivals(context.layout.buckets)
         self.norm: float | None = None
 
     def run(self) -> None:
         """Return when every weight is new on this rank. Raises what a collective raised."""
-        buckets = self._m.layout.buckets
+        self._m.order.begin()
         clip_norm = self._m.settings.clip_norm
         clip = 1.0 if clip_norm is None else self._clip_factor(clip_norm)
+        # With clipping all are reduced by now: what the next forward pass needs first comes first.
+        buckets = self._order if clip_norm is None else tuple(reversed(self._order))
         gathers: list[list[Pending]] = []
         met = False
-        for bucket in buckets:
+        for place, bucket in enumerate(buckets):
             if met and self._m.mirror is not None:
                 self._m.mirror.catch_up_until(self._inbox.is_complete, bucket, self.number)
-            self._reduce_through(bucket.index)
+            self._reduce_through(place)
             self._wait_reduced(bucket)
             met = met or not self._m.stays_here(bucket)  # all ranks have done the update before
             if self._m.lane is not None:
-                self._reduce_next_if_complete(bucket.index)
+                self._reduce_next_if_complete(place)
             reduced, replay = self._change(bucket, clip)
             gathers.append(self._gather(bucket))
             if self._m.mirror is not None and reduced is not None:
@@ -156,6 +163,7 @@ class Update:
             for gather in pending:
                 gather.wait()
             self.arrivals.arrived(bucket)
+        self._m.order.end(self.number)
 
     def _change(self, bucket: Bucket, clip: float) -> tuple[Flat | None, Replay]:
         """Update the own shard of `bucket`; return what its second home needs: reduced gradient and values."""
@@ -190,18 +198,18 @@ class Update:
         kept[:] = own
         return kept
 
-    def _reduce_through(self, index: int) -> None:
-        """Begin the reductions of all buckets up to `index`, waiting for their gradients."""
-        while len(self._reductions) <= min(index, len(self._m.layout.buckets) - 1):
-            bucket = self._m.layout.buckets[len(self._reductions)]
+    def _reduce_through(self, place: int) -> None:
+        """Begin the reductions of all buckets up to `place` in order, waiting for their gradients."""
+        while len(self._reductions) <= min(place, len(self._order) - 1):
+            bucket = self._order[len(self._reductions)]
             if not self._inbox.wait_complete(bucket.index):
                 raise Abandoned
-            self._reductions.append(self._reduce(bucket))
+            self._reductions[bucket.index] = self._reduce(bucket)
 
-    def _reduce_next_if_complete(self, index: int) -> None:
-        """Keep the ring busy while bucket `index` is updated, if the next gradients are here already."""
-        if index + 1 < len(self._m.layout.buckets) and self._inbox.is_complete(index + 1):
-            self._reduce_through(index + 1)
+    def _reduce_next_if_complete(self, place: int) -> None:
+        """Keep the ring busy while the bucket at `place` is updated, if the next gradients are here already."""
+        if place + 1 < len(self._order) and self._inbox.is_complete(self._order[place + 1].index):
+            self._reduce_through(place + 1)
 
     def _reduce(self, bucket: Bucket) -> list[Pending]:
         if self._m.stays_here(bucket):
@@ -222,6 +230,7 @@ class Update:
         with timeline.span(f"wait for bucket {bucket.index}", "wait"):
             for reduction in self._reductions[bucket.index]:
                 reduction.wait()
+        self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
 
     def _gather(self, bucket: Bucket) -> list[Pending]:
         if self._m.stays_here(bucket) or not self._m.sharded:
@@ -234,11 +243,11 @@ class Update:
 
     def _clip_factor(self, clip_norm: float) -> float:
         """min(1, clip_norm / norm), the norm being that of all synchronised gradients after averaging."""
-        synced = [bucket for bucket in self._m.layout.buckets if not bucket.local]
+        synced = [bucket for bucket in self._order if not bucket.local]
         own = []
-        for bucket in self._m.layout.buckets:
-            self._reduce_through(bucket.index)
-            self._reduce_next_if_complete(bucket.index)
+        for place, bucket in enumerate(self._order):
+            self._reduce_through(place)
+            self._reduce_next_if_complete(place)
             if not bucket.local:
                 self._wait_reduced(bucket)
                 own.append(self._square_sums(bucket, self._m.arenas.part(bucket).gradients))

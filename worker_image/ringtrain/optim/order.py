@@ -1,0 +1,101 @@
+"""In which order buckets are reduced.
+
+In that of the backward pass, while it goes on. Of buckets that have to wait for each other, the one goes first
+that the next forward pass needs first: weights of the others come while it computes (Peng et al. 2019,
+ByteScheduler; here of whole buckets). All ranks must keep to one order, so it is made anew in a few updates only,
+from what all of them have measured, and a bucket goes before others only if it was always complete by then on
+every rank.
+See docs/decisions/0048-front-layers-first.md.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtrain.optim.layout import Bucket, Layout
+from ringtrain.process_groups.group import Group
+
+_EARLY: Final = (4, 16)
+_EVERY: Final = 64
+
+Seconds = NDArray[np.float64]
+
+
+class BucketOrder:
+    """`buckets`: in the order of the next update, the same on all ranks. `overlaps`: whether this rank's next
+    forward pass begins before all weights are there."""
+
+    def __init__(self, layout: Layout, group: Group, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.buckets = layout.buckets
+        self.overlaps = False
+        self._natural = layout.buckets
+        self._fixed = layout.early + 1
+        self._group = group
+        self._clock = clock
+        self._updates = 0
+        self._first_s: float | None = None
+        self._before_s = 0.0
+        self._forget()
+
+    def begin(self) -> None:
+        """An update begins."""
+        self._updates += 1
+        self._first_s = None
+
+    def reduced(self, bucket: Bucket, complete_s: float) -> None:
+        """`bucket` is reduced, the next in order; its gradients were complete at `complete_s` of the clock."""
+        now = self._clock()
+        if self._first_s is None:
+            # Ranks have no clock in common but this: the first is reduced on all of them at about the same time.
+            if bucket.size and not bucket.local:
+                self._first_s = self._before_s = now
+            return
+        if self._updates > 1:  # the first touches memory for the first time
+            index, took_s = bucket.index, now - max(self._before_s, complete_s)
+            self._ready[index] = max(self._ready[index], complete_s - self._first_s)
+            self._took[index] = min(self._took[index], took_s)
+        self._before_s = now
+
+    def end(self, number: int) -> None:
+        """Update `number` is done. Collective; raises what a gather raises."""
+        if self._group.size == 1 or not (number in _EARLY or number % _EVERY == 0):
+            return
+        own = np.concatenate([self._ready, self._took, [0.0 if self.overlaps else np.inf]])
+        all_ranks = np.empty((self._group.size, own.size))
+        all_ranks[self._group.rank] = own
+        bounds = [own.size * rank for rank in range(self._group.size + 1)]
+        self._group.all_gather(all_ranks.reshape(-1), bounds).wait()
+        self._forget()
+        self.buckets = self._natural
+        if np.isfinite(all_ranks).all():
+            ready, took = np.split(all_ranks[:, :-1], 2, axis=1)
+            self.buckets = tuple(
+                self._natural[index] for index in front_first(ready.max(0), took.min(0), self._fixed)
+            )
+
+    def _forget(self) -> None:
+        self._ready: Seconds = np.full(len(self._natural), -np.inf)
+        self._took: Seconds = np.full(len(self._natural), np.inf)
+        self._ready[: self._fixed] = self._took[: self._fixed] = 0.0
+
+
+def front_first(ready: Seconds, took: Seconds, fixed: int) -> Sequence[int]:
+    """Return indices of buckets in the order in which they go: the first `fixed` as they are, then always the last
+    of those that are ready by then.
+
+    `ready`, `took`: seconds of each, from when the first has gone.
+    """
+    order = list(range(min(fixed, len(ready))))
+    left = set(range(len(ready))) - set(order)
+    now = 0.0
+    for index in order[1:]:
+        now = max(now, ready[index]) + took[index]
+    while left:
+        now = max(now, min(ready[index] for index in left))
+        order.append(max(index for index in left if ready[index] <= now))
+        left.remove(order[-1])
+        now += took[order[-1]]
+    return order
