@@ -1,6 +1,7 @@
 """Pods of several ranks: shared memory inside, gRPC between; for what transports have in common, see elsewhere."""
 
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from ring.reference import Array, assert_same_bits, folded, made
 from ring.worlds import world_of
 from ringtrain.communicators.hierarchical import HierarchicalCommunicator
 from ringtrain.errors import MismatchError, PeerLost
+from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.process_groups.process_sets import group_of
+
+Place = Callable[[ProcessGroup, Array], Array]
 
 
 def is_hierarchical() -> bool:
@@ -46,10 +50,22 @@ def test_every_rank_gets_every_chunk(pods: int, length: int) -> None:
             assert_same_bits(got, whole)
 
 
+def as_it_is(group: ProcessGroup, values: Array) -> Array:
+    return values.copy()
+
+
+def allocated(group: ProcessGroup, values: Array) -> Array:
+    """`values` in memory that the ranks of a pod map."""
+    memory = group.allocate(len(values), values.dtype)
+    memory[:] = values
+    return memory
+
+
 @pytest.mark.parametrize("pods", [2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [1, 7, 70_001, 1_000_003], ids=["one", "few", "few-segments", "many-segments"])
-def test_a_chain_of_pods_is_the_fold_in_rank_order(pods: int, dtype: str, length: int) -> None:
+@pytest.mark.parametrize("placed", [as_it_is, allocated])
+def test_a_chain_of_pods_is_the_fold_in_rank_order(placed: Place, pods: int, dtype: str, length: int) -> None:
     """Allreduce, reduce-scatter and all-gather of uneven chunks, one of them empty."""
     size = 2 * pods
     parts = [made((length,), dtype, rank) for rank in range(size)]
@@ -57,12 +73,13 @@ def test_a_chain_of_pods_is_the_fold_in_rank_order(pods: int, dtype: str, length
     cuts = [0, 0, *(length * part // (size + 1) for part in range(1, size - 1)), length]
 
     def work(rank: int) -> tuple[Any, Any, Any]:
-        scattered = parts[rank].copy()
-        group_of().reduce_scatter(scattered, cuts, rt.Average).wait()
+        group = group_of()
+        scattered = placed(group, parts[rank])
+        group.reduce_scatter(scattered, cuts, rt.Average).wait()
         own = scattered[cuts[rank] : cuts[rank + 1]].copy()
-        gathered = np.zeros_like(parts[rank])
+        gathered = placed(group, np.zeros_like(parts[rank]))
         gathered[cuts[rank] : cuts[rank + 1]] = own
-        group_of().all_gather(gathered, cuts).wait()
+        group.all_gather(gathered, cuts).wait()
         return rt.allreduce(parts[rank], rt.Average), own, gathered
 
     with world_of(size, "pods") as world:
@@ -70,6 +87,43 @@ def test_a_chain_of_pods_is_the_fold_in_rank_order(pods: int, dtype: str, length
             assert_same_bits(reduced, expected)
             assert_same_bits(own, expected[cuts[rank] : cuts[rank + 1]])
             assert_same_bits(gathered, expected)
+
+
+def test_ranks_of_a_pod_meet_twice_where_they_map_the_buffer() -> None:
+    """However many segments it has, and in the group beside the one that has allocated it as well."""
+    length, size = 1_000_003, 4
+    cuts = [length * part // size for part in range(size + 1)]
+
+    def meetings(rank: int) -> list[int]:
+        group = group_of()
+        buffer = allocated(group, made((length,), "float32", rank))
+        lane = group.beside()
+        assert lane is not None
+        counts = []
+        for one, work in ((group, group.reduce_scatter), (group, group.all_gather), (lane, lane.all_gather)):
+            assert isinstance(one.communicator, HierarchicalCommunicator)
+            assert one.communicator._hosts is not None
+            channel = one.communicator._hosts.group._channel
+            before = channel.collectives
+            work(buffer, cuts).wait()
+            counts.append(channel.collectives - before)
+        return counts
+
+    with world_of(size, "pods") as world:
+        assert world.run(meetings) == [[2, 2, 2]] * size
+
+
+@pytest.mark.parametrize("odd_one", [0, 1, 3])
+def test_ranks_that_cut_a_mapped_buffer_differently_are_told(odd_one: int) -> None:
+    with world_of(4, "pods") as world:
+
+        def work(rank: int) -> None:
+            buffer = allocated(group_of(), np.ones(100_000, np.float32))
+            bounds = [0, 25_000, 50_000, 75_000 + (rank == odd_one), 100_000]
+            group_of().reduce_scatter(buffer, bounds).wait()
+
+        errors = world.errors(work)
+    assert all(isinstance(error, MismatchError) and f"rank {odd_one}" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize("odd_one", [0, 1, 3])
@@ -88,19 +142,37 @@ def test_ranks_that_mean_different_things_are_told(odd_one: int, lengths: tuple[
 def allreduce_for_ever(length: int) -> str:
     rt.init()
     values = np.ones(length, np.float32)
-    rt.allreduce_(values)
+    return until_a_peer_is_lost(lambda: rt.allreduce_(values, rt.Max))
+
+
+def scatter_and_gather_for_ever(length: int) -> str:
+    """In memory that the ranks of a pod map."""
+    rt.init()
+    group = group_of()
+    values, cuts = allocated(group, np.ones(length, np.float32)), [length * part // 4 for part in range(5)]
+
+    def both() -> None:
+        group.reduce_scatter(values, cuts, rt.Max).wait()
+        group.all_gather(values, cuts).wait()
+
+    return until_a_peer_is_lost(both)
+
+
+def until_a_peer_is_lost(work: Callable[[], Any]) -> str:
+    work()
     tell("running")
     try:
         while True:
-            rt.allreduce_(values, rt.Max)
+            work()
     except PeerLost as lost:
         return str(lost)
 
 
+@pytest.mark.parametrize("work", [allreduce_for_ever, scatter_and_gather_for_ever])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("victim", [0, 3])
-def test_a_lost_rank_is_named_in_every_pod(number: int, victim: int) -> None:
-    with started_ranks(allreduce_for_ever, 4, 1_000_000, env_of=Pods(2, timeout_s=6)) as ranks:
+def test_a_lost_rank_is_named_in_every_pod(number: int, victim: int, work: Callable[[int], str]) -> None:
+    with started_ranks(work, 4, 1_000_000, env_of=Pods(2, timeout_s=6)) as ranks:
         for rank in range(4):
             assert ranks.message(rank) == "running"
         ranks.signal(victim, number)

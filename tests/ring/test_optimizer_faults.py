@@ -17,8 +17,8 @@ from ringtrain.errors import PeerLost
 from ringtrain.optim import SGD, AdamW, HostOptimizer
 
 
-def _optimizer() -> HostOptimizer:
-    return HostOptimizer({"a": np.ones((30, 20)), "b": np.ones(30)}, AdamW(0.1), bucket_bytes=1)
+def _optimizer(**options: Any) -> HostOptimizer:
+    return HostOptimizer({"a": np.ones((30, 20)), "b": np.ones(30)}, AdamW(0.1), bucket_bytes=1, **options)
 
 
 def _advance(opt: HostOptimizer, steps: int) -> None:
@@ -67,9 +67,9 @@ def test_a_job_continues_on_another_number_of_ranks(tmp_path: Path) -> None:
     assert run_ranks(_resume, 4, str(tmp_path)) == [(3, expected)] * 4
 
 
-def _lose_rank_1() -> Any:
+def _lose_rank_1(clip_norm: float | None = None) -> Any:
     rt.init(timeout=10)
-    opt = _optimizer()
+    opt = _optimizer(clip_norm=clip_norm)
     _advance(opt, 1)
     opt.submit("b", np.ones(30))
     if rt.rank() == 1:
@@ -91,8 +91,9 @@ def test_a_rank_lost_in_the_middle_of_an_update_is_named(transport: str) -> None
     assert outcomes[1].exit_code == -signal.SIGKILL
 
 
-def test_a_rank_lost_in_the_middle_of_an_update_is_named_in_all_pods() -> None:
-    outcomes = ranks_ended(_lose_rank_1, 4, env_of=Pods(2))
+@pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["plain", "clipped"])
+def test_a_rank_lost_in_the_middle_of_an_update_is_named_in_all_pods(clip_norm: float | None) -> None:
+    outcomes = ranks_ended(_lose_rank_1, 4, clip_norm, env_of=Pods(2))
     assert [outcome.value for outcome in outcomes] == [(1, []), None, (1, []), (1, [])]
     assert outcomes[1].exit_code == -signal.SIGKILL
 

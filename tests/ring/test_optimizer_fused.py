@@ -107,6 +107,24 @@ def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: in
             assert all(fused[rank][index] == (updates, bits) for rank in range(size)), run
 
 
+SEPARATE: list[tuple[Rule, dict[str, Any]]] = [
+    (AdamW(0.01), {"clip_norm": 0.5}),
+    (LAMB(0.01), {}),
+    (AdamW(0.01), {"compression": "bf16"}),
+    (SGD(0.1), {"compression": "fp16", "clip_norm": 0.5, "elastic": True}),
+    (SGD(0.1), {"compression": "int8"}),
+]
+
+
+@pytest.mark.parametrize(("rule", "options"), SEPARATE, ids=["clip", "lamb", "bf16", "fp16-clip-elastic", "int8"])
+def test_norms_and_compression_have_the_same_bits_between_pods(rule: Rule, options: dict[str, Any]) -> None:
+    """Where ranks of a pod reduce and gather what they map of each other: as over gRPC, for every type."""
+    runs = [(rule, dtype) for dtype in DTYPES]
+    flat = run_ranks(_trained, 4, runs, options, env={"RINGTRAIN_TRANSPORT": "grpc"})
+    pods = run_ranks(_trained, 4, runs, options, env_of=Pods(2))
+    assert all(bits == flat[0] for bits in (*flat, *pods))
+
+
 def _trained_long(fuses: bool) -> tuple[int, list[bytes]]:
     """A bucket whose chunks go through the pods in several segments."""
     rt.init()

@@ -112,6 +112,14 @@ class Mapper(Protocol):
 
 
 @runtime_checkable
+class MemorySharer(Protocol):
+    """A `Communicator` for which it matters where a buffer lies."""
+
+    def use_memory_of(self, other: Any) -> None:
+        """Take what `allocate` of `other`, of the same kind and ranks, returns or has returned for this one's."""
+
+
+@runtime_checkable
 class Updater(Protocol):
     """A `Communicator` that reduces, updates and gathers in one go."""
 

@@ -1,5 +1,6 @@
 """A reduction over pods of several ranks: partial sums go from pod to pod, and come back as results."""
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,9 +11,9 @@ from ringtrain.communicators.call import Call, FramesFor
 from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.lone import LoneRank
 from ringtrain.communicators.pairing import Pairing
-from ringtrain.communicators.shm.group import SharedGroup
+from ringtrain.communicators.shm.group import Mapped, SharedGroup
 from ringtrain.communicators.shm.native import Chunks, Work, accumulator_dtype
-from ringtrain.reduction.fold import Flat, ScratchBuffers
+from ringtrain.reduction.fold import Contributions, Flat, ScratchBuffers
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.transport.base import Caller
 from ringtrain.wire.frame import Frame, Step
@@ -60,7 +61,12 @@ class Pods:
 class Chain:
     """One reduction on its way through the pods, as one rank sees it."""
 
-    def __init__(self, pods: Pods, what: Signature, sections: list[Section], op: ReduceOp) -> None:
+    def __init__(
+        self, pods: Pods, what: Signature, sections: list[Section], op: ReduceOp, mapped: Mapped | None = None
+    ) -> None:
+        """`mapped`: the source, where the ranks of this pod read each other's: only before and after a
+        reduce-scatter do they meet then."""
+        self._mapped = mapped
         self._pods = pods
         self._what = what
         self._sections = sections
@@ -92,7 +98,7 @@ class Chain:
         takers = list(range(self._last)) if self._pod == self._last else [self._last]
         peers = {*takers, *(pod for pod in (self._pod - 1, self._pod + 1) if 0 <= pod <= self._last)}
         self._call = self._pods.begin(self._what, sorted(peers), self._frames_for, source.nbytes)
-        with self._call:
+        with self._call, self._mapped or contextlib.nullcontext():
             for index in range(len(self._sections) + self._lag):
                 if index < len(self._sections):
                     section = self._sections[index]
@@ -117,13 +123,25 @@ class Chain:
             before = self._pods.scratch.like(folded, 0)
             self._call.read(self._pods.column[self._pod - 1], Step.CONTRIBUTION, index, before)
         if self._pod < self._last:
-            work = Work(final.chunks, source, self._op, before=before, partial=folded)
-            self._pods.group.run(self._what, work)
+            self._run(Work(final.chunks, source, self._op, before=before, partial=folded))
             self._offer(self._partials, index, self._call.frame(Step.CONTRIBUTION, index, folded))
             return
-        self._pods.group.run(self._what, replace(final, before=before, average_over=self._pods.size))
+        self._run(replace(final, before=before, average_over=self._pods.size))
         if self._sections[index].owner != self._last and final.own is not None:
             self._offer(self._results, index, self._call.frame(Step.RESULT, index, final.own))
+
+    def _run(self, work: Work) -> None:
+        """Fold this pod's contributions to this rank's chunk."""
+        if self._mapped is None:
+            self._pods.group.run(self._what, work)
+            return
+        mine = slice(*work.chunks[self._pods.local])
+        parts = [source[mine] for source in self._mapped.places]
+        contributions = Contributions(parts, self._op, work.average_over, work.before)
+        if work.partial is not None:
+            contributions.fold_partial(work.partial)
+        elif work.own is not None:
+            contributions.fold(work.own)
 
     def _receive(self, index: int, pod: int, out: Flat) -> None:
         self._call.read(self._pods.column[pod], Step.RESULT, index, out)

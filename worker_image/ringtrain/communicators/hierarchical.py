@@ -10,6 +10,7 @@ Between more pods a reduction is a tree of the pods' sums: see `pod_tree.py`. So
 share no memory, of which each is a pod.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -25,6 +26,7 @@ from ringtrain.communicators.fused_chain import ChainUpdates
 from ringtrain.communicators.lone import LoneRank
 from ringtrain.communicators.pairing import Pairing, dealt_section, shared_section
 from ringtrain.communicators.pod_tree import PodTree
+from ringtrain.communicators.shm.group import Mapped
 from ringtrain.communicators.shm.join import Hosts, allocate
 from ringtrain.communicators.shm.native import Chunks, Work
 from ringtrain.kernels.update import ChunkUpdate
@@ -115,10 +117,13 @@ class HierarchicalCommunicator:
             self._scatter_by_tree(what, source, bounds, target, op)
             return
         what = replace(what, layout=bounds)
+        mapped = self._group.mapped(what, source)
         sections = [
-            s for pod in range(self._pods.last + 1) for s in self._cut(self._of_pod(bounds, pod), pod, source)
+            s
+            for pod in range(self._pods.last + 1)
+            for s in self._cut(self._of_pod(bounds, pod), pod, source, mapped is not None)
         ]
-        chain = Chain(self._pods, what, sections, op)
+        chain = Chain(self._pods, what, sections, op, mapped)
         chain.reduce_scatter(source, target, bounds[self.position])
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
@@ -131,16 +136,19 @@ class HierarchicalCommunicator:
         if self._hosts is None or not longest or is_short:
             self._network.all_gather(what, buffer, bounds)
             return
-        what = replace(what, layout=bounds)
-        local = self._pods.local
-        by_pod = [self._cut(self._of_pod(bounds, pod), pod, buffer) for pod in range(self._pods.last + 1)]
+        what, local = replace(what, layout=bounds), self._pods.local
+        mapped = self._group.mapped(what, buffer)
+        by_pod = [
+            self._cut(self._of_pod(bounds, pod), pod, buffer, mapped is not None)
+            for pod in range(self._pods.last + 1)
+        ]
         others = [pod for pod in range(self._pods.last + 1) if pod != self._pods.pod]
 
         def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
             return call.frames(Step.RESULT, (buffer[section.chunk(local)] for section in by_pod[self._pods.pod]))
 
         call = self._pods.begin(what, others, frames_for, buffer.nbytes)
-        with call:
+        with call, mapped or contextlib.nullcontext():
             for index in range(max(len(sections) for sections in by_pod)):
                 for pod in (self._pods.pod, *others):
                     if index >= len(by_pod[pod]):
@@ -148,7 +156,7 @@ class HierarchicalCommunicator:
                     section = by_pod[pod][index]
                     if pod != self._pods.pod:
                         call.read(self._pods.column[pod], Step.RESULT, index, buffer[section.chunk(local)])
-                    self._group.run(what, Work(section.chunks, buffer, gathered=buffer))
+                    self._share(what, section, buffer, mapped)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._updates is not None and self._updates.can_update(gradients, weights)
@@ -182,6 +190,10 @@ class HierarchicalCommunicator:
             return self._network.allocate(nbytes)
         self._network.barrier(Signature("allocate", layout=(nbytes,)))
         return allocate(self._network, self._hosts, nbytes)
+
+    def use_memory_of(self, other: "HierarchicalCommunicator") -> None:
+        if self._hosts is not None and other._hosts is not None:
+            self._hosts.group.use_arenas_of(other._hosts.group)
 
     def close(self) -> None:
         self._group.close()
@@ -237,13 +249,21 @@ class HierarchicalCommunicator:
         ranks = len(self._group.ranks)
         return bounds[pod * ranks : (pod + 1) * ranks + 1]
 
-    def _cut(self, bounds: Bounds, owner: int | None, like: Flat) -> list[Section]:
+    def _cut(self, bounds: Bounds, owner: int | None, like: Flat, is_mapped: bool = False) -> list[Section]:
         """Cut the chunks at `bounds` into segments that go through the chain one after the other."""
         longest = max(end - start for start, end in pairwise(bounds))
-        return [
-            Section(chunks, owner)
-            for chunks in _pieces(bounds, longest, self._step(longest, like, _SEGMENTS, _LEAST_SEGMENT_BYTES))
-        ]
+        fills = (_UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES) if is_mapped else (_SEGMENTS, _LEAST_SEGMENT_BYTES)
+        return [Section(chunks, owner) for chunks in _pieces(bounds, longest, self._step(longest, like, *fills))]
+
+    def _share(self, what: Signature, section: Section, buffer: Flat, mapped: Mapped | None) -> None:
+        """Give this rank's chunk of `section` to the others of its pod."""
+        if mapped is None:
+            self._group.run(what, Work(section.chunks, buffer, gathered=buffer))
+            return
+        mine = section.chunk(self._pods.local)
+        for place, copy in enumerate(mapped.places):
+            if place != self._pods.local:
+                np.copyto(copy[mine], buffer[mine])
 
 
 def _pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:

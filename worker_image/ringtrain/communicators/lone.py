@@ -3,6 +3,7 @@
 from typing import Final
 
 from ringtrain.communicators.shm.native import Work
+from ringtrain.reduction.fold import Flat
 from ringtrain.wire.signature import Signature
 
 
@@ -19,6 +20,9 @@ class LoneRank:
         if work.partial is not None:
             ((start, end),) = work.chunks
             work.partial[...] = work.source[start:end]
+
+    def mapped(self, what: Signature, buffer: Flat) -> None:
+        """Nobody else is here who could read `buffer`."""
 
     def close(self) -> None:
         """There is nothing to give back."""

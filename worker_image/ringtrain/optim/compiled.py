@@ -4,11 +4,12 @@ import ctypes
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringtrain.kernels.library import native_library
 from ringtrain.kernels.structures import AdamTermsStruct, SgdTermsStruct
 from ringtrain.kernels.update import NativeRule
-from ringtrain.optim.kernels import AdamTerms, Floats, Kernels, NumpyKernels, Part, SgdTerms
+from ringtrain.optim.kernels import AdamTerms, Floats, Kernels, NumpyKernels, Part, SgdTerms, Sums
 
 _MEAN: Final = "mean"
 _SQUARE: Final = "square"
@@ -48,6 +49,14 @@ class NativeKernels:
             _code(weights), _pointer(weights), _pointer(direction), ctypes.c_size_t(weights.size),
             ctypes.c_double(rate),
         )  # fmt: skip
+
+    def square_sums(self, values: Floats, edges: NDArray[np.intp]) -> Sums:
+        sums, where = np.empty(edges.size - 1, np.float64), np.ascontiguousarray(edges, np.int64)
+        self._library.ringtrain_square_sums(
+            _code(values), _pointer(values), ctypes.c_void_p(where.ctypes.data), ctypes.c_size_t(sums.size),
+            _pointer(sums),
+        )  # fmt: skip
+        return sums
 
 
 def native_rule(terms: SgdTerms | AdamTerms) -> NativeRule:

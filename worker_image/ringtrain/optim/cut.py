@@ -17,6 +17,7 @@ from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.memory_check import MemoryCheck
 from ringtrain.optim.mirror import Mirror, Tools, second_homes
+from ringtrain.optim.norms import Norms
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.pipeline import DeviceReducer, UpdateContext
 from ringtrain.optim.rules import Rule
@@ -107,6 +108,7 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
         model.settings,
         kernels,
         BucketOrder(layout, group),
+        Norms((group, lane or group), layout, arenas, kernels),
         model.sharded,
         wire,
         lane,

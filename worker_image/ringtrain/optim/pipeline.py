@@ -21,10 +21,10 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import Settings
 from ringtrain.optim.inbox import Inbox
-from ringtrain.optim.kernels import Floats, Kernels, Part
+from ringtrain.optim.kernels import Kernels, Part, Sums
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.mirror import Mirror, Replay, layer_cuts
-from ringtrain.optim.norms import Sums, exchange, square_sums, squares_by_parameter
+from ringtrain.optim.norms import Norms, squares_by_parameter
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.rules import LayerRule, Rule, StepValues
 from ringtrain.optim.undo import Undo
@@ -66,6 +66,7 @@ class UpdateContext:
     settings: Settings
     kernels: Kernels
     order: BucketOrder
+    norms: Norms
     sharded: bool
     wire: Wire | None = None
     lane: Group | None = None
@@ -250,7 +251,7 @@ class Update:
             self._reduce_next_if_complete(place)
             if not bucket.local:
                 self._wait_reduced(bucket)
-                own.append(self._square_sums(bucket, self._m.arenas.part(bucket).gradients))
+                own.append(self._m.norms.of_owned(bucket, self._m.arenas.part(bucket).gradients))
         whole = self._exchanged(own, synced)
         scaled = [
             squares * self._m.mean_scale(bucket) ** 2
@@ -267,7 +268,7 @@ class Update:
 
     def _descend_by_layer(self, rule: LayerRule, bucket: Bucket, part: Part) -> tuple[float, ...]:
         """Return the rate of each parameter."""
-        own = [self._square_sums(bucket, values) for values in (part.weights, part.gradients)]
+        own = [self._m.norms.of_owned(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
         weight_squares = squares_by_parameter(bucket, weight_sums)
         direction_squares = squares_by_parameter(bucket, direction_sums)
@@ -279,10 +280,6 @@ class Update:
             self._m.kernels.descend(part.weights[start:stop], part.gradients[start:stop], rate)
         return rates
 
-    def _square_sums(self, bucket: Bucket, values: Floats) -> Sums:
-        starts = bucket.segments[self._m.arenas.owned_segments(bucket)] - self._m.arenas.owned(bucket).start
-        return square_sums(values, starts)
-
     def _exchanged(self, own: list[Sums], buckets: list[Bucket]) -> list[Sums]:
         alone = not self._m.sharded or all(self._m.stays_here(bucket) for bucket in buckets)
-        return own if alone else exchange(self._m.lane or self._m.group, own, buckets)
+        return own if alone else self._m.norms.gathered(own, buckets)

@@ -1,5 +1,6 @@
 """Buckets on the wire in fewer bytes: gradients as they are, weights as what changed, both with error feedback."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,8 +110,10 @@ class HalfWire(Wire):
     def __init__(self, group: Group, gatherer: Group, layout: Layout, arenas: Arenas, compression: str) -> None:
         """Raises ConfigurationError for an unknown `compression`."""
         super().__init__(group, gatherer, layout, arenas)
-        self._dtype = half_dtype(compression)
-        self._halves = {bucket.index: np.empty(bucket.size, self._dtype) for bucket in self._carried}
+        self._dtype, sizes = half_dtype(compression), [bucket.size for bucket in self._carried]
+        memory, edges = group.allocate(sum(sizes), self._dtype), offsets(sizes)
+        cuts = itertools.starmap(slice, pairwise(edges))
+        self._halves = {bucket.index: memory[cut] for bucket, cut in zip(self._carried, cuts, strict=True)}
 
     def reduce_scatter(self, bucket: Bucket) -> Pending:
         half, gradients = self._halves[bucket.index], self._arenas.gradients(bucket)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ringtrain.collectives.short import short_allreduce, short_barrier
 from ringtrain.collectives.tensors import checked_bounds, flat_signature
 from ringtrain.collectives.work import barrier
-from ringtrain.communicators.base import Communicator, Mapper, Updater
+from ringtrain.communicators.base import Communicator, Mapper, MemorySharer, Updater
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.process_groups.executor import Executor, Handle
 from ringtrain.reduction.ops import ReduceOp, Sum
@@ -184,8 +184,11 @@ class ProcessGroup:
     def beside(self) -> "ProcessGroup | None":
         if self.size == 1 or not self.communicator.overlaps:
             return None
-        self._beside.append(self._open_beside())
-        return self._beside[-1]
+        beside = self._open_beside()
+        if isinstance(self.communicator, MemorySharer) and isinstance(beside.communicator, MemorySharer):
+            beside.communicator.use_memory_of(self.communicator)
+        self._beside.append(beside)
+        return beside
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self.call(lambda ring: isinstance(ring, Updater) and ring.can_update(gradients, weights))

@@ -88,3 +88,15 @@ def test_descend_has_the_bits_of_numpy(native: NativeKernels, length: int) -> No
     NumpyKernels().descend(expected, direction.copy(), 0.3)
     native.descend(weights, direction, 0.3)
     assert np.array_equal(weights, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_square_sums_have_the_bits_of_numpy(native: NativeKernels, dtype: Any) -> None:
+    """Of segments of every length, infinities and subnormal numbers included."""
+    lengths = np.tile(np.arange(1, 129), 9)  # more than one of numpy's blocks
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    values = np.random.default_rng(3).standard_normal(edges[-1]).astype(dtype)
+    values[:8] = [0, -0.0, np.inf, -np.inf, 1e-38, -1e-45, 3e38, 1]
+    expected = NumpyKernels().square_sums(values, edges)
+    assert native.square_sums(values, edges).tobytes() == expected.tobytes()
+    assert np.isclose(expected[-1], np.square(values[-128:], dtype=np.float64).sum())

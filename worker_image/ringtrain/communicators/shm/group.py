@@ -49,6 +49,24 @@ class Arena:
         return offset if offset >= 0 and offset + buffer.nbytes <= len(self.own) else None
 
 
+class Mapped:
+    """`buffer` of each rank that maps it, in `places`, by place. A context: entering it waits until all have come,
+    leaving it until all are done. What they wrote to each other's buffer is here then."""
+
+    def __init__(self, group: "SharedGroup", what: Signature, buffer: Flat, places: list[Flat]) -> None:
+        self.places = places
+        self._group = group
+        self._what = what
+        self._buffer = buffer
+
+    def __enter__(self) -> None:
+        self._group.meeting(self._what, self._buffer)(True)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self._group.meeting(self._what, self._buffer)(True)
+
+
 class SharedGroup:
     """Ranks `ranks` of one host, this one at `position`. `suspects`: all ranks that may keep them waiting.
 
@@ -145,16 +163,17 @@ class SharedGroup:
             what, work.source.nbytes, lambda: self._channel.update(compared, work, change, timeout_s, addresses)
         )
 
-    def meeting(self, what: Signature, gradients: Flat, weights: Flat) -> Callable[[bool], bool]:
+    def meeting(self, what: Signature, *buffers: Flat) -> Callable[[bool], bool]:
         """Return what tells the others that this rank has come, and whether all have: what they wrote to each
         other's arenas before is here then.
 
         It takes whether to wait for them. If it has not, nothing else may be done here before it has. All ranks
         have a meeting; where they come and how often they ask is theirs. It raises what `run` raises.
         """
-        compared, _ = self._with_offset(what.compared(), gradients)
-        compared, _ = self._with_offset(compared, weights)
-        job = self._channel.meeting(compared, gradients, self._member.ring.stall_timeout_s)
+        compared = what.compared()
+        for buffer in buffers:
+            compared, _ = self._with_offset(compared, buffer)
+        job = self._channel.meeting(compared, buffers[0], self._member.ring.stall_timeout_s)
         return lambda waits: self._meet(what, 0, lambda: self._channel.meet(job, waits))
 
     def adopt(self, segment: Segment) -> NDArray[np.uint8]:
@@ -175,6 +194,16 @@ class SharedGroup:
                 return arena.part(position, offset, buffer.nbytes).view(buffer.dtype)
         return None
 
+    def mapped(self, what: Signature, buffer: Flat) -> "Mapped | None":
+        """What the ranks here can read and write of each other's `buffer`; None where it lies in no arena."""
+        places = [self.memory_of(place, buffer) for place in range(len(self.ranks))]
+        found = [memory for memory in places if memory is not None]
+        return Mapped(self, what, buffer, found) if found else None
+
+    def use_arenas_of(self, other: "SharedGroup") -> None:
+        """Know what a group of the same ranks has adopted, and what it will adopt."""
+        self.arenas = other.arenas
+
     def close(self) -> None:
         """Unmap the segment; ranks that wait for this one raise PeerLost.
 
@@ -186,7 +215,7 @@ class SharedGroup:
         if not self._channel.close(self._member.ring.probe_timeout_s):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             return
-        self.arenas.clear()
+        self.arenas = []  # another group may use the list
         self._segment.close()
 
     def _meet(self, what: Signature, nbytes: int, meet: Callable[[], ShmResult]) -> bool:

@@ -2,6 +2,7 @@
    element, so the same bits. */
 #include <math.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "fold.h"
 #include "optimizer.h"
@@ -94,4 +95,34 @@ EXPORT void ringtrain_adam_direction(int dtype, void *w, void *g, void *m, void 
 EXPORT void ringtrain_descend(int dtype, void *w, const void *d, size_t n, double rate) {
     if (dtype == F32) descend_float(w, d, n, rate);
     else descend_double(w, d, n, rate);
+}
+
+static inline double squared(double x) { return x * x; }
+
+/* Of each segment, which begins at one of `starts` and ends at the next: the first square, plus the others as numpy
+   adds up at most 128 numbers: in eight columns, which are added in pairs, and then what is left over. */
+#define SQUARE_SUMS(T)                                                                                       \
+    WIDE static void square_sums_##T(const T *values, const int64_t *starts, size_t n, double *sums) {       \
+        for (size_t s = 0; s < n; s++) {                                                                     \
+            const T *v = values + starts[s] + 1;                                                             \
+            int64_t count = starts[s + 1] - starts[s] - 1, i = 0;                                            \
+            double rest = 0, c[8];                                                                           \
+            if (count >= 8) {                                                                                \
+                for (int k = 0; k < 8; k++) c[k] = squared(v[k]);                                            \
+                for (i = 8; i + 8 <= count; i += 8)                                                          \
+                    for (int k = 0; k < 8; k++) c[k] += squared(v[i + k]);                                   \
+                rest = ((c[0] + c[1]) + (c[2] + c[3])) + ((c[4] + c[5]) + (c[6] + c[7]));                    \
+            }                                                                                                \
+            for (; i < count; i++) rest += squared(v[i]);                                                    \
+            sums[s] = squared(v[-1]) + rest;                                                                 \
+        }                                                                                                    \
+    }
+
+SQUARE_SUMS(float)
+SQUARE_SUMS(double)
+
+/* `starts`: n + 1 of them, the last one where the last segment ends. */
+EXPORT void ringtrain_square_sums(int dtype, const void *values, const int64_t *starts, size_t n, double *sums) {
+    if (dtype == F32) square_sums_float(values, starts, n, sums);
+    else square_sums_double(values, starts, n, sums);
 }
