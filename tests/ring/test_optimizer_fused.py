@@ -238,7 +238,8 @@ def test_between_more_pods_than_a_chain_has_passes_are_separate() -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 0, 3], [2, 0, 3, 1]])
-def test_ranks_of_pods_may_have_their_gradients_in_any_order(order: list[int]) -> None:
+@pytest.mark.parametrize("clip_norm", [None, 1e9], ids=["one-trip", "separate"])
+def test_ranks_of_pods_may_have_their_gradients_in_any_order(order: list[int], clip_norm: float | None) -> None:
     """Nobody waits for gradients of others that are not there yet before it has done what these wait for."""
     length = 70_000
     with world_of(4, "pods") as world:
@@ -246,7 +247,7 @@ def test_ranks_of_pods_may_have_their_gradients_in_any_order(order: list[int]) -
         def trained(rank: int) -> list[bytes]:
             names = [f"p{i}" for i in range(4)]
             params = {name: np.zeros(length, np.float32) for name in names}
-            opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=CountingGroup())
+            opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, clip_norm=clip_norm, group=CountingGroup())
             for _ in range(3):
                 for name, one in itertools.product(reversed(names), order):
                     if one == rank:
