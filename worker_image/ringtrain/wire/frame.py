@@ -1,7 +1,6 @@
 """A frame: a fixed header and the raw bytes of one segment."""
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -24,8 +23,7 @@ class Step(IntEnum):
     DONE = 3  # nothing but the fact: the sender has everything
 
 
-@dataclass(frozen=True, slots=True)
-class FrameHeader:
+class FrameHeader(NamedTuple):
     """Where a payload of `length` bytes belongs."""
 
     generation: int

@@ -63,13 +63,19 @@ class Channel:
 
     def take(self, count: int) -> memoryview:
         """Wait for `count` bytes, at most BUFFER_BYTES, and return them. Valid until the next call."""
-        if self._start == self._end or self._start + count > BUFFER_BYTES:
-            self._to_front()
-        while self._end - self._start < count:
-            self._end += self._received(self._view[self._end :])
-            self._check_deadline()
+        self._await(count)
         self._start += count
         return self._view[self._start - count : self._start]
+
+    def take_if(self, expected: bytes, first: int) -> bool:
+        """Take `expected`, if that is what comes; otherwise nothing. Waits for more than the `first` bytes only if
+        those are as expected."""
+        for count in (first, len(expected)):
+            self._await(count)
+            if not self._buffer.startswith(expected[:count], self._start, self._end):
+                return False
+        self._start += len(expected)
+        return True
 
     def take_into(self, target: memoryview) -> None:
         """Fill `target`."""
@@ -121,6 +127,16 @@ class Channel:
 
     def fileno(self) -> int:
         return self._sock.fileno()
+
+    def _await(self, count: int) -> None:
+        """Have `count` bytes in the buffer, at most BUFFER_BYTES."""
+        if self._end - self._start >= count:
+            return
+        if self._start == self._end or self._start + count > BUFFER_BYTES:
+            self._to_front()
+        while self._end - self._start < count:
+            self._end += self._received(self._view[self._end :])
+            self._check_deadline()
 
     def _received(self, target: memoryview, flags: int = 0) -> int:
         while True:

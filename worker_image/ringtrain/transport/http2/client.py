@@ -8,7 +8,7 @@ from ringtrain.transport.base import Broken, How, Unexpected
 from ringtrain.transport.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
 from ringtrain.transport.http2.connection import Connection
 from ringtrain.transport.http2.headers import message_of, request_block
-from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
+from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_for, prefix_of
 from ringtrain.transport.outcome import Status, error_of
 from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.frame import HEADER_BYTES, describe_difference
@@ -65,6 +65,8 @@ class PullStream:
             self._connection.channel.close()
 
     def _read_into(self, head: bytes, target: memoryview) -> None:
+        if self._connection.read_expected(prefix_for(HEADER_BYTES + len(target)) + head, target):
+            return
         front = self._front
         count = self._connection.read_data(front)
         if count == 0:

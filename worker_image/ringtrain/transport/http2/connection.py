@@ -9,6 +9,10 @@ from ringtrain.transport.http2.frames import Code, FrameHead, FrameType, Setting
 from ringtrain.transport.http2.headers import MAX_BLOCK_BYTES, BlockReader, Fields
 from ringtrain.transport.http2.sender import Sender
 
+# A sender that the peer keeps up with looks so often at what that says, a reset or a question: each look is a
+# system call that finds nothing, most times. While it waits for the peer it looks all the time.
+_UNHEARD_BYTES: Final = 8 << 20
+
 
 class Connection:
     """Frames in and out of a channel. `window`: how much the peer may send before it is told that more fits.
@@ -27,6 +31,7 @@ class Connection:
         # What this end has read since it last told the peer that more fits: of the connection, of the stream.
         self._owed = [0, 0]
         self._newest = 0  # stream that the peer has begun
+        self._unheard = 0  # bytes sent since this end last looked at what the peer says
         self._begin(0)
         channel.on_stall = self.look
         self._greet()
@@ -75,7 +80,9 @@ class Connection:
         A long `payload` is not copied, and is no longer needed on return.
         """
         self._sender.send_message(head, payload, end, self._await_frame)
-        if len(payload) > BUFFER_BYTES:
+        self._unheard += len(payload)
+        if self._unheard > _UNHEARD_BYTES:
+            self._unheard = 0
             self.look()
         self._check_stream()
 
@@ -115,6 +122,18 @@ class Connection:
             self._data_left -= count
             at += count
         return at
+
+    def read_expected(self, front: bytes, target: memoryview) -> bool:
+        """Fill `target` if `front` and as much as `target` holds come next, in a frame of their own, which is how
+        this end's peers send a message. Otherwise nothing is taken, and `read_data` reads it, whatever it is."""
+        if self._data_left or self._padding_left or self.has_ended or not self.blocks:
+            return False
+        count = len(front) + len(target)
+        if not self.channel.take_if(frames.data_head(0, self.stream, count) + front, frames.HEADER_BYTES):
+            return False
+        self._grant(count, True)
+        self.channel.take_into(target)
+        return True
 
     def _next_data(self) -> bool:
         """Read frames up to the next one with data; False at the end of the stream."""

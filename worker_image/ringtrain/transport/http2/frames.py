@@ -74,6 +74,10 @@ def frame_head(kind: int, flags: int, stream: int, length: int) -> bytes:
     return _HEADER.pack(length << 8 | kind, flags, stream)
 
 
+def data_head(flags: int, stream: int, length: int) -> bytes:
+    return _HEADER.pack(length << 8, flags, stream)  # DATA is 0
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return frame_head(kind, flags, stream, len(payload)) + payload
 

@@ -75,7 +75,7 @@ class Sender:
         A long `payload` is not copied, and is no longer needed on return. `wait`: reads what the peer says next,
         for when its windows are full; may raise.
         """
-        front = _PREFIX.pack(0, len(head) + len(payload)) + head
+        front = prefix_for(len(head) + len(payload)) + head
         at, total = 0, len(front) + len(payload)
         while at < total:
             fits = min(total - at, self._frame_bytes, self._window, self._stream_window)
@@ -86,8 +86,8 @@ class Sender:
             flags = frames.END_STREAM if end and at + fits == total else 0
             self._window -= fits
             self._stream_window -= fits
-            parts = _cut(front, payload, at, at + fits)
-            self._put_data([frames.frame_head(FrameType.DATA, flags, self._stream, fits), *parts])
+            start, part = _cut(front, payload, at, at + fits) if fits < total else (front, payload)
+            self._put_data(frames.data_head(flags, self._stream, fits) + start, part)
             at += fits
 
     def flush(self) -> None:
@@ -102,22 +102,23 @@ class Sender:
         finally:
             self._sending = False
 
-    def _put_data(self, parts: list[Buffer]) -> None:
-        count = sum(map(len, parts))
-        if count + self._queued_bytes <= _CORKED_BYTES:
-            self.put(b"".join(parts))
+    def _put_data(self, head: bytes, payload: Buffer) -> None:
+        if len(head) + len(payload) + self._queued_bytes <= _CORKED_BYTES:
+            self.put(head + payload)
             return
-        self._queue += parts
+        self._queue += (head, payload)
         self.flush()
 
 
-def _cut(front: bytes, payload: Buffer, start: int, stop: int) -> list[Buffer]:
-    """Bytes `start` to `stop` of `front` and `payload` behind each other."""
+def _cut(front: bytes, payload: Buffer, start: int, stop: int) -> tuple[bytes, memoryview]:
+    """Bytes `start` to `stop` of `front` and `payload` behind each other: what they have of each."""
     length = len(front)
-    parts: list[Buffer] = [front[start:stop]] if start < length else []
-    if stop > length:
-        parts.append(memoryview(payload)[max(start - length, 0) : stop - length])
-    return parts
+    return front[start:stop], memoryview(payload)[max(start - length, 0) : max(stop - length, 0)]
+
+
+def prefix_for(length: int) -> bytes:
+    """What gRPC writes in front of a message of `length` bytes that is not compressed."""
+    return _PREFIX.pack(0, length)
 
 
 def prefix_of(data: Buffer) -> tuple[int, int]:
