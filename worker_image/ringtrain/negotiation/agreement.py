@@ -172,6 +172,8 @@ def _joined_reason(request: Request, joined: list[int]) -> str:
 
 def _shapes_differ(requests: Mapping[int, Request], first: int, rank: int) -> str:
     ours, theirs = requests[first], requests[rank]
+    if ours.shapes == theirs.shapes:
+        return ""
     for name, own, other in zip(ours.members, ours.shapes, theirs.shapes, strict=False):
         if own != other:
             return _differs(name, "shape", (first, own), (rank, other))

@@ -79,12 +79,13 @@ class Channel:
 
     def take_into(self, target: memoryview) -> None:
         """Fill `target`."""
-        at = min(len(target), self._end - self._start)
+        total = len(target)
+        at = min(total, self._end - self._start)
         target[:at] = self._view[self._start : self._start + at]
         self._start += at
-        while at < len(target):
+        while at < total:
             at += self._received(target[at:], socket.MSG_WAITALL)
-            if at < len(target):
+            if at < total:
                 self._check_deadline()
 
     def look(self, wait: bool = False) -> bool:
