@@ -227,7 +227,7 @@ class LauncherPoller:
     async def _ask(self, endpoint: Endpoint) -> Answer:
         url, headers = endpoint.url, endpoint.headers
         try:
-            async with self._client().get(url, headers=headers, allow_redirects=False) as response:
+            async with self._client().get(f"{url}?brief", headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     return Answer(error=f"{url} answered {response.status}")
                 return Answer(report=read_report(await response.json(content_type=None)))

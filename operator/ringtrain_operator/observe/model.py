@@ -102,7 +102,10 @@ class PodView:
 
 @dataclass(frozen=True)
 class LauncherReport:
-    """The launcher's /status (docs/contract.md), as far as `plan` and the display read it."""
+    """The launcher's /status (docs/contract.md), as far as `plan` and the display read it.
+
+    `workers`: see `by_index`. `ranks`: empty where the brief answer was asked for.
+    """
 
     attempt: int
     phase: Literal["Waiting", "Running", "Succeeded", "Failed"]

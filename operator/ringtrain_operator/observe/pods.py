@@ -123,6 +123,25 @@ def read_report(raw: Mapping[str, Any]) -> LauncherReport:
         raise ValueError(f"launcher /status: {exc!r}") from exc
 
 
+def by_index(entries: Iterable[object], most: int) -> dict[int, Mapping[str, Any]]:
+    """What a list of the launcher's /status says of each index below `most`.
+
+    An entry is of its `index` alone, or of all from there `to` another one. What is not above the entry before is
+    passed over, as is what is no entry: however many there are, a look at them costs no more than their number.
+    """
+    found: dict[int, Mapping[str, Any]] = {}
+    free = 0
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not isinstance(first := entry.get("index"), int):
+            continue
+        last = entry.get("to", first)
+        if not isinstance(last, int) or not free <= first <= last:
+            continue
+        found.update(dict.fromkeys(range(first, min(last + 1, most)), entry))
+        free = last + 1
+    return found
+
+
 class OtherStatusVersion(ValueError):
     """A launcher whose /status this operator can't read, as long as that launcher runs."""
 

@@ -15,6 +15,7 @@ from typing import Any
 from .. import build
 from ..contract import EXIT_GANG_STOPPED
 from ..observe.model import PodView
+from ..observe.pods import by_index
 from ..status.capacity import awaits_capacity
 from ..status.gang import gang_problem
 from ..status.incarnations import LOSSES_KEPT, has_joined, incarnations_of, is_present, made_after, number_of
@@ -46,12 +47,12 @@ class _Seen:
     @classmethod
     def of(cls, s: Situation) -> _Seen:
         own = (pod for pod in reversed(s.workers) if pod.incarnation == number_of(s.status, pod.index))
-        workers = [w for w in (s.report.workers if s.report else ()) if isinstance(w.get("index"), int)]
+        said = by_index(s.report.workers if s.report else (), s.status.ledger.attempt_workers)
         refused = [refusal.ref for refusal in s.observed.refusals]
         return cls(
             pods={pod.index: pod for pod in own},
-            said={w["index"]: w for w in reversed(workers)},
-            silent=frozenset(w["index"] for w in workers if w.get("lost") is True),
+            said=said,
+            silent=frozenset(index for index, worker in said.items() if worker.get("lost") is True),
             refused=any(ref.kind != "Pod" for ref in refused),
             refused_pods=frozenset(ref.name for ref in refused if ref.kind == "Pod"),
         )
@@ -200,12 +201,14 @@ def _as_loss(
 
 
 def _registered(pod: PodView | None, seen: _Seen) -> bool:
-    """Whether the launcher says that this pod's agent is there, and not that of the one before."""
+    """Whether the launcher says that this pod's agent is there, and not that of the one before: a launcher that is
+    older than the brief answer knows these by their addresses."""
     if pod is None:
         return False
     said = seen.said.get(pod.index, {})
+    is_its = said.get("incarnation", pod.incarnation) == pod.incarnation
     address = str(said.get("address") or pod.address)
-    return said.get("registered") is True and said.get("lost") is not True and address == pod.address
+    return said.get("registered") is True and said.get("lost") is not True and is_its and address == pod.address
 
 
 def _noted(s: Situation, **changes: Any) -> JobStatus:

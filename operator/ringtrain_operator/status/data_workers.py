@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ..build import evaluator_name
 from ..observe.model import PodView
-from ..observe.pods import is_finite
+from ..observe.pods import by_index, is_finite
 from .counts import counted
 from .lasting import DataWorkersStatus, EndedPod, EvaluatorStatus
 from .model import ConditionChange
@@ -54,8 +54,8 @@ def ready_data_workers(s: Situation) -> int:
     running = [pod for pod in s.lasting_pods if pod.role == "data" and pod.name in wanted and _runs(pod)]
     if not isinstance(said, list):
         return len(running)
-    registered = [w.get("index") for w in said if isinstance(w, dict) and w.get("registered") is True]
-    return sum(pod.index in registered for pod in running)
+    workers = by_index(said, s.wanted_data_workers)
+    return sum(workers.get(pod.index, {}).get("registered") is True for pod in running)
 
 
 def input_bound(s: Situation) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..build import group_name
+from ..build import group_name, worker_name
 from ..contract import KIND
 from ..observe.model import Foreign, Refusal
+from ..observe.pods import by_index
 from ..spec.job import Job
 from .capacity import waiting_for_capacity
 from .counts import counted
@@ -123,10 +124,9 @@ def _gang(s: Situation) -> ConditionChange:
     """All pods run; whether the gang does is for its launcher to say."""
     if s.report is not None and s.report.phase == "Waiting" and not s.has_world:
         # An elastic job's launcher tells of as many as there may ever be.
-        most = s.status.ledger.attempt_workers if s.job.spec.elastic is not None else len(s.report.workers)
-        workers = s.report.workers[:most]
-        registered = sum(bool(worker.get("registered")) for worker in workers)
-        absent = [str(w.get("pod") or w.get("index")) for w in workers if not w.get("registered")]
+        workers = by_index(s.report.workers, s.status.ledger.attempt_workers)
+        absent = [worker_name(s.job, index) for index, worker in workers.items() if not worker.get("registered")]
+        registered = len(workers) - len(absent)
         count = f"{registered} of {counted(s.status.ledger.attempt_workers, 'worker')} registered"
         return _not("WaitingForAgents", count + (f"; not yet: {_first(absent)}" if absent else ""))
     if s.report is not None or s.status.is_true("Running"):

@@ -37,6 +37,8 @@ def test_a_gang_from_barrier_to_success(gang: Callable[..., GangProcesses]) -> N
     assert status["phase"] == "Running"
     assert [worker["pod"] for worker in status["workers"]] == ["job-worker-0", "job-worker-1"]
     assert [rank["state"] for rank in status["ranks"]] == ["Running"] * 4
+    brief = json.loads(job.get("/status?brief"))
+    assert brief["workers"] == [{"index": 0, "to": 1, "registered": True, "lost": False}]
     assert status["progress"]["totalSteps"] == 3
     assert status["progress"]["unit"] == "images"
     assert status["progress"]["metrics"] == {"accuracy": 0.5}

@@ -36,6 +36,7 @@ Answer = tuple[int, str, bytes]
 class StatusServer:
     """Serves HTTP in threads until it is closed. `healthy` decides what `/healthz` says.
 
+    `status`: what `/status` answers with; `brief_status`: `/status?brief`.
     `everywhere`: on all addresses of this host instead of loopback only. With `tokens`, `/status` is for who shows
     one of them as a bearer token; `/metrics` and `/healthz`, which hold nothing but figures, are for everyone.
     `ask_workers`: of an elastic job, takes what `PUT /workers` says.
@@ -46,6 +47,7 @@ class StatusServer:
         self,
         port: int,
         status: Callable[[], dict[str, Any]],
+        brief_status: Callable[[], dict[str, Any]],
         healthy: Callable[[], bool],
         *,
         everywhere: bool,
@@ -57,11 +59,13 @@ class StatusServer:
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
 
-        def answer(path: str, authorization: str) -> Answer:
+        def answer(asked: str, authorization: str) -> Answer:
+            path, _, query = asked.partition("?")
             if path == "/status" and tokens and not _shows_one(authorization, tokens):
                 return 401, "text/plain", b"/status asks for the job's token: Authorization: Bearer ...\n"
             if path == "/status":
-                return 200, "application/json", json.dumps(_finite(status())).encode()
+                told = brief_status() if "brief" in query.split("&") else status()
+                return 200, "application/json", json.dumps(_finite(told)).encode()
             if path == "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
             if path == "/healthz":
@@ -209,7 +213,7 @@ def _handler(
             if page is not None and page.serves(self.path.partition("?")[0]) and isinstance(server, _Server):
                 page.get(self, lambda: server.admit(self.request))
                 return
-            self._send(*answer(self.path.partition("?")[0], self.headers.get("Authorization") or ""))
+            self._send(*answer(self.path, self.headers.get("Authorization") or ""))
 
         def do_PUT(self) -> None:
             length = self.headers.get("Content-Length") or ""

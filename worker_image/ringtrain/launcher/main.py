@@ -377,6 +377,7 @@ def _open_ports(
     http = StatusServer(
         config.status_port,
         snapshot.status,
+        snapshot.brief_status,
         launcher.healthy,
         everywhere=config.secrets.tls is not None,
         tokens=config.status_tokens,

@@ -2,12 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringtrain import contract
-from ringtrain.control.model import Outcome, RankPhase, Verdict
+from ringtrain.control.model import Outcome, RankPhase, RankState, Verdict
 from ringtrain.control.termination import failure_json
 from ringtrain.launcher.config import LauncherConfig
 from ringtrain.launcher.gang import Gang
@@ -85,16 +85,39 @@ class Snapshot:
 
     def status(self) -> dict[str, Any]:
         """The document that `/status` answers with."""
-        job, view = self.config.job, self.gang.view()
-        registrations = self.gang.registrations()
+        view = self.gang.view()
+        with self.reports as reports:
+            ranks = [self._rank_json(reports, state) for state in view.ranks]
+        return {**self._job_json(view, self._data_json()), "workers": self._workers_json(view), "ranks": ranks}
+
+    def brief_status(self) -> dict[str, Any]:
+        """The same without `ranks`, and with workers that are alike in one entry: for who asks again and again."""
+        view, data = self.gang.view(), self._data_json()
+        registrations, lost = self.gang.registrations(), self.gang.lost_workers()
+        pods = {index: found.incarnation for index, found in registrations.items() if found.incarnation}
+        workers = [
+            {
+                "index": worker.index,
+                **({"incarnation": pods[worker.index]} if worker.index in pods else {}),
+                "registered": worker.index in registrations,
+                "lost": worker.index in lost,
+            }
+            for worker in view.workers
+        ]
+        if data is not None:
+            served = [{"index": one["index"], "registered": one["registered"]} for one in data["workers"]]
+            data = {**data, "workers": merged(served)}
+        return {**self._job_json(view, data), "workers": merged(workers)}
+
+    def _job_json(self, view: GangView, data: dict[str, Any] | None) -> dict[str, Any]:
+        """What `/status` says of the job as a whole."""
+        job = self.config.job
         with self.reports as reports:
             progress, error = reports.progress(), reports.uncertainty()
-            steps = [reports.step_of(rank) for rank in range(self.config.world_size)]
-            measured = [self._measured_json(reports, rank) for rank in range(self.config.world_size)]
-            waited, times, longest = reports.times.input_fraction, reports.times.mean(), reports.times.longest()
+            times, longest = reports.times.mean(), reports.times.longest()
             slowest = reports.slowest([state.rank for state in view.ranks if state.phase is RankPhase.RUNNING])
+            step = None if slowest is None else reports.step_of(slowest)
         failure = self.verdict.failure if self.verdict else None
-        lost = self.gang.lost_workers()
         return {
             "version": contract.STATUS_VERSION,
             "job": job.name,
@@ -102,28 +125,13 @@ class Snapshot:
             "attempt": job.attempt,
             "phase": self.phase,
             "worldSize": self.world_size,
-            "workers": [
-                {
-                    "index": worker.index,
-                    "pod": worker.pod,
-                    "node": worker.node,
-                    "address": registrations[worker.index].address if worker.index in registrations else "",
-                    "registered": worker.index in registrations,
-                    "lost": worker.index in lost,
-                }
-                for worker in view.workers
-            ],
-            "ranks": [
-                {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step, **more}
-                for state, step, more in zip(view.ranks, steps, measured, strict=True)
-            ],
             "progress": self._progress_json(progress, error),
             "stepTime": times,
             "longestWork": None if longest is None else vars(longest),
             "lastProgressTime": self.last_progress,
             "startTime": self.start_time,
             "runningSince": self.running_since,
-            "slowest": None if slowest is None else self._slowest_json(view, slowest, steps[slowest]),
+            "slowest": None if slowest is None else self._slowest_json(view, slowest, step),
             "failure": failure_json(failure) if failure else None,
             "logs": {
                 "directory": str(self.store.files.directory),
@@ -131,9 +139,34 @@ class Snapshot:
                 "dropped": self.store.dropped,
                 **({"shipping": self.shipping.state().document()} if self.shipping else {}),
             },
-            "data": None if self.data is None else {**self.data(), "waitFraction": waited},
+            "data": data,
             **({} if self.elastic is None else {"elastic": self.elastic()}),
         }
+
+    def _data_json(self) -> dict[str, Any] | None:
+        if self.data is None:
+            return None
+        with self.reports as reports:
+            waited = reports.times.input_fraction
+        return {**self.data(), "waitFraction": waited}
+
+    def _workers_json(self, view: GangView) -> list[dict[str, Any]]:
+        registrations, lost = self.gang.registrations(), self.gang.lost_workers()
+        return [
+            {
+                "index": worker.index,
+                "pod": worker.pod,
+                "node": worker.node,
+                "address": registrations[worker.index].address if worker.index in registrations else "",
+                "registered": worker.index in registrations,
+                "lost": worker.index in lost,
+            }
+            for worker in view.workers
+        ]
+
+    def _rank_json(self, reports: Throughput, state: RankState) -> dict[str, Any]:
+        step, more = reports.step_of(state.rank), self._measured_json(reports, state.rank)
+        return {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step, **more}
 
     def _measured_json(self, reports: Throughput, rank: int) -> dict[str, Any]:
         """What is known of one rank's time. Of a large world each rank's step alone is told."""
@@ -171,3 +204,18 @@ class Snapshot:
             return None
         step, path = self.started_from
         return f"step {step} of {path}" if path else "nothing: there was no checkpoint"
+
+
+def merged(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`entries`, in the order of their `index`, where neighbours that are alike are one: from `index` `to` that of
+    the last."""
+    found: list[dict[str, Any]] = []
+    end, rest = -1, None
+    for entry in entries:
+        said = {key: value for key, value in entry.items() if key != "index"}
+        if found and entry["index"] == end + 1 and said == rest:
+            found[-1]["to"] = entry["index"]
+        else:
+            found.append(entry)
+        end, rest = entry["index"], said
+    return found

@@ -12,7 +12,7 @@ from support.jobs import job
 from support.lines import JSON_VALUES, TEXTS, nested
 from support.planworld import World
 
-from ringtrain_operator.observe.pods import read_report
+from ringtrain_operator.observe.pods import by_index, read_report
 from ringtrain_operator.plan import plan_object
 
 UNLIMITED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
@@ -27,6 +27,7 @@ FAILURE = st.fixed_dictionaries(
     {},
     optional=dict.fromkeys(("rank", "pod", "node", "exitCode", "signal", "message", "logTail"), JSON_VALUES),
 )
+ENTRIES = st.fixed_dictionaries({"index": st.integers(-2, 9)}, optional={"to": st.integers(-2, 12)})
 
 
 @UNLIMITED
@@ -85,6 +86,17 @@ def test_what_is_no_status(answer: Any) -> None:
     """Says so with ValueError."""
     with pytest.raises(ValueError):
         read_report(answer)
+
+
+@UNLIMITED
+@given(entries=st.lists(JSON_VALUES | ENTRIES), most=st.integers(0, 9))
+@example(entries=[{"index": 0, "to": 10**30}] * 3, most=9)
+@example(entries=[{"index": -5, "to": 2}, {"index": 3, "to": 1}, {"index": 3}], most=9)
+def test_any_list_by_index(entries: list[Any], most: int) -> None:
+    """Each index below the bound has at most one entry, which is said of it."""
+    found = by_index(entries, most)
+    assert all(0 <= index < most for index in found)
+    assert all(said["index"] <= index <= said.get("to", said["index"]) for index, said in found.items())
 
 
 def _settles(w: World) -> None:

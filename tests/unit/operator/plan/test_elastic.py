@@ -125,6 +125,19 @@ def test_a_silent_worker_is_deleted() -> None:
     assert incarnation(w) == 2, "what is said of the old pod's agent is not said of the new one's"
 
 
+@pytest.mark.parametrize("incarnation", [1, 2], ids=["its-agent", "another-pods"])
+def test_a_worker_has_joined_by_what_is_said_of_its_own_agent(incarnation: int) -> None:
+    """Only a worker that has joined is deleted when it falls silent: one that never registered is waited for."""
+    w = elastic()
+    assert w.report is not None
+    w.job["status"]["ledger"]["incarnations"]["joined"] = [False] * 3
+    w.report["workers"] = [{"index": 0, "to": 2, "incarnation": incarnation, "registered": True, "lost": False}]
+    w.settle()
+    w.report["workers"][0]["lost"] = True
+    w.settle()
+    assert ("deletionTimestamp" in w.pods[VICTIM]["metadata"]) == (incarnation == 1)
+
+
 def lose_launcher(w: World, how: str) -> None:
     """The launcher's pod is taken away; it does not answer any more."""
     match how:
@@ -453,9 +466,9 @@ def test_only_wanted_workers_are_waited_for() -> None:
         w.pod_runs(name)
     w.launcher_says("Waiting")
     assert w.report is not None
-    w.report["workers"] = [{"index": i, "pod": f"p{i}", "registered": i < 2} for i in range(8)]
+    w.report["workers"] = [{"index": i, "registered": i < 2} for i in range(8)]
     w.settle()
-    assert condition(w, "Running")[2] == "2 of 3 workers registered; not yet: p2"
+    assert condition(w, "Running")[2] == "2 of 3 workers registered; not yet: digits-worker-2"
 
 
 def test_degraded_while_the_world_is_too_small() -> None:

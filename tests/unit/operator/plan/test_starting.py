@@ -45,7 +45,7 @@ def test_a_running_gang() -> None:
     assert condition(w, "Running")[:2] == ("False", "WaitingForLauncher")
     w.launcher_says("Waiting")
     w.settle()
-    expected = "0 of 2 workers registered; not yet: 0, 1"  # by index where the launcher names no pods
+    expected = "0 of 2 workers registered; not yet: digits-worker-0, digits-worker-1"
     assert condition(w, "Running")[1:] == ("WaitingForAgents", expected)
     w.launcher_says("Running", step=7)
     w.settle()
@@ -123,7 +123,7 @@ def test_one_is_counted_as_one() -> None:
     w.settle()
     assert said == [
         "1 of 2 pods not running yet: digits-worker-0",
-        "0 of 1 worker registered; not yet: 0",
+        "0 of 1 worker registered; not yet: digits-worker-0",
         "attempt 1 runs with 1 rank",
     ]
     assert condition(w, "Succeeded")[2] == "rank 0 exited 0"

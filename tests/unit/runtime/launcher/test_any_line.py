@@ -194,7 +194,7 @@ def _send(service: CoordinatorService, rank: int, reports: bytes, log: bytes) ->
 def _everything_is_shown(snapshot: Snapshot, console: Console) -> None:
     say_total(snapshot, console)
     console.close(10.0)
-    server = StatusServer(0, snapshot.status, lambda: True, everywhere=False)
+    server = StatusServer(0, snapshot.status, snapshot.brief_status, lambda: True, everywhere=False)
     try:
         status = json.loads(_get(server.port, "/status"), parse_constant=pytest.fail)
         assert list(text_string_to_metric_families(_get(server.port, "/metrics")))

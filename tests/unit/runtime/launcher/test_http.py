@@ -34,13 +34,14 @@ STATUS: dict[str, Any] = {
     "lastProgressTime": 5.0,
     "logs": {"lines": 10, "dropped": 2},
 }
+BRIEF: dict[str, Any] = {"worldSize": 2, "attempt": 4}
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[StatusServer, list[bool]]]:
     """A status server, and what it holds for healthy."""
     health = [True]
-    server = StatusServer(0, lambda: STATUS, lambda: health[0], everywhere=False)
+    server = StatusServer(0, lambda: STATUS, lambda: BRIEF, lambda: health[0], everywhere=False)
     yield server, health
     server.close()
 
@@ -61,6 +62,19 @@ def test_status_is_strict_json(server: tuple[StatusServer, list[bool]]) -> None:
     assert code == 200
     assert json.loads(body)["progress"] == {**STATUS["progress"], "loss": None}
     assert "NaN" not in body
+
+
+@pytest.mark.parametrize(
+    ("query", "attempt"),
+    [("", 3), ("?brief", 4), ("?pretty&brief", 4), ("?briefly", 3), ("?pretty", 3)],
+    ids=["none", "brief", "second", "another-word", "other"],
+)
+def test_the_brief_answer_is_for_who_asks_for_it(
+    server: tuple[StatusServer, list[bool]], query: str, attempt: int
+) -> None:
+    """Everyone else gets the whole one."""
+    code, body = _get(server[0], f"/status{query}")
+    assert (code, json.loads(body)["attempt"]) == (200, attempt)
 
 
 def test_metrics(server: tuple[StatusServer, list[bool]]) -> None:
@@ -91,7 +105,9 @@ def test_metrics_of_many_ranks() -> None:
         {"rank": n, "state": "Running", "step": 1, "lag": n / 10, "inputWait": 0.1, "stepTime": {"compute": 1.0}}
         for n in range(65)
     ]
-    server = StatusServer(0, lambda: {**STATUS, **own, "ranks": ranks}, lambda: True, everywhere=False)
+    server = StatusServer(
+        0, lambda: {**STATUS, **own, "ranks": ranks}, lambda: BRIEF, lambda: True, everywhere=False
+    )
     try:
         body = _get(server, "/metrics")[1]
     finally:
@@ -124,10 +140,13 @@ def test_health(server: tuple[StatusServer, list[bool]]) -> None:
 )
 def test_status_is_for_who_shows_a_token(shown: str, code: int) -> None:
     """With the log's tail in it, it is not for everyone; figures and health are."""
-    server = StatusServer(0, lambda: STATUS, lambda: True, everywhere=False, tokens=("operators", "jobs"))
+    server = StatusServer(
+        0, lambda: STATUS, lambda: BRIEF, lambda: True, everywhere=False, tokens=("operators", "jobs")
+    )
     try:
-        answer = _get(server, "/status", shown)
-        assert (answer[0], "worldSize" in answer[1]) == (code, code == 200)
+        for path in ("/status", "/status?brief"):
+            answer = _get(server, path, shown)
+            assert (answer[0], "worldSize" in answer[1]) == (code, code == 200)
         assert _get(server, "/metrics", shown)[0] == 200
         assert _get(server, "/healthz", shown)[0] == 200
     finally:
@@ -137,7 +156,7 @@ def test_status_is_for_who_shows_a_token(shown: str, code: int) -> None:
 def test_a_port_that_is_taken(server: tuple[StatusServer, list[bool]]) -> None:
     """The error names it."""
     with pytest.raises(PortTaken, match=f"the status port {server[0].port} cannot be listened on"):
-        StatusServer(server[0].port, lambda: STATUS, lambda: True, everywhere=False)
+        StatusServer(server[0].port, lambda: STATUS, lambda: BRIEF, lambda: True, everywhere=False)
 
 
 def test_a_reader_that_does_not_read() -> None:
