@@ -35,21 +35,28 @@ async def serve_exec(request: web.Request, start: Start) -> web.StreamResponse:
     ]
     ended = asyncio.create_task(process.wait())
     gone = [asyncio.create_task(beside.container_ended.wait()), asyncio.create_task(_hung_up(socket))]
-    await asyncio.wait((ended, *gone), return_when=asyncio.FIRST_COMPLETED)
-    if ended.done():
-        await asyncio.gather(*pumps)
-        await socket.send_bytes(STATUS + json.dumps(_status(ended.result())).encode())
-    else:
-        process.kill()
-        await ended
-        if not socket.closed:  # the container has ended, and the command with it, as any process of it
-            await socket.send_bytes(STATUS + json.dumps(_status(128 + signal.SIGKILL)).encode())
-    for task in (*pumps, *gone):
-        task.cancel()
+    try:
+        await asyncio.wait((ended, *gone), return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            await asyncio.gather(*pumps)
+            await socket.send_bytes(STATUS + json.dumps(_status(ended.result())).encode())
+        else:
+            process.kill()
+            await ended
+            if not socket.closed:  # the container has ended, and the command with it, as any process of it
+                await socket.send_bytes(STATUS + json.dumps(_status(128 + signal.SIGKILL)).encode())
+    finally:  # also when the reader has gone before all was sent, or the kubelet closes: none may outlive the loop
+        for task in (*pumps, *gone, ended):
+            task.cancel()
+        _close(process)
     await asyncio.gather(*pumps, *gone, return_exceptions=True)
-    await process.communicate()  # to the end of its pipes: what nobody reads stays open after the event loop
     await socket.close()
     return socket
+
+
+def _close(process: asyncio.subprocess.Process) -> None:
+    """End it and close its pipes at once, whatever they still hold: asyncio has no public word for that."""
+    process._transport.close()  # type: ignore[attr-defined]
 
 
 async def _pump(socket: web.WebSocketResponse, channel: bytes, stream: asyncio.StreamReader | None) -> None:
