@@ -5,6 +5,7 @@
     python -m bench.scale.ring slopes 1024 "one rank a host"  # those of these words alone
     python -m bench.scale.ring crossover 32 # chain and tree of up to so many pods
     python -m bench.scale.ring crossover 128 hosts  # direct exchange and tree of up to so many ranks, one a host
+    python -m bench.scale.ring gathers 128  # all-gathers between up to so many pods, from all and passed on
     python -m bench.scale.ring plot         # ring.png of ring.jsonl
 
 Membership, handshake, offers, calls, exchanges, chain and tree of pods are the runtime's own; threads are
@@ -24,10 +25,11 @@ import numpy as np
 
 from bench.scale.clock import Clock, Condition
 from bench.scale.network import Costs, Host, Link, Network, SimulatedTransport
-from ringtrain.communicators import call, exchange, lone, pod_tree
+from ringtrain.communicators import call, exchange, hierarchical, lone, pod_tree
 from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.hierarchical import CHAIN_PODS_MOST, HierarchicalCommunicator
 from ringtrain.communicators.shm.join import Hosts
+from ringtrain.reduction.cuts import even_bounds
 from ringtrain.reduction.fold import Flat
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.failure import WorldFailure
@@ -59,6 +61,7 @@ FABRIC: Final = Link(bytes_per_s=0.956 * 25e9 / 8, latency_s=50e-6)
 _POD_BYTES_PER_S: Final = 4e9
 _POD_MEETING_S: Final = 20e-6
 KIB, MIB = 1 << 10, 1 << 20
+_GATHERED: Final = (16 * MIB, 64 * MIB, 256 * MIB)
 # What simulated rows may differ from measured ones before anything else that is simulated counts.
 MARGIN: Final = 0.05
 _FOUND: Final = Path(__file__).parent / "ring.jsonl"
@@ -197,6 +200,13 @@ def all_reduce(nbytes: int) -> Callable[[Any], object]:
     return lambda ring: ring.all_reduce(what, buffer, buffer, ReduceOp.Sum)
 
 
+def all_gather(nbytes: int) -> Callable[[Any], object]:
+    """An all-gather of even chunks, `nbytes` in all."""
+    buffer = np.zeros(nbytes // 4, np.float32)
+    what = Signature("all_gather")
+    return lambda ring: ring.all_gather(what, buffer, even_bounds(len(buffer), len(ring.ranks)))
+
+
 def gather(nbytes: int) -> Callable[[Any], object]:
     """What the named queue's agreement is: every rank's `nbytes` to all."""
     part = np.zeros(nbytes, np.uint8)
@@ -309,6 +319,21 @@ def _two_ways(number: int, nbytes: int, hosts: bool) -> tuple[float, float]:
     return _pods(nbytes, ALWAYS_CHAIN)(8 * number), _pods(nbytes, ALWAYS_TREE)(8 * number)
 
 
+def gathers(most: int) -> None:
+    """All-gathers of up to `most` pods of 8, from all pods and passed on, for `GATHER_PODS_MOST_DIRECT`."""
+    print("| pods | 16 MiB | 64 MiB | 256 MiB |\n" + 4 * "| --- " + "|")
+    for number in (2, 3, 4, 5, 6, 8, 12, 13, 16, 24, 32, 64, 128):
+        if number <= most:
+            cells = (f"{_gather(number, n, most) * 1e3:.3g}, {_gather(number, n, 1) * 1e3:.3g}" for n in _GATHERED)
+            print(f"| {number} | " + " | ".join(cells) + " |", flush=True)
+
+
+def _gather(pods: int, nbytes: int, pods_most_direct: int) -> float:
+    hierarchical.GATHER_PODS_MOST_DIRECT = pods_most_direct  # type: ignore[misc]
+    world = SimulatedWorld(8 * pods, FABRIC, ranks_each=8, cores=8).acquainted()
+    return world.collective(world.hierarchies(), all_gather(nbytes))
+
+
 def slopes(most: int, words: str = "") -> None:
     """Every slope up to `most` ranks, as JSON lines into `_FOUND`. With `words` those alone that have them in the
     name; what there is of others stays."""
@@ -353,5 +378,7 @@ if __name__ == "__main__":
         slopes(int(sys.argv[2]) if len(sys.argv) > 2 else ALL[-1], *sys.argv[3:4])
     elif what == "crossover":
         crossover(int(sys.argv[2]), hosts=sys.argv[3:] == ["hosts"])
+    elif what == "gathers":
+        gathers(int(sys.argv[2]))
     else:
         plot()

@@ -12,6 +12,7 @@ from support.ranks import run_ranks, started_ranks, tell
 import ringtrain as rt
 from ring.reference import Array, assert_same_bits, folded, made
 from ring.worlds import world_of
+from ringtrain.communicators import hierarchical
 from ringtrain.communicators.hierarchical import HierarchicalCommunicator
 from ringtrain.errors import MismatchError, PeerLost
 from ringtrain.process_groups.group import ProcessGroup
@@ -31,9 +32,11 @@ def test_pods_of_several_ranks_choose_it() -> None:
 
 
 @pytest.mark.parametrize("length", [100, 40_000], ids=["short-chunks", "long-chunks"])
-@pytest.mark.parametrize("pods", [2, 6], ids=["to-the-other-pods", "to-few-ranks"])
-def test_every_rank_gets_every_chunk(pods: int, length: int) -> None:
+@pytest.mark.parametrize("most", [8, 1], ids=["from-all-pods", "passed-on"])
+@pytest.mark.parametrize("pods", [2, 3, 5, 6, 8])
+def test_every_rank_gets_every_chunk(pods: int, most: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many pods there are: between many, short chunks have fewer partners in the flat exchange."""
+    monkeypatch.setattr(hierarchical, "GATHER_PODS_MOST_DIRECT", most)
     size = 2 * pods
     bounds = [length * rank + min(rank, 3) * 997 for rank in range(size + 1)]
     whole = made((bounds[-1],), "float32", 0)
@@ -48,6 +51,17 @@ def test_every_rank_gets_every_chunk(pods: int, length: int) -> None:
 
         for got in world.run(gathered):
             assert_same_bits(got, whole)
+
+
+@pytest.mark.parametrize("most", [8, 1], ids=["from-all-pods", "passed-on"])
+@pytest.mark.parametrize("dtype", ["float64", "bool", "uint8"])
+def test_every_rank_gets_rows_of_any_number(dtype: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are long on one rank, short on another and none on a third, of pods of three."""
+    monkeypatch.setattr(hierarchical, "GATHER_PODS_MOST_DIRECT", most)
+    rows = [made(((70_000, 0, 3, 9_001)[rank % 4],), dtype, rank) for rank in range(12)]
+    with world_of(12, "pods", ranks_a_pod=3) as world:
+        for got in world.run(lambda rank: rt.allgather(rows[rank])):
+            assert_same_bits(got, np.concatenate(rows))
 
 
 def as_it_is(group: ProcessGroup, values: Array) -> Array:

@@ -12,6 +12,7 @@ from support.ranks import started_ranks, tell
 import ringtrain as rt
 from ring.reference import DTYPES, FLOATS, OPS, Array, assert_same_bits, folded, made
 from ring.worlds import world_of
+from ringtrain.communicators import hierarchical
 from ringtrain.errors import MismatchError, PeerLost
 from ringtrain.process_groups.process_sets import group_of
 from ringtrain.process_groups.rank_context import RankContext
@@ -207,6 +208,7 @@ def test_ranks_that_mean_different_things_are_told(odd_one: int, lengths: tuple[
 
 
 def allreduce_for_ever(length: int) -> str:
+    hierarchical.GATHER_PODS_MOST_DIRECT = 1  # type: ignore[misc]
     context = RankContext(WorkerConfig.from_env(os.environ), None, chain_pods_most=1, direct_ranks_most=1)
     with context.entered():
         values = np.ones(length, np.float32)
@@ -215,6 +217,7 @@ def allreduce_for_ever(length: int) -> str:
         try:
             while True:
                 rt.allreduce_(values, rt.Max)
+                rt.allgather(values[:50_000])
         except PeerLost as lost:
             return str(lost)
         finally:
@@ -231,7 +234,7 @@ def allreduce_for_ever(length: int) -> str:
     ],
 )
 def test_a_lost_rank_is_named_in_every_pod(victim: int, number: int, length: int) -> None:
-    """In the middle of reductions, wherever its pod is in the tree."""
+    """In the middle of reductions and gathers, wherever its pod is in the tree."""
     with started_ranks(allreduce_for_ever, 6, length, env_of=Pods(3, timeout_s=6)) as ranks:
         for rank in range(6):
             assert ranks.message(rank) == "running"

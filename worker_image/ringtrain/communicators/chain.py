@@ -51,11 +51,19 @@ class Pods:
     scratch: ScratchBuffers
 
     def begin(
-        self, what: Signature, pods: Iterable[int], frames_for: FramesFor, total_bytes: int, is_span: bool = True
+        self,
+        what: Signature,
+        pods: Iterable[int],
+        frames_for: FramesFor,
+        total_bytes: int,
+        is_span: bool = True,
+        takers: Iterable[int] | None = None,
     ) -> Call:
-        """Begin the exchange in which frames go to and come from this rank's column in `pods`."""
+        """Begin the exchange in which frames come from this rank's column in `pods` and go to that in `takers`
+        (None: in those)."""
         peers = tuple(self.column[pod] for pod in pods)
-        return self.network.call_among(peers, what, frames_for, total_bytes, is_span)
+        to = None if takers is None else tuple(self.column[pod] for pod in takers)
+        return self.network.call_among(peers, what, frames_for, total_bytes, is_span, to)
 
 
 class Chain:

@@ -8,7 +8,7 @@ See docs/decisions/0001-ring-shift-exchange.md. Short tensors of four ranks and 
 see `doubling.py`. Reductions of more ranks than `hierarchical.DIRECT_RANKS_MOST` do not come here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -153,16 +153,22 @@ class ExchangeCommunicator:
             for index in range(max(len(cut) for cut in cuts)):
                 self._steps.read_results(call, cuts, index, buffer)
 
-    def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
+    def all_gather_parts(
+        self, what: Signature, part: Flat, gather_long: Callable[[Signature, Flat, Bounds], None] | None = None
+    ) -> list[Flat]:
+        """As of `Communicator`. `gather_long`: an `all_gather` of long chunks, of a communicator that has a way of
+        its own."""
+        if gather_long is None and self._long_doubling is not None:
+            gather_long = self._long_doubling.gather_in_place
         if doubling := self._doubling_of(0):
             lengths = doubling.lengths(what, len(part))
             if self._doubling_of(int(lengths.max()) * part.itemsize):
                 return [got.copy() for got in doubling.gather(what, part, lengths.tolist())]
-            if self._long_doubling is not None:
+            if gather_long is not None:
                 bounds = offsets(lengths.tolist())
                 whole = np.empty(bounds[-1], part.dtype)
                 whole[bounds[self.position] : bounds[self.position + 1]] = part
-                self._long_doubling.gather_in_place(what, whole, bounds)
+                gather_long(what, whole, bounds)
                 return [whole[start:end] for start, end in pairwise(bounds)]
         return self.all_to_all(what, [part] * len(self.ranks))
 
@@ -253,9 +259,10 @@ class ExchangeCommunicator:
         frames_for: FramesFor,
         total_bytes: int,
         is_span: bool = True,
+        takers: tuple[int, ...] | None = None,
     ) -> Call:
-        """Begin a collective with world ranks `peers` alone: for a communicator that does the rest itself."""
-        return self._steps.call_among(peers, what, frames_for, total_bytes, is_span)
+        """Begin a collective with some ranks alone: for a communicator that does the rest itself."""
+        return self._steps.call_among(peers, what, frames_for, total_bytes, is_span, takers)
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         return np.zeros(nbytes, np.uint8)

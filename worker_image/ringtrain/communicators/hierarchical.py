@@ -10,8 +10,7 @@ Between more pods a reduction is a tree of the pods' sums: see `pod_tree.py`. So
 share no memory, of which each is a pod.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -25,20 +24,23 @@ from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.fused_chain import ChainUpdates
 from ringtrain.communicators.lone import LoneRank
 from ringtrain.communicators.pairing import Pairing, dealt_section, shared_section
+from ringtrain.communicators.pod_gather import gather_by_pods
 from ringtrain.communicators.pod_tree import PodTree
-from ringtrain.communicators.shm.group import Mapped
 from ringtrain.communicators.shm.join import Hosts, allocate
-from ringtrain.communicators.shm.native import Chunks, Work
+from ringtrain.communicators.shm.native import Chunks
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import Bounds, even_bounds
 from ringtrain.reduction.fold import Flat, ScratchBuffers
 from ringtrain.reduction.ops import ReduceOp
-from ringtrain.transport.base import Caller
-from ringtrain.wire.frame import Frame, Step
 from ringtrain.wire.signature import Signature
 
 # Up to this all ranks may gather what each has; longer tensors go from pod to pod.
 _FLAT_BYTES: Final = PART_BYTES_MOST
+# Up to so many pods a rank reads long chunks from all others of its column: see bench/scale/ring.md.
+GATHER_PODS_MOST_DIRECT: Final = 24
+# Of a gather each rank of a pod gets all bytes over the network in the flat exchange: chunk, times the pod's ranks
+# squared, where those are a meeting for each pod otherwise. See bench/scale/ring.md.
+_FLAT_GATHER_BYTES: Final = 128 << 10
 # Segments fill the chain: of a short tensor they are shorter, down to where their fixed cost shows.
 _SEGMENTS: Final = 16
 _LEAST_SEGMENT_BYTES: Final = 128 << 10
@@ -127,36 +129,21 @@ class HierarchicalCommunicator:
         chain.reduce_scatter(source, target, bounds[self.position])
 
     def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
-        """Each rank sends its chunk to its column, and the ranks of a pod share what they have got.
+        """Each rank gathers with its column what the pods have, and the ranks of a pod share what they have got.
 
-        Of short chunks between many pods each rank has fewer partners in the flat exchange.
+        Of short chunks between many pods the meetings would take longer than the flat exchange.
         """
         longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
-        is_short = longest <= self._flat_bytes and self._doublings < self._pods.last
-        if self._hosts is None or not longest or is_short:
+        if self._hosts is None or not longest or self._gathers_flat(longest):
             self._network.all_gather(what, buffer, bounds)
             return
-        what, local = replace(what, layout=bounds), self._pods.local
-        mapped = self._group.mapped(what, buffer)
-        by_pod = [
+        what, mapped = replace(what, layout=bounds), self._group.mapped(what, buffer)
+        sections = [
             self._cut(self._of_pod(bounds, pod), pod, buffer, mapped is not None)
             for pod in range(self._pods.last + 1)
         ]
-        others = [pod for pod in range(self._pods.last + 1) if pod != self._pods.pod]
-
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            return call.frames(Step.RESULT, (buffer[section.chunk(local)] for section in by_pod[self._pods.pod]))
-
-        call = self._pods.begin(what, others, frames_for, buffer.nbytes)
-        with call, mapped or contextlib.nullcontext():
-            for index in range(max(len(sections) for sections in by_pod)):
-                for pod in (self._pods.pod, *others):
-                    if index >= len(by_pod[pod]):
-                        continue
-                    section = by_pod[pod][index]
-                    if pod != self._pods.pod:
-                        call.read(self._pods.column[pod], Step.RESULT, index, buffer[section.chunk(local)])
-                    self._share(what, section, buffer, mapped)
+        passes_on = longest <= self._flat_bytes or self._pods.last >= GATHER_PODS_MOST_DIRECT
+        gather_by_pods(self._pods, what, sections, buffer, passes_on, mapped)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self._updates is not None and self._updates.can_update(gradients, weights)
@@ -171,7 +158,7 @@ class HierarchicalCommunicator:
         return self._updates is not None and self._updates.finish_updates()
 
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
-        return self._network.all_gather_parts(what, part)
+        return self._network.all_gather_parts(what, part, None if self._hosts is None else self.all_gather)
 
     def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
         return self._network.all_to_all(what, parts)
@@ -209,6 +196,11 @@ class HierarchicalCommunicator:
         if self._is_tree:
             return not nbytes
         return not nbytes or (nbytes <= self._flat_bytes and 2 * self._pods.last > self._doublings)
+
+    def _gathers_flat(self, longest: int) -> bool:
+        """Whether chunks of `longest` bytes are short, and to meet for each pod's would have more exchanges."""
+        is_short = longest <= self._flat_bytes and longest * len(self._group.ranks) ** 2 <= _FLAT_GATHER_BYTES
+        return is_short and self._doublings < self._pods.last
 
     def _tree_of(self, what: Signature, bounds: Bounds, source: Flat, op: ReduceOp) -> PodTree:
         pods, doubles = self._pods, source.nbytes <= _DOUBLED_BYTES
@@ -254,16 +246,6 @@ class HierarchicalCommunicator:
         longest = max(end - start for start, end in pairwise(bounds))
         fills = (_UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES) if is_mapped else (_SEGMENTS, _LEAST_SEGMENT_BYTES)
         return [Section(chunks, owner) for chunks in _pieces(bounds, longest, self._step(longest, like, *fills))]
-
-    def _share(self, what: Signature, section: Section, buffer: Flat, mapped: Mapped | None) -> None:
-        """Give this rank's chunk of `section` to the others of its pod."""
-        if mapped is None:
-            self._group.run(what, Work(section.chunks, buffer, gathered=buffer))
-            return
-        mine = section.chunk(self._pods.local)
-        for place, copy in enumerate(mapped.places):
-            if place != self._pods.local:
-                np.copyto(copy[mine], buffer[mine])
 
 
 def _pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:
