@@ -208,6 +208,61 @@ def test_who_waits_for_late_ranks_looks_for_those_that_have_left() -> None:
         assert message.startswith("rank 4 has shut down, and rank 0 needs it for barrier"), message
 
 
+ONLY_READ = 8  # rank 0 reads from it in a barrier, does not watch it, and has nothing that it takes
+
+
+def _wait_in_a_barrier() -> tuple[str, float]:
+    rt.init()
+    rt.barrier()
+    tell("ready")
+    if rt.rank() != 0:  # all others are late
+        assert _failure_state().wait(60), "no verdict came"
+    return _error_of_barrier(), time.monotonic()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_who_waits_for_late_ranks_hears_of_the_dead_that_it_only_reads_from(number: signal.Signals) -> None:
+    """Within the timeout, from those that watch it: its own stream to it is not read before the late ones come."""
+    living = [rank for rank in range(SIZE) if rank != ONLY_READ]
+    with started_ranks(_wait_in_a_barrier, SIZE, env=ENV) as ranks:
+        _all_ready(ranks)
+        began = time.monotonic()
+        ranks.signal(ONLY_READ, number)
+        for outcome in ranks.outcomes(ranks=living):
+            assert outcome.ok, outcome
+            message, heard = outcome.value
+            assert re.match(rf"rank {ONLY_READ} \(.*\) was lost", message), outcome
+            assert heard - began < TIMEOUT_S, outcome
+
+
+def _come_to_a_barrier() -> str:
+    rt.init()
+    rt.barrier()
+    if rt.rank() == ONLY_READ:
+        rt.shutdown()
+        return "left"
+    tell("ready")
+    ask()
+    tell("comes")
+    return _error_of_barrier()
+
+
+def test_who_waits_for_late_ranks_hears_of_one_that_left_when_they_come() -> None:
+    """Of a rank from which it only reads, and which shut down in good order."""
+    staying = [rank for rank in range(SIZE) if rank != ONLY_READ]
+    with started_ranks(_come_to_a_barrier, SIZE, env=ENV) as ranks:
+        assert ranks.outcomes(ranks=[ONLY_READ])[0].ok
+        for rank in staying:
+            assert ranks.message(rank) == "ready"
+        ranks.answer(0)
+        assert ranks.message(0) == "comes"
+        for rank in staying[1:]:
+            ranks.answer(rank)
+        for outcome in ranks.outcomes(ranks=staying):
+            assert outcome.ok, outcome
+            assert re.match(rf"rank {ONLY_READ} has shut down, and rank \d+ needs it for barrier", outcome.value)
+
+
 def _worlds_in_turn(rounds: int) -> list[float]:
     sums = []
     for round_ in range(rounds):
