@@ -115,6 +115,8 @@ def test_ranks_that_share_no_memory_are_a_tree_of_ranks(size: int, length: int) 
             assert_same_bits(in_place, expected)
             assert_same_bits(own, expected[bounds[rank] : bounds[rank + 1]])
             assert_same_bits(gathered, expected)
+    for rank, part in enumerate(parts):
+        assert_same_bits(part, made((length,), "float32", rank))  # what is sent from where it lies is not changed
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from ringtrain.communicators.chain import Pods
+from ringtrain.communicators.lone import LoneRank
 from ringtrain.communicators.pairing import TreeSection
 from ringtrain.communicators.shm.native import Work, accumulator_dtype
 from ringtrain.reduction.fold import Flat
@@ -102,14 +103,14 @@ class PodTree:
         out = target[slice(*section.own)]
         total = self._sum_of_pod(section, source)
         if self._pairing.pairs:
-            yield from self._join(index, total)
+            total = yield from self._join(index, total)
         if self._pairing.acting(self._node, index) != self._pods.pod:
             yield from [_MORE] * (self._pairing.rounds * (1 if self._doubles else 2))
         elif self._doubles:
             total = yield from self._double(index, total)
             self._finish(total, out)
         else:
-            spans = yield from self._halve(index, total)
+            total, spans = yield from self._halve(index, total)
             share = slice(*spans[-1])
             self._finish(total[share], out[share])
             yield from self._gather(index, spans, out)
@@ -123,12 +124,12 @@ class PodTree:
         out = target[section.own[0] - begin : section.own[1] - begin]
         total = self._sum_of_pod(section, source)
         if self._pairing.pairs:
-            yield from self._join(index, total)
+            total = yield from self._join(index, total)
         others = np.empty(0, source.dtype)
         if self._pairing.acting(self._node, index) != self._pods.pod:
             yield from [_MORE] * self._pairing.rounds
         else:
-            spans = yield from self._halve(index, total)
+            total, spans = yield from self._halve(index, total)
             share = total[slice(*spans[-1])]
             # Of the node's two pods the first has the first part.
             is_first = self._pods.pod == self._pairing.pods_of(self._node)[0]
@@ -141,6 +142,16 @@ class PodTree:
             yield from self._part(index, others, out)
 
     def _sum_of_pod(self, section: TreeSection, source: Flat) -> Flat:
+        """What the ranks of this pod have in all. Of a rank alone that is what it gave, read only.
+
+        Results may be written over what it gave only when all have read that. A half's result comes once the half
+        has been read; whole parts, of short tensors, are copied.
+        """
+        is_lone = isinstance(self._pods.group, LoneRank) and len(section.blocks) == 1
+        if is_lone and not self._doubles and accumulator_dtype(source.dtype) == source.dtype:
+            given = source[slice(*section.blocks[0][0])]
+            given.flags.writeable = False
+            return given
         total = np.empty(section.cuts[-1], accumulator_dtype(source.dtype))
         at = 0
         for chunks in section.blocks:
@@ -150,14 +161,17 @@ class PodTree:
             at += end - start
         return total
 
-    def _join(self, index: int, total: Flat) -> Iterator[bool]:
-        """Add up the two pods of a node, in the one that acts."""
+    def _join(self, index: int, total: Flat) -> Generator[bool, None, Flat]:
+        """Return the sum of the two pods of a node, in the one that acts."""
         acting, idle = self._pairing.acting(self._node, index), self._pairing.idle(self._node, index)
         if acting != self._pods.pod:
             self._offer(acting, Step.CONTRIBUTION, index, total)
         yield _MORE
-        if acting == self._pods.pod and idle is not None:
-            self._add(idle, index, total, total)
+        if acting != self._pods.pod or idle is None:
+            return total
+        before, total = total, self._own(total)
+        self._add(idle, index, before, total)
+        return total
 
     def _part(self, index: int, result: Flat, out: Flat) -> Iterator[bool]:
         """Give the idle pod of a node its `result`, which it reads into `out`."""
@@ -178,8 +192,8 @@ class PodTree:
             self._add(partner, index, before, total)
         return total
 
-    def _halve(self, index: int, total: Flat) -> Generator[bool, None, list[Span]]:
-        """Add up in `total`. Returns what of it this rank keeps: before the first round, and after each."""
+    def _halve(self, index: int, total: Flat) -> Generator[bool, None, tuple[Flat, list[Span]]]:
+        """Return where the sums are, and what of it this rank keeps: before the first round, and after each."""
         cuts = self._sections[index].cuts
         first, last = 0, self._pairing.nodes
         spans = [(0, cuts[-1])]
@@ -192,9 +206,10 @@ class PodTree:
             yield _MORE
             first, last = kept
             spans.append((cuts[first], cuts[last]))
-            part = total[slice(*spans[-1])]
-            self._add(partner, index, part, part)
-        return spans
+            part = slice(*spans[-1])
+            before, total = total, self._own(total)
+            self._add(partner, index, before[part], total[part])
+        return total, spans
 
     def _gather(self, index: int, spans: list[Span], out: Flat) -> Iterator[bool]:
         """Undo the rounds with results: of the last one in `out` there are those of the last span."""
@@ -205,6 +220,11 @@ class PodTree:
             yield _MORE
             missing = out[high:end] if low == start else out[start:low]
             self._call.read(self._pods.column[partner], Step.RESULT, index, missing)
+
+    @staticmethod
+    def _own(total: Flat) -> Flat:
+        """Where this rank may write what it adds to `total`: there, if that is not what the caller gave."""
+        return total if total.flags.writeable else np.empty_like(total)
 
     def _add(self, pod: int, index: int, own: Flat, out: Flat) -> None:
         """Fold what `pod` has of a section with `own`."""
