@@ -18,8 +18,10 @@ def _trained(wait: bool, clip_norm: float | None = None, elastic: bool = False) 
     params = {f"layer {index}": np.zeros(40_000, np.float32) for index in range(LAYERS)}
     opt = HostOptimizer(params, AdamW(0.01), bucket_bytes=160_000, clip_norm=clip_norm, elastic=elastic)
     for step in range(UPDATES):
-        for index, name in enumerate(params):
+        for name in params:
             opt.wait_for(name)
+        rt.barrier()  # where all weights are there, ranks may have other things to do together
+        for index, name in enumerate(params):
             opt.submit(name, np.full(40_000, rt.rank() + step + index, np.float32))
         opt.step(wait=wait)
     opt.wait_for()

@@ -61,7 +61,8 @@ class FusedUpdate:
         for bucket in self._m.order.buckets:
             is_early = not self._inbox.is_complete(bucket.index)
             # Use the time until the bucket is complete; where ranks meet for it, the weights before wait for that.
-            if before is not None and is_early and self._m.group.finish_updates():
+            is_last = before is self._last  # whose weights are there when nothing is left to do with other ranks
+            if before is not None and is_early and not is_last and self._m.group.finish_updates():
                 self.arrivals.arrived(before)
                 before = None
             if is_early and met and self._m.mirror is not None:
@@ -80,8 +81,8 @@ class FusedUpdate:
             before = bucket
         for copy in copies:
             copy.wait()
-        self.arrivals.release()
         self._m.order.end(self.number)
+        self.arrivals.release()
 
     def _update(self, bucket: Bucket) -> list[Pending]:
         """Return what is under way to second homes."""

@@ -146,6 +146,7 @@ class Update:
         clip = 1.0 if clip_norm is None else self._clip_factor(clip_norm)
         # With clipping all are reduced by now: what the next forward pass needs first comes first.
         buckets = self._order if clip_norm is None else tuple(reversed(self._order))
+        last = next((bucket for bucket in reversed(buckets) if not self._m.stays_here(bucket)), None)
         gathers: list[list[Pending]] = []
         met = False
         for place, bucket in enumerate(buckets):
@@ -163,8 +164,9 @@ class Update:
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
                 gather.wait()
+            if bucket is last:  # when all weights are there, nothing is left to do with other ranks
+                self._m.order.end(self.number)
             self.arrivals.arrived(bucket)
-        self._m.order.end(self.number)
 
     def _change(self, bucket: Bucket, clip: float) -> tuple[Flat | None, Replay]:
         """Update the own shard of `bucket`; return what its second home needs: reduced gradient and values."""
