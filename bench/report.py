@@ -11,6 +11,7 @@ from bench.cases import title_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
 
 Results = dict[str, Any]
 COLOURS = {
@@ -129,13 +130,14 @@ def _plot_sizes(points: list[dict[str, Any]], ranks: int, path: Path) -> None:
 
 def _plot_steps(points: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4))
+    names = list(dict.fromkeys(name for point in points for name in point["contenders"]))
     for column, point in enumerate(points):
         for place, (name, found) in enumerate(point["contenders"].items()):
-            label = name if column == 0 else None
-            axes.bar(column + place * 0.25, found["median_s"] * 1e3, 0.22, color=COLOURS[name], label=label)
-    axes.set_xticks([c + 0.25 for c in range(len(points))], [f"{p['ranks']} ranks" for p in points])
+            axes.bar(column + place * 0.22, found["median_s"] * 1e3, 0.19, color=COLOURS[name])
+    middles = [column + 0.11 * (len(point["contenders"]) - 1) for column, point in enumerate(points)]
+    axes.set_xticks(middles, [f"{p['ranks']} ranks" for p in points])
     axes.set(ylabel="ms", title="step of 25.6 M parameters with AdamW, gradients ready to new weights (gloo: DDP)")
-    axes.legend()
+    axes.legend(handles=[Patch(color=COLOURS[name], label=name) for name in names])
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
