@@ -74,6 +74,9 @@ class MemoryGroup:
     def allocate(self, length: int, dtype: Any) -> Flat:
         return np.zeros(length, dtype)
 
+    def all_reduce(self, buffer: Flat, op: ReduceOp = ReduceOp.Sum) -> Pending:
+        return self._join("all_reduce", buffer, None, op)
+
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> Pending:
         return self._join("reduce_scatter", buffer, tuple(bounds), op)
 
@@ -172,6 +175,11 @@ def _carry_out(contributed: list[tuple[Any, ...]]) -> Any:
     if kind == "broadcast":
         for buffer in payloads[1:]:
             buffer[:] = payloads[0]
+    elif kind == "all_reduce":
+        assert op is ReduceOp.Max, op
+        total = np.maximum.reduce(payloads)
+        for buffer in payloads:
+            buffer[:] = total
     elif kind == "all_gather":
         for r in range(len(payloads)):
             for buffer in payloads:

@@ -63,7 +63,8 @@ class ChainUpdates:
         self, what: Signature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate, step: int
     ) -> None:
         """As of `Updater`. `step`: elements that travel together. Raises what collectives raise."""
-        bucket = SharedBucket(self._of_pod(gradients), self._of_pod(change.weights), bounds, op)
+        places = self._group.memories_of
+        bucket = SharedBucket(places(gradients), places(change.weights), bounds, op)
         self._side = 1 - self._side
         trip = _Trip(self._pods, what, bucket, change, step, self._side)
         before, self._begun = self._begun, None
@@ -91,10 +92,6 @@ class ChainUpdates:
         with _Ending(begun) as ending:
             ending.end()
         return False
-
-    def _of_pod(self, buffer: Flat) -> list[Flat]:
-        found = [self._group.memory_of(place, buffer) for place in range(len(self._group.ranks))]
-        return [memory for memory in found if memory is not None]
 
 
 class _Ending:

@@ -194,6 +194,9 @@ class Unjoined:
     def beside(self) -> Group | None:
         return None
 
+    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum) -> Pending:
+        self._refuse()
+
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> Pending:
         self._refuse()
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.process_groups.group import Group
+from ringtrain.reduction.ops import Max
 
 _EARLY: Final = (4, 16)
 _EVERY: Final = 64
@@ -60,21 +61,18 @@ class BucketOrder:
         self._before_s = now
 
     def end(self, number: int) -> None:
-        """Update `number` is done. Collective; raises what a gather raises."""
+        """Update `number` is done. Collective; raises what an allreduce raises."""
         if self._group.size == 1 or not (number in _EARLY or number % _EVERY == 0):
             return
-        own = np.concatenate([self._ready, self._took, [0.0 if self.overlaps else np.inf]])
-        all_ranks = np.empty((self._group.size, own.size))
-        all_ranks[self._group.rank] = own
-        bounds = [own.size * rank for rank in range(self._group.size + 1)]
-        self._group.all_gather(all_ranks.reshape(-1), bounds).wait()
+        # A rank that has not seen all buckets, or does not overlap, has an infinite number among its own.
+        seen = np.where(np.isfinite(self._took), self._ready, np.inf)
+        latest = np.concatenate([seen, -self._took, [0.0 if self.overlaps else np.inf]])
+        self._group.all_reduce(latest, Max).wait()
         self._forget()
         self.buckets = self._natural
-        if np.isfinite(all_ranks).all():
-            ready, took = np.split(all_ranks[:, :-1], 2, axis=1)
-            self.buckets = tuple(
-                self._natural[index] for index in front_first(ready.max(0), took.min(0), self._fixed)
-            )
+        if np.isfinite(latest).all():
+            ready, took = np.split(latest[:-1], 2)
+            self.buckets = tuple(self._natural[index] for index in front_first(ready, -took, self._fixed))
 
     def _forget(self) -> None:
         self._ready: Seconds = np.full(len(self._natural), -np.inf)

@@ -154,6 +154,7 @@ class Update:
                 self._m.mirror.catch_up_until(self._inbox.is_complete, bucket, self.number)
             self._reduce_through(place)
             self._wait_reduced(bucket)
+            self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
             met = met or not self._m.stays_here(bucket)  # all ranks have done the update before
             if self._m.lane is not None:
                 self._reduce_next_if_complete(place)
@@ -164,7 +165,9 @@ class Update:
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
                 gather.wait()
-            if bucket is last:  # when all weights are there, nothing is left to do with other ranks
+            if (
+                bucket is last and clip_norm is None
+            ):  # when all weights are there, nothing is left to do with other ranks
                 self._m.order.end(self.number)
             self.arrivals.arrived(bucket)
 
@@ -233,7 +236,6 @@ class Update:
         with timeline.span(f"wait for bucket {bucket.index}", "wait"):
             for reduction in self._reductions[bucket.index]:
                 reduction.wait()
-        self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
 
     def _gather(self, bucket: Bucket) -> list[Pending]:
         if self._m.stays_here(bucket) or not self._m.sharded:

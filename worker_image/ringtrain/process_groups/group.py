@@ -44,6 +44,9 @@ class Group(Protocol):
     def allocate(self, length: int, dtype: Any) -> Flat:
         """Return zeros for buffers of the collectives below, as all ranks do with the same arguments."""
 
+    def all_reduce(self, buffer: Flat, op: ReduceOp = Sum) -> Pending:
+        """Fold `buffer` of all ranks in place."""
+
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> Pending:
         """Leave the reduction over ranks of `buffer[bounds[r]:bounds[r + 1]]` on rank r, in place.
 

@@ -196,9 +196,13 @@ class SharedGroup:
 
     def mapped(self, what: Signature, buffer: Flat) -> "Mapped | None":
         """What the ranks here can read and write of each other's `buffer`; None where it lies in no arena."""
-        places = [self.memory_of(place, buffer) for place in range(len(self.ranks))]
-        found = [memory for memory in places if memory is not None]
-        return Mapped(self, what, buffer, found) if found else None
+        places = self.memories_of(buffer)
+        return Mapped(self, what, buffer, places) if places else None
+
+    def memories_of(self, buffer: Flat) -> list[Flat]:
+        """What `buffer`, from an arena, is on each rank, by place; none for other memory."""
+        found = [self.memory_of(place, buffer) for place in range(len(self.ranks))]
+        return [memory for memory in found if memory is not None]
 
     def use_arenas_of(self, other: "SharedGroup") -> None:
         """Know what a group of the same ranks has adopted, and what it will adopt."""
