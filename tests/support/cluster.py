@@ -98,6 +98,8 @@ class Cluster:
                         return seen or {}
                     await asyncio.sleep(0.02)
         except TimeoutError:
+            if seen is not None:
+                seen["metadata"].pop("managedFields", None)  # half of it, and of no interest
             raise TimeoutError(f"{resource.kind} {namespace}/{name} did not get there: {seen}") from None
 
 

@@ -1,13 +1,14 @@
 """An API server, nodes that run containers by script, and an operator: where a scenario is played."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from ringtrain_operator import contract
+from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.queue import Key
@@ -56,7 +57,18 @@ class Scenario:
 
     async def until(self, holds: Callable[[Json], Any]) -> Json:
         """The job once `holds` for it."""
-        return await self.cluster.until(JOBS, self.namespace, self.name, lambda j: j is not None and holds(j))
+        async with self._telling():
+            return await self.cluster.until(JOBS, self.namespace, self.name, lambda j: j is not None and holds(j))
+
+    @asynccontextmanager
+    async def _telling(self) -> AsyncIterator[None]:
+        """Add to a timeout how the job and its pods are by then."""
+        try:
+            yield
+        except TimeoutError as late:
+            with suppress(ApiError):
+                late.add_note(_brief(await self.job(), await self.pods()))
+            raise
 
     async def until_state(self, *states: str) -> Json:
         """The job once its state is one of `states`."""
@@ -78,8 +90,9 @@ class Scenario:
 
     async def until_running(self, attempt: int = 1, workers: int = 2) -> None:
         """Return when all pods of the attempt run."""
-        for name in self.pod_names(workers):
-            await self.cluster.until(PODS, self.namespace, name, lambda p: _runs(p, attempt))
+        async with self._telling():
+            for name in self.pod_names(workers):
+                await self.cluster.until(PODS, self.namespace, name, lambda p: _runs(p, attempt))
 
     async def until_pods(self, count: int) -> list[Json]:
         """The job's pods once there are `count`."""
@@ -153,6 +166,19 @@ def _runs(pod: Json | None, attempt: int) -> bool:
         return False
     of_attempt = pod["metadata"]["labels"].get(contract.LABEL_ATTEMPT) == str(attempt)
     return of_attempt and pod["status"].get("phase") == "Running"
+
+
+def _brief(job: Json, pods: list[Json]) -> str:
+    """The job and its pods, a line each."""
+    attempt, why = (job.get("status") or {}).get("attempt"), condition(job, "Running")
+    lines = [f"job: {state(job)}, attempt {attempt}; {why.get('reason')}: {why.get('message')}"]
+    for pod in pods:
+        meta = pod["metadata"]
+        ending = ", is being deleted" if "deletionTimestamp" in meta else ""
+        attempt = meta["labels"].get(contract.LABEL_ATTEMPT)
+        made = meta["creationTimestamp"]
+        lines.append(f"{meta['name']}: {pod['status'].get('phase')}, attempt {attempt}, made {made}{ending}")
+    return "\n".join(lines)
 
 
 @asynccontextmanager

@@ -46,7 +46,8 @@ def disruption_cause(s: Situation) -> str | None:
             node = f" on node {pod.node}" if pod.node else ""
             return f"{pod.name}{node} {cause}"
     missing = s.missing_names if not elastic else tuple(n for n in s.missing_names if n == s.wanted_names[0])
-    if s.gang_began and missing:
+    # A launcher whose ranks have started refuses a pod that is made anew, but for an elastic job's.
+    if missing and (s.gang_began if elastic else s.gang_may_have_begun):
         return f"{', '.join(missing[:3])} no longer exists"
     return None
 

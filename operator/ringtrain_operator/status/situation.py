@@ -13,6 +13,9 @@ from ..observe.workload import WorkloadView
 from ..spec.job import Job
 from .model import JobStatus
 
+# Reasons of Running=False that are said when all pods of the attempt run.
+_ALL_PODS_RUN = frozenset({"WaitingForAgents", "WaitingForLauncher", "LauncherUnreadable"})
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -178,3 +181,10 @@ class Situation:
         if self.report is not None and self.report.phase != "Waiting":
             return True
         return self.status.is_true("Running")
+
+    @property
+    def gang_may_have_begun(self) -> bool:
+        """Whether the present attempt's ranks have started, or may have: all its pods ran at an earlier look, and
+        its launcher is asked only now and then, if it can be reached at all."""
+        running = self.status.condition("Running")
+        return self.gang_began or (running is not None and running.reason in _ALL_PODS_RUN)

@@ -45,6 +45,20 @@ async def test_a_pod_that_is_taken_away_restarts_the_gang_uncounted(
         await s.until_state("Succeeded")
 
 
+async def test_a_pod_that_is_gone_before_its_launcher_was_heard_restarts_the_gang_uncounted(
+    open_cluster: OpenCluster, tmp_path: Path
+) -> None:
+    """Deleted by force, a pod is never seen to end, and its ranks may have run: it is not made anew alone."""
+    async with open_scenario(open_cluster, tmp_path) as s:
+        await s.submit(runPolicy={"backoffLimit": 0})
+        await s.until_running()
+        await s.until_condition("Running", "False", "WaitingForLauncher")
+        await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1", grace_period_s=0)
+        await s.until_running(attempt=2)
+        status = (await s.job())["status"]
+        assert (status["restarts"], status["disruptions"]) == (0, 1)
+
+
 async def test_pods_of_a_dead_node_are_replaced(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A pod that stays Terminating on a node that is gone is deleted by force, and the gang starts again."""
     async with open_scenario(open_cluster, tmp_path) as s:

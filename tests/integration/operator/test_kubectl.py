@@ -42,6 +42,8 @@ async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_p
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit()
         await s.until_running()
+        # From then on a pod that is gone begins another attempt, also if nobody saw it end.
+        await s.until_condition("Running", "False", "WaitingForLauncher")
         table = await kubectl(control_plane, "get", "dtj", "-n", s.namespace)
         assert table.splitlines()[0].split() == ["NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
         await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.planworld import condition, running, world
 
 
@@ -52,6 +53,24 @@ def test_a_pod_that_vanishes_before_the_start_is_made_again() -> None:
     w.settle()
     assert w.status.attempt == 1
     assert "digits-worker-0" in w.pods
+
+
+@pytest.mark.parametrize("said", ["nothing", "Waiting", "what nobody understands"])
+def test_a_pod_that_vanishes_when_all_have_run_does_not_count(said: str) -> None:
+    """The ranks may have started since the launcher was heard last: it takes no new pod in, and would fail."""
+    w = world(backoffLimit=0)
+    w.settle()
+    for name in w.pods:
+        w.pod_runs(name)
+    if said != "nothing":
+        w.launcher_says("Waiting")
+    if said == "what nobody understands":
+        w.report = {"version": 2}
+    w.settle()
+    del w.pods["digits-worker-1"]
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
+    assert condition(w, "Restarting")[2] == "attempt 1: digits-worker-1 no longer exists"
 
 
 def test_a_rank_that_fails_because_its_pod_is_taken_away_does_not_count() -> None:
