@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from hpack import Encoder
 from support.gang import until
 from support.ports import free_addresses
 from support.pulls import (
@@ -31,9 +32,11 @@ from ring.leftovers import leftovers
 from ring.worlds import world_of
 from ringtrain.transport.base import Broken, How, Unexpected
 from ringtrain.transport.http2 import frames
+from ringtrain.transport.http2.channel import Channel
+from ringtrain.transport.http2.client import PullStream
 from ringtrain.transport.http2.connection import Connection
 from ringtrain.transport.http2.frames import END_HEADERS, PREFACE, FrameType
-from ringtrain.transport.http2.headers import request_block
+from ringtrain.transport.http2.headers import request_block, response_block, trailer_block
 from ringtrain.transport.http2.path import DataPath
 from ringtrain.wire.failure import PullRefused
 
@@ -200,6 +203,62 @@ def test_another_frame_than_expected_is_a_defect(
         read(pull(asking(7)), sizes)
 
 
+SENT = [30_000, 7]
+ANSWER = [
+    (FrameType.HEADERS, END_HEADERS, response_block()),
+    *(
+        (FrameType.DATA, 0, frames.message_front(0, 1, head(i), n)[frames.HEADER_BYTES :] + payload(n, i))
+        for i, n in enumerate(SENT)
+    ),
+    (FrameType.HEADERS, END_HEADERS | frames.END_STREAM, trailer_block(0, "", only=False)),
+]
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 1500, 13], ids=lambda piece: f"pieces-of-{piece}")
+@pytest.mark.parametrize(
+    "other", ["nothing", "pings", "indexed-headers", "trailers-with-more", "split-data", "padded"]
+)
+def test_an_answer_is_read_however_it_is_framed(other: str, piece: int) -> None:
+    """As peers of ours frame it, and otherwise: with questions between all frames, headers that use the table,
+    another trailer, a message in two frames, padding; and in whatever pieces it comes. Twice on one connection.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        one, theirs = socket.create_connection(server.getsockname()), server.accept()[0]
+        with theirs, contextlib.closing(Channel(one, 60)) as channel:
+            connection, encoder = Connection(channel, is_client=True), Encoder()
+            for stream in (1, 3):
+                stream_bytes = b"".join(_framed(other, stream, encoder))
+                sent = pool.submit(_send_in_pieces, theirs, stream_bytes, piece)
+                pull = PullStream(connection, lambda connection: None)
+                pull.ask(b"x", "x:1", DEADLINE_S)
+                assert read(pull, SENT) == [payload(length, index) for index, length in enumerate(SENT)]
+                sent.result(DEADLINE_S)
+
+
+def _framed(other: str, stream: int, encoder: Encoder) -> Iterator[bytes]:
+    for place, (kind, flags, data) in enumerate(ANSWER):
+        if other == "pings":
+            yield _frame(FrameType.PING, 0, 0, b"12345678")
+        if other == "indexed-headers" and place == 0:
+            data = encoder.encode(
+                [(":status", "200"), ("content-type", "application/grpc"), ("server", "another")]
+            )
+        if other == "trailers-with-more" and place == 3:
+            data = trailer_block(0, "said", only=False)
+        if other == "split-data" and place == 1:
+            yield _frame(kind, flags, stream, data[:20])
+            data = data[20:]
+        if other == "padded" and kind == FrameType.DATA:
+            flags, data = flags | frames.PADDED, b"\x02" + data + b"\0\0"
+        yield _frame(kind, flags, stream, data)
+
+
+def _send_in_pieces(sock: socket.socket, data: bytes, length: int) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for start in range(0, len(data), length):
+        sock.sendall(data[start : start + length])
+
+
 def _frame(kind: FrameType, flags: int, stream: int, data: bytes = b"") -> bytes:
     return frames.frame(kind, flags, stream, data)
 
@@ -232,6 +291,8 @@ STRANGERS = {
     "compressed": (CALL + _frame(FrameType.DATA, 1, 1, b"\1\0\0\0\4junk"), "can't be compressed"),
     "huge-request": (CALL + _frame(FrameType.DATA, 0, 1, b"\0\x7f\0\0\0"), "expected at most"),
     "long-padding": (CALL + _frame(FrameType.DATA, frames.PADDED, 1, b"\xff123"), "padding longer"),
+    "more-than-one": (CALL + _frame(FrameType.DATA, 1, 1, b"\0\0\0\0\4junk++"), "than one whole message"),
+    "less-than-one": (CALL + _frame(FrameType.DATA, 1, 1, b"\0\0\0\0\5junk"), "than one whole message"),
     "no-message": (CALL + _frame(FrameType.DATA, 1, 1), "without a message"),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from ringtrain.reduction.fold import Flat
 from ringtrain.transport.base import Broken, Caller, FrameStream, How, Unexpected
 from ringtrain.wire.dtypes import dtype_name
 from ringtrain.wire.failure import PullRefused
-from ringtrain.wire.frame import Frame, FrameHeader, Step, octets
+from ringtrain.wire.frame import Frame, Step, encoded_header, octets
 from ringtrain.wire.signature import Signature
 from ringtrain.world.membership import Membership
 from ringtrain.world.offers import Key, Offer
@@ -146,9 +146,8 @@ class Call:
             self._span.__exit__(None, None, None)
 
     def _head(self, step: Step, segment: int, payload: Flat) -> bytes:
-        name, sequence = dtype_name(payload.dtype), self._key.key[1]
-        header = FrameHeader(self._member.ring.generation, sequence, step, segment, name, payload.nbytes)
-        return header.encode()
+        dtype, sequence = dtype_name(payload.dtype), self._key.key[1]
+        return encoded_header(self._member.ring.generation, sequence, step, segment, dtype, payload.nbytes)
 
     def _finish(self) -> None:
         for peer, stream in self._streams.items():

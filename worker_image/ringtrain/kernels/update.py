@@ -1,7 +1,7 @@
 """An update rule as compiled code takes it (`native/shm.h`), for those who hand it on without knowing rules."""
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -53,13 +53,14 @@ class ChunkUpdate:
     def cut(self, where: slice, own: slice) -> "ChunkUpdate":
         """The update of elements `where` of the buffer, of whose chunk this rank owns `own`."""
         within = slice(where.start - own.start, where.stop - own.start)
-        return replace(
-            self,
-            weights=self.weights[where],
-            states=tuple(state[within] for state in self.states),
-            master=None if self.master is None else self.master[within],
-            reduced=None if self.reduced is None else self.reduced[within],
-            kept=self.kept and Kept(tuple(array[within] for array in self.kept.arrays), self.kept.count),
+        return ChunkUpdate(
+            self.rule,
+            self.weights[where],
+            tuple(state[within] for state in self.states),
+            None if self.master is None else self.master[within],
+            self.last,
+            None if self.reduced is None else self.reduced[within],
+            self.kept and Kept(tuple(array[within] for array in self.kept.arrays), self.kept.count),
         )
 
 

@@ -5,7 +5,7 @@ checkpoints need of it; the tests run the same code on a `Group` of threads.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,5 +214,5 @@ class ProcessGroup:
 
 
 def _updater(communicator: Communicator) -> Updater:
-    assert isinstance(communicator, Updater), "ask can_update first"
-    return communicator
+    """`communicator`, of which `can_update` was asked first: to look at its protocol again takes 10 us."""
+    return cast(Updater, communicator)

@@ -34,9 +34,12 @@ class FrameHeader(NamedTuple):
     length: int
 
     def encode(self) -> bytes:
-        return _HEADER.pack(
-            _MAGIC, CODES[self.dtype], self.step, self.generation, self.sequence, self.segment, 0, self.length
-        )
+        return encoded_header(*self)
+
+
+def encoded_header(generation: int, sequence: int, step: Step, segment: int, dtype: str, length: int) -> bytes:
+    """What `FrameHeader` says, as bytes."""
+    return _HEADER.pack(_MAGIC, CODES[dtype], step, generation, sequence, segment, 0, length)
 
 
 class Frame(NamedTuple):

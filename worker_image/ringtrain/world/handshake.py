@@ -59,6 +59,7 @@ class Handshake:
         self._share = secrets.token_bytes(16)
         self._changed = threading.Condition()
         self._heard: set[int] = set()  # ranks in whose name someone said hello: they, or a stranger
+        self._issued: dict[tuple[int, str], bytes] = {}  # sessions by peer and process: each request shows one
         self._given: dict[int, str] = {}  # the process that each peer turned out to be, and got a session
         self._held: dict[int, bytes] = {}
         self._met: dict[int, str] = {}  # the process that answers at each peer's address
@@ -269,7 +270,11 @@ class Handshake:
         return hmac.digest(self._secret, b"nonce" + dump(theirs), "sha256").hex()
 
     def _session_for(self, rank: int, instance: str) -> bytes:
-        return hmac.digest(self._secret, f"session {rank} {instance}".encode(), "sha256")[:SESSION_BYTES]
+        session = self._issued.get((rank, instance))
+        if session is None:
+            told = f"session {rank} {instance}".encode()
+            session = self._issued[rank, instance] = hmac.digest(self._secret, told, "sha256")[:SESSION_BYTES]
+        return session
 
     def _examine(self, peer: int, mine: Hello, reply: bytes) -> Hello:
         """Return who answers at the peer's address. Fails this rank if it is not the peer. Raises Malformed."""

@@ -51,10 +51,10 @@ class OfferTable:
     def __init__(self, rank: int, failure_state: FailureState) -> None:
         self._rank = rank
         self._failure_state = failure_state
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._all_taken = threading.Condition(lock)
-        self._over = threading.Condition(lock)  # watchers wait for the end, and not for every frame
+        self._lock = threading.RLock()  # of all that follow
+        self._changed = threading.Condition(self._lock)
+        self._all_taken = threading.Condition(self._lock)
+        self._over = threading.Condition(self._lock)  # watchers wait for the end, and not for every frame
         self._offers: dict[Key, Offer] = {}
         self._begun: dict[int, Begun] = {}
         self._ended: dict[int, tuple[int, float]] = {}  # which was the last that ended in a process set, and when
@@ -75,16 +75,16 @@ class OfferTable:
 
     def changed(self) -> None:
         """Wake up everyone who waits for a frame of this rank."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def watcher_gone(self) -> None:
         """Wake up those who wait for this rank's end: one of their callers has gone."""
-        with self._over:
+        with self._lock:
             self._over.notify_all()
 
     def publish(self, key: Key, offer: Offer, others: tuple[int, ...]) -> None:
-        with self._changed:
+        with self._lock:
             self._offers[key] = offer
             self.begin(key, offer.signature, others)
             self._changed.notify_all()
@@ -163,7 +163,7 @@ class OfferTable:
         return self._offers.get(key)
 
     def withdraw(self, key: Key) -> None:
-        with self._changed:
+        with self._lock:
             self._offers.pop(key, None)
         self.end(key)
 
@@ -183,7 +183,7 @@ class OfferTable:
         return key[1] <= (0 if begun is None else begun.sequence)  # number 0 asks nothing: nobody waits for it
 
     def taken(self, offer: Offer, peer: int) -> None:
-        with self._changed:
+        with self._lock:
             offer.waiting_for.discard(peer)
             if not offer.waiting_for:
                 self._all_taken.notify_all()
@@ -193,7 +193,7 @@ class OfferTable:
 
         Returns the collectives in which this rank waits for that.
         """
-        with self._all_taken:
+        with self._lock:
             self._left.add(peer)
             self._all_taken.notify_all()
             return [(key, offer.signature) for key, offer in self._offers.items() if peer in offer.waiting_for]
@@ -208,7 +208,7 @@ class OfferTable:
             ended = self._closing or self._failure_state.failure is not None
             return ended or not offer.waiting_for or not self._left.isdisjoint(offer.waiting_for)
 
-        with self._all_taken:
+        with self._lock:
             self._all_taken.wait_for(over, timeout_s)
             return not offer.waiting_for
 
@@ -222,7 +222,7 @@ class OfferTable:
         Raises PullRefused with the world's failure; Broken as this rank shuts down; CallerGone when nobody
         waits for the answer any more.
         """
-        with self._changed:
+        with self._lock:
             while not ready():
                 self._check_failure()
                 if self._closing:
@@ -239,7 +239,7 @@ class OfferTable:
         Raises PullRefused with the world's failure: whoever watches this rank learns of it at once.
         """
         end = time.monotonic() + timeout_s
-        with self._over:
+        with self._lock:
             self._check_failure()
             while not self._closing and caller.is_active() and (left := end - time.monotonic()) > 0:
                 self._over.wait(left)
@@ -256,6 +256,6 @@ class OfferTable:
             raise PullRefused(self._failure_state.failure)
 
     def _wake_all(self) -> None:
-        with self._changed:
+        with self._lock:
             for condition in (self._changed, self._all_taken, self._over):
                 condition.notify_all()

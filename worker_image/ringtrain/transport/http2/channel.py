@@ -24,6 +24,8 @@ _UNSENT_BYTES: Final = 128 << 10
 _UNEVEN: Final = b"bbr"
 _EVEN: Final = b"cubic"
 
+_NOTHING_FOLLOWS: Final = "closed by the peer"
+
 Buffer = bytes | bytearray | memoryview
 _Socket = socket.socket | TlsSocket
 
@@ -61,28 +63,38 @@ class Channel:
         """What has been read and not taken. Valid until the next call."""
         return self._view[self._start : self._end]
 
+    def held(self) -> int:
+        """How much has been read and not taken."""
+        return self._end - self._start
+
     def take(self, count: int) -> memoryview:
         """Wait for `count` bytes, at most BUFFER_BYTES, and return them. Valid until the next call."""
-        self._await(count)
+        if self._end - self._start < count:
+            self._await(count)
         self._start += count
         return self._view[self._start - count : self._start]
 
     def take_if(self, expected: bytes, first: int) -> bool:
         """Take `expected`, if that is what comes; otherwise nothing. Waits for more than the `first` bytes only if
         those are as expected."""
-        for count in (first, len(expected)):
-            self._await(count)
-            if not self._buffer.startswith(expected[:count], self._start, self._end):
+        total = len(expected)
+        if self._end - self._start < total:
+            self._await(first)
+            if not self._buffer.startswith(expected[:first], self._start, self._end):
                 return False
-        self._start += len(expected)
+            self._await(total)
+        if not self._buffer.startswith(expected, self._start, self._end):
+            return False
+        self._start += total
         return True
 
     def take_into(self, target: memoryview) -> None:
         """Fill `target`."""
         total = len(target)
         at = min(total, self._end - self._start)
-        target[:at] = self._view[self._start : self._start + at]
-        self._start += at
+        if at:
+            target[:at] = self._view[self._start : self._start + at]
+            self._start += at
         while at < total:
             at += self._received(target[at:], socket.MSG_WAITALL)
             if at < total:
@@ -99,7 +111,9 @@ class Channel:
             return False
         except OSError as error:
             raise ConnectionLost(_reason(error)) from error
-        self._end += _more_than_none(came)
+        if not came:
+            raise ConnectionLost(_NOTHING_FOLLOWS)
+        self._end += came
         return True
 
     def send(self, parts: Sequence[Buffer]) -> None:
@@ -133,16 +147,22 @@ class Channel:
         """Have `count` bytes in the buffer, at most BUFFER_BYTES."""
         if self._end - self._start >= count:
             return
-        if self._start == self._end or self._start + count > BUFFER_BYTES:
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start + count > BUFFER_BYTES:
             self._to_front()
-        while self._end - self._start < count:
+        while True:
             self._end += self._received(self._view[self._end :])
+            if self._end - self._start >= count:
+                return
             self._check_deadline()
 
     def _received(self, target: memoryview, flags: int = 0) -> int:
         while True:
             try:
-                return _more_than_none(self._sock.recv_into(target, 0, flags))
+                if came := self._sock.recv_into(target, 0, flags):
+                    return came
+                raise ConnectionLost(_NOTHING_FOLLOWS)
             except BlockingIOError:
                 self._check_deadline()
             except OSError as error:
@@ -157,12 +177,6 @@ class Channel:
             left = self._end - self._start
             self._buffer[:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
-
-
-def _more_than_none(count: int) -> int:
-    if count == 0:
-        raise ConnectionLost("closed by the peer")
-    return count
 
 
 def _reason(error: OSError) -> str:

@@ -7,8 +7,9 @@ from typing import Final
 from ringtrain.transport.base import Broken, How, Unexpected
 from ringtrain.transport.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
 from ringtrain.transport.http2.connection import Connection
+from ringtrain.transport.http2.frames import PREFIX_BYTES
 from ringtrain.transport.http2.headers import message_of, request_block
-from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_for, prefix_of
+from ringtrain.transport.http2.sender import prefix_of
 from ringtrain.transport.outcome import Status, error_of
 from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.frame import HEADER_BYTES, describe_difference
@@ -39,7 +40,8 @@ class PullStream:
 
     def read_into(self, head: bytes, target: memoryview) -> None:
         try:
-            self._read_into(head, target)
+            if not self._connection.read_message(head, target):
+                self._read_other(head, target)
         except _ENDS as error:
             raise self._broken(error) from error
 
@@ -64,9 +66,8 @@ class PullStream:
             self._done = True
             self._connection.channel.close()
 
-    def _read_into(self, head: bytes, target: memoryview) -> None:
-        if self._connection.read_expected(prefix_for(HEADER_BYTES + len(target)) + head, target):
-            return
+    def _read_other(self, head: bytes, target: memoryview) -> None:
+        """What does not come as peers of ours send it."""
         front = self._front
         count = self._connection.read_data(front)
         if count == 0:

@@ -6,8 +6,15 @@ from ringtrain.transport.connection_errors import ProtocolError, StreamReset
 from ringtrain.transport.http2 import frames
 from ringtrain.transport.http2.channel import BUFFER_BYTES, Buffer, Channel
 from ringtrain.transport.http2.frames import Code, FrameHead, FrameType, Setting
-from ringtrain.transport.http2.headers import MAX_BLOCK_BYTES, BlockReader, Fields
+from ringtrain.transport.http2.headers import (
+    MAX_BLOCK_BYTES,
+    BlockReader,
+    Fields,
+    response_block,
+    trailer_block,
+)
 from ringtrain.transport.http2.sender import Sender
+from ringtrain.transport.outcome import Status
 
 # A sender that the peer keeps up with looks so often at what that says, a reset or a question: each look is a
 # system call that finds nothing, most times. While it waits for the peer it looks all the time.
@@ -84,7 +91,8 @@ class Connection:
         if self._unheard > _UNHEARD_BYTES:
             self._unheard = 0
             self.look()
-        self._check_stream()
+        if self.was_reset:
+            raise StreamReset
 
     def flush(self) -> None:
         """Send what waits."""
@@ -123,17 +131,34 @@ class Connection:
             at += count
         return at
 
-    def read_expected(self, front: bytes, target: memoryview) -> bool:
-        """Fill `target` if `front` and as much as `target` holds come next, in a frame of their own, which is how
-        this end's peers send a message. Otherwise nothing is taken, and `read_data` reads it, whatever it is."""
-        if self._data_left or self._padding_left or self.has_ended or not self.blocks:
+    def read_message(self, head: bytes, target: memoryview) -> bool:
+        """Fill `target` if a message comes next that is `head` and as much as `target` holds, as this end's peers
+        send it: in a frame of its own, and before the first one their headers. Otherwise no data is taken, and
+        `read_data` reads it, whatever it is."""
+        if self._data_left or self._padding_left or self.has_ended:
             return False
-        count = len(front) + len(target)
-        if not self.channel.take_if(frames.data_head(0, self.stream, count) + front, frames.HEADER_BYTES):
+        if not self.blocks and not self._took_block(frames.END_HEADERS, response_block()):
             return False
-        self._grant(count, True)
+        if not self.channel.take_if(frames.message_front(0, self.stream, head, len(target)), frames.HEADER_BYTES):
+            return False
+        self._grant(frames.PREFIX_BYTES + len(head) + len(target), True)
         self.channel.take_into(target)
         return True
+
+    def _took_block(self, flags: int, block: bytes) -> bool:
+        """Whether a frame with this header block came next, and was taken."""
+        frame = frames.frame(FrameType.HEADERS, flags, self.stream, block)
+        if not self.channel.take_if(frame, frames.HEADER_BYTES):
+            return False
+        self.blocks.append(self._blocks.read(block))
+        return True
+
+    def take_rest(self) -> bytes | None:
+        """What is left of the stream, if it has ended and that is no more than fits in the channel's buffer."""
+        if not self.has_ended or self._padding_left or self._data_left > BUFFER_BYTES:
+            return None
+        count, self._data_left = self._data_left, 0
+        return bytes(self.channel.take(count))
 
     def _next_data(self) -> bool:
         """Read frames up to the next one with data; False at the end of the stream."""
@@ -147,7 +172,11 @@ class Connection:
 
     def at_end(self) -> bool:
         """Wait for the end of the stream; False if there is more data."""
-        return self._data_left == 0 and not self._next_data()
+        if self._data_left or self._padding_left or self.has_ended or not self.blocks:
+            return self._data_left == 0 and not self._next_data()
+        if self._took_block(frames.END_HEADERS | frames.END_STREAM, trailer_block(Status.OK, "", only=False)):
+            self.has_ended = True
+        return not self._next_data()
 
     def _has_frame(self) -> bool:
         """Whether a frame is there as a whole. Data need not be: it is read by its own ways."""
@@ -161,7 +190,7 @@ class Connection:
         return self._is_there(frames.HEADER_BYTES + head.length)
 
     def _is_there(self, count: int) -> bool:
-        return len(self.channel.buffered) >= count or (self.channel.look() and len(self.channel.buffered) >= count)
+        return self.channel.held() >= count or (self.channel.look() and self.channel.held() >= count)
 
     def _check_stream(self) -> None:
         if self.was_reset:
@@ -198,11 +227,16 @@ class Connection:
 
     def _grant(self, count: int, mine: bool) -> None:
         """Tell the peer that more fits, once half of the window is used."""
-        for place, stream in enumerate((0, self.stream) if mine else (0,)):
-            self._owed[place] += count
-            if self._owed[place] >= self._window // 2:
-                self._reply(frames.window_update(stream, self._owed[place]))
-                self._owed[place] = 0
+        owed = self._owed
+        owed[0] += count
+        if mine:
+            owed[1] += count
+        if max(owed) < self._window // 2:
+            return
+        for place, stream in enumerate((0, self.stream)):
+            if owed[place] >= self._window // 2:
+                self._reply(frames.window_update(stream, owed[place]))
+                owed[place] = 0
 
     def _on_block(self, head: FrameHead) -> None:
         if head.kind != FrameType.HEADERS or head.stream % 2 == 0:

@@ -16,6 +16,9 @@ MAX_STREAM: Final = (1 << 31) - 1
 _HEADER: Final = struct.Struct(">IBI")
 _SETTING: Final = struct.Struct(">HI")
 _WORD: Final = struct.Struct(">I")
+# A DATA frame's header, and what gRPC writes in front of the message in it: compressed or not, length.
+_MESSAGE: Final = struct.Struct(">IBIBI")
+PREFIX_BYTES: Final = 5
 
 
 class FrameType(IntEnum):
@@ -76,6 +79,12 @@ def frame_head(kind: int, flags: int, stream: int, length: int) -> bytes:
 
 def data_head(flags: int, stream: int, length: int) -> bytes:
     return _HEADER.pack(length << 8, flags, stream)  # DATA is 0
+
+
+def message_front(flags: int, stream: int, head: bytes, payload_bytes: int) -> bytes:
+    """What stands before the payload of a message that is a frame of its own. `head`: the message's beginning."""
+    length = len(head) + payload_bytes
+    return _MESSAGE.pack((PREFIX_BYTES + length) << 8, flags, stream, 0, length) + head
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

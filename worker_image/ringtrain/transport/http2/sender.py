@@ -12,7 +12,6 @@ from ringtrain.transport.http2.frames import FrameType, Setting
 # Up to this a frame waits for what follows it, so that a short answer is one packet and wakes its reader once.
 _CORKED_BYTES: Final = 8 << 10
 _PREFIX: Final = struct.Struct(">BI")  # gRPC's: compressed or not, length
-PREFIX_BYTES: Final = _PREFIX.size
 
 
 class Sender:
@@ -75,8 +74,14 @@ class Sender:
         A long `payload` is not copied, and is no longer needed on return. `wait`: reads what the peer says next,
         for when its windows are full; may raise.
         """
-        front = prefix_for(len(head) + len(payload)) + head
-        at, total = 0, len(front) + len(payload)
+        total = frames.PREFIX_BYTES + len(head) + len(payload)
+        if total <= min(self._frame_bytes, self._window, self._stream_window):
+            self._window -= total
+            self._stream_window -= total
+            flags = frames.END_STREAM if end else 0
+            self._put_data(frames.message_front(flags, self._stream, head, len(payload)), payload)
+            return
+        front, at = _PREFIX.pack(0, total - frames.PREFIX_BYTES) + head, 0
         while at < total:
             fits = min(total - at, self._frame_bytes, self._window, self._stream_window)
             if fits <= 0:
@@ -86,7 +91,7 @@ class Sender:
             flags = frames.END_STREAM if end and at + fits == total else 0
             self._window -= fits
             self._stream_window -= fits
-            start, part = _cut(front, payload, at, at + fits) if fits < total else (front, payload)
+            start, part = _cut(front, payload, at, at + fits)
             self._put_data(frames.data_head(flags, self._stream, fits) + start, part)
             at += fits
 
@@ -114,11 +119,6 @@ def _cut(front: bytes, payload: Buffer, start: int, stop: int) -> tuple[bytes, m
     """Bytes `start` to `stop` of `front` and `payload` behind each other: what they have of each."""
     length = len(front)
     return front[start:stop], memoryview(payload)[max(start - length, 0) : max(stop - length, 0)]
-
-
-def prefix_for(length: int) -> bytes:
-    """What gRPC writes in front of a message of `length` bytes that is not compressed."""
-    return _PREFIX.pack(0, length)
 
 
 def prefix_of(data: Buffer) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from ringtrain.transport.base import Broken, Service
 from ringtrain.transport.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
 from ringtrain.transport.http2.channel import Channel
 from ringtrain.transport.http2.connection import Connection
-from ringtrain.transport.http2.frames import PREFACE, Code
+from ringtrain.transport.http2.frames import PREFACE, PREFIX_BYTES, Code
 from ringtrain.transport.http2.headers import (
     CONTENT_TYPE,
     PULL_PATH,
@@ -20,7 +20,7 @@ from ringtrain.transport.http2.headers import (
     timeout_of,
     trailer_block,
 )
-from ringtrain.transport.http2.sender import PREFIX_BYTES, prefix_of
+from ringtrain.transport.http2.sender import prefix_of
 from ringtrain.transport.outcome import Status, status_of
 from ringtrain.transport.strangers import Complaints
 from ringtrain.transport.tls import Tls
@@ -35,6 +35,8 @@ _MOST_REQUEST_BYTES: Final = 4 << 20
 _PIECE_BYTES: Final = 64 << 10
 # Callers of gRPC need not say how long they wait.
 _NO_TIMEOUT_S: Final = 3600.0
+# Whether the caller still waits takes a system call to find out, and the request has just come from it.
+_LOOK_EVERY_S: Final = 0.25
 # A thread stays so long with a connection that has nothing to do: a call that follows at once waits for no thread.
 _STAY_S: Final = 1.0
 _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
@@ -205,8 +207,9 @@ class Serving:
             caller.leave()
 
     def _prove(self) -> None:
-        self.is_proven = True
-        self.on_proven()
+        if not self.is_proven:
+            self.is_proven = True
+            self.on_proven()
 
     def _refuse(self, connection: Connection, reason: str) -> None:
         self._complaints.say(f"the data port closed a connection from {self._channel.peer}: {reason}")
@@ -221,17 +224,21 @@ class WireCaller:
         self._connection = connection
         self._deadline = deadline
         self._gone = False
+        self._look_from = time.monotonic() + _LOOK_EVERY_S
         self._callbacks: list[Callable[[], None]] = []
 
     def remaining_s(self) -> float:
         return self._deadline - time.monotonic()
 
     def is_active(self) -> bool:
-        try:
-            self._connection.look()
-        except _ENDS:
-            self._gone = True
-        return not (self._gone or self._connection.was_reset or self.remaining_s() <= 0)
+        now = time.monotonic()
+        if now >= self._look_from:
+            self._look_from = now + _LOOK_EVERY_S
+            try:
+                self._connection.look()
+            except _ENDS:
+                self._gone = True
+        return not (self._gone or self._connection.was_reset or now >= self._deadline)
 
     def flush(self) -> None:
         self._connection.flush()
@@ -276,16 +283,27 @@ def _checked_timeout(fields: Fields) -> float:
         raise _Objection(Status.INTERNAL, str(error)) from error
 
 
-def _request(connection: Connection) -> bytes:
-    """Read the one message of a request. Raises _Objection."""
-    prefix = bytearray(PREFIX_BYTES)
-    if connection.read_data(memoryview(prefix)) < PREFIX_BYTES:
+def _length_in(prefix: bytes | bytearray) -> int:
+    """How long the message behind `prefix` is. Raises _Objection."""
+    if len(prefix) < PREFIX_BYTES:
         raise _Objection(Status.INTERNAL, "a call without a message")
     compressed, length = prefix_of(prefix)
     if compressed:
         raise _Objection(Status.UNIMPLEMENTED, "requests can't be compressed here")
     if length > _MOST_REQUEST_BYTES:
         raise _Objection(Status.INTERNAL, f"a request of {length} bytes; expected at most {_MOST_REQUEST_BYTES}")
+    return length
+
+
+def _request(connection: Connection) -> bytes:
+    """Read the one message of a request. Raises _Objection."""
+    whole = connection.take_rest()
+    if whole is not None and len(whole) == PREFIX_BYTES + _length_in(whole[:PREFIX_BYTES]):
+        return whole[PREFIX_BYTES:]
+    if whole is not None:
+        raise _Objection(Status.INTERNAL, "a call with other than one whole message")
+    prefix = bytearray(PREFIX_BYTES)
+    length = _length_in(prefix[: connection.read_data(memoryview(prefix))])
     # In pieces, so that nobody claims memory by a length alone.
     parts = []
     while length:
