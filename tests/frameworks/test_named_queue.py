@@ -8,22 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from frameworks.queues import ONES, allreduce, with_queues
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ring.worlds import world_of
 
-from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, PeerLost
+from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError
 from ringtrain.negotiation.agreement import Agreement
 from ringtrain.negotiation.queue import NamedQueue
 from ringtrain.negotiation.request import CollectiveKind, Request, Round, described
 from ringtrain.negotiation.submission import Submission
-from ringtrain.process_groups.context import current
-
-ONES = np.ones(2, np.float32)
-
-
-def allreduce(name: str, shape: tuple[int, ...] = (2,), op: str = "Sum") -> Request:
-    return Request(CollectiveKind.ALLREDUCE, name, ("float32",), (shape,), op=op)
 
 
 def exchange(agreements: list[Agreement], messages: list[Round]):
@@ -135,49 +128,6 @@ def test_any_orders_of_submission_end_in_one_order(seed):
             del rest[:count]
         agreed += [entry.name for entry in exchange(ranks, messages).agreed]
     assert sorted(agreed) == names
-
-
-def with_queues(size: int, function, timeouts_s: tuple[float, ...] = (60.0,) * 4) -> list:
-    """Return what `function(queue)` returned on each of `size` ranks, which are threads."""
-    with world_of(size) as world:
-
-        def run(rank: int):
-            context = current()
-            ranks = tuple(range(size))
-            queue = NamedQueue(rank, ranks, lambda: context.open_queue_communicator(0), timeouts_s[rank])
-            context.run_with_set(0, queue)
-            result = function(queue)
-            world.meet()
-            return result
-
-        return world.run(run)
-
-
-def test_a_rank_that_shuts_down_adds_no_zeros():
-    """What was agreed on before, and it does not carry out any more, fails on the others."""
-
-    def submit_and_leave(queue: NamedQueue) -> str:
-        def leave() -> list[np.ndarray]:
-            queue.stop()
-            return [ONES]
-
-        def submit_both(_: object) -> Submission:  # on the queue's thread: both are of one round
-            queue.submit(allreduce("first", op="Max"), leave if queue.rank else lambda: [ONES])
-            return queue.submit(allreduce("second"), lambda: [ONES])
-
-        try:
-            second = queue.submit(allreduce("both"), lambda: [ONES], submit_both).result(60)
-            return f"summed to {second.result(60)}"
-        except (NotInitializedError, PeerLost) as error:
-            return str(error)
-        finally:
-            if queue.rank:
-                queue.wait_stopped(60)
-                current().close()
-
-    told = with_queues(2, submit_and_leave)
-    assert re.match("rank 1 has shut down, and rank 0 needs it for allreduce", told[0]), told
-    assert "shut down while this collective was in flight" in told[1], told
 
 
 @pytest.mark.parametrize("size", [1, 2, 4], ids=lambda size: f"ranks-{size}")

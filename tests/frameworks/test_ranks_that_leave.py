@@ -1,0 +1,183 @@
+"""Ranks that leave while others need them for named collectives: all are told at once, and no sum is wrong."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from frameworks.queues import ONES, allreduce, with_queues
+
+from ringtrain.communicators.base import Communicator
+from ringtrain.errors import NotInitializedError, PeerLost
+from ringtrain.negotiation.queue import NamedQueue
+from ringtrain.negotiation.submission import Submission
+from ringtrain.process_groups.context import current
+from ringtrain.process_groups.rank_context import RankContext
+from ringtrain.reduction.cuts import Bounds
+from ringtrain.reduction.fold import Flat
+from ringtrain.wire.signature import Signature
+
+# Half a second of it others wait for a reason that says more.
+PROMPT_S = 5.0
+DEADLINE_S = 30.0  # of waits that none of these tests needs to see out
+
+
+def _position(queue: NamedQueue) -> int:
+    return queue.ranks.index(queue.rank)
+
+
+class Leaving:
+    """What the ranks of a world do of which `leaver` leaves. `joined` have called `join`, others submit.
+
+    `when`: while the others agree on what it has not submitted ("agreeing"), or when all have agreed on two
+    collectives, before the second one runs ("agreed").
+    """
+
+    def __init__(self, leaver: int, joined: Sequence[int], when: str) -> None:
+        self._leaver = leaver
+        self._joined = joined
+        self._when = when
+        self._may_leave = threading.Event()
+        self._left = threading.Event()
+        self._left_at = 0.0
+
+    def told(self, queue: NamedQueue) -> str:
+        """Return what the rank of `queue` is told in the end, which is soon after the leaver has left."""
+        try:
+            told = self._join(queue) if _position(queue) in self._joined else self._submit(queue)
+        except (NotInitializedError, PeerLost) as error:
+            told = str(error)
+        heard_at = time.monotonic()
+        if _position(queue) == self._leaver and _position(queue) not in self._joined:
+            if self._when == "agreed":
+                queue.wait_stopped(DEADLINE_S)
+            self._leave(current())
+        assert self._left.wait(DEADLINE_S)
+        assert heard_at - self._left_at < PROMPT_S
+        return told
+
+    def _leave(self, world: RankContext) -> None:
+        self._left_at = time.monotonic()
+        world.close()
+        self._left.set()
+
+    def _join(self, queue: NamedQueue) -> str:
+        if _position(queue) == self._leaver:
+            world = current()
+            threading.Thread(target=lambda: self._may_leave.wait(DEADLINE_S) and self._leave(world)).start()
+        return f"the last to join was rank {queue.join()}"
+
+    def _submit(self, queue: NamedQueue) -> str:
+        both = queue.submit(allreduce("both"), lambda: [ONES], lambda _: self._submit_both(queue))
+        second = both.result(DEADLINE_S)
+        if second is None and _position(queue) == self._leaver:
+            return "leaves"
+        if second is None:
+            assert self._left.wait(DEADLINE_S)
+            second = queue.submit(allreduce("second"), lambda: [ONES])
+        return f"summed to {second.result(DEADLINE_S)}"
+
+    def _submit_both(self, queue: NamedQueue) -> Submission | None:
+        """On the queue's thread, so that all ranks submit this in one round."""
+        if self._when == "agreeing" and _position(queue) != min({0, 1} - {self._leaver}):
+            return None  # until the leaver has left; one of the others waits for that
+        if self._when == "agreeing":
+            self._may_leave.set()
+        else:  # of another factor than the second, so that they are not fused
+            queue.submit(allreduce("first", prescale=2.0), lambda: self._arrays_of_first(queue))
+        return queue.submit(allreduce("second"), lambda: [ONES])
+
+    def _arrays_of_first(self, queue: NamedQueue) -> list[np.ndarray]:
+        if _position(queue) == self._leaver:
+            queue.stop()
+        elif self._leaver in self._joined:
+            self._may_leave.set()
+            assert self._left.wait(DEADLINE_S)
+        return [ONES]
+
+
+NOBODY: tuple[int, ...] = ()
+CASES = {
+    "of-two": (2, 1, NOBODY),
+    "of-four": (4, 0, NOBODY),
+    "one-joined": (3, 1, (2,)),
+    "the-joined-one": (3, 2, (2,)),
+    "two-joined": (4, 1, (2, 3)),
+    "one-of-two-joined": (4, 3, (2, 3)),
+}
+
+
+@pytest.mark.parametrize("when", ["agreeing", "agreed"])
+@pytest.mark.parametrize(("size", "leaver", "joined"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("of_set", [False, True], ids=["world", "set"])
+def test_all_that_need_a_rank_that_leaves_are_told_for_what(
+    size: int, leaver: int, joined: tuple[int, ...], when: str, of_set: bool
+) -> None:
+    """At once, wherever it leaves; those that have joined as well. It adds no zeros to the others' sum."""
+    beside = int(of_set)  # rank 0 is then not of the set
+    told = with_queues(
+        size + beside, Leaving(leaver, joined, when).told, members=range(beside, size + beside) if of_set else ()
+    )
+    for message in told[:leaver] + told[leaver + 1 :]:
+        needed = r"(allreduce|agreement) #\d+ on ('first' and 1 more|'second'|join\(\))"
+        assert re.match(f"rank {leaver + beside} has shut down, and rank [0-4] needs it for {needed}", message), (
+            told
+        )
+    assert told[leaver] == "leaves" or "shut down" in told[leaver], told
+
+
+class Watched:
+    """A communicator that has `watch` see what all ranks have said before its own rank does."""
+
+    def __init__(self, communicator: Communicator, watch: Callable[[bytes], None]) -> None:
+        self._communicator = communicator
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._communicator, name)
+
+    def all_gather(self, what: Signature, buffer: Flat, bounds: Bounds) -> None:
+        self._communicator.all_gather(what, buffer, bounds)
+        self._watch(buffer.tobytes())
+
+
+def test_a_rank_that_has_joined_and_shuts_down_adds_no_zeros_for_what_it_has_submitted() -> None:
+    """Rank 1 submits and joins. Then rank 0 submits the same: rank 1 shuts down as it hears that."""
+    heard = [threading.Event(), threading.Event()]
+    queues: list[NamedQueue] = []
+
+    def watch(said: bytes) -> None:
+        if b'"name":"both"' not in said:
+            return
+        if heard[0].is_set():
+            heard[1].set()
+            queues[0].stop()
+        heard[0].set()
+
+    def submit(queue: NamedQueue) -> str:
+        first = queue.submit(allreduce("of rank 0"), lambda: [ONES])  # runs when rank 1 has joined
+        assert first.result(DEADLINE_S)[0].tolist() == [1, 1]
+        with pytest.raises(PeerLost) as caught:
+            queue.submit(allreduce("both"), lambda: [ONES]).result(DEADLINE_S)
+        return str(caught.value)
+
+    def submit_and_join(queue: NamedQueue) -> str:
+        queues.append(queue)
+        queue.submit(allreduce("both"), lambda: [ONES])
+        assert heard[0].wait(DEADLINE_S)
+        with pytest.raises(NotInitializedError) as caught:
+            queue.join()
+        queue.wait_stopped(DEADLINE_S)
+        current().close()
+        return str(caught.value)
+
+    told = with_queues(
+        2,
+        lambda queue: submit_and_join(queue) if queue.rank else submit(queue),
+        watched=lambda rank, communicator: Watched(communicator, watch) if rank else communicator,
+    )
+    assert heard[1].is_set()
+    assert re.match("rank 1 has shut down, and rank 0 needs it for allreduce #[0-9]+ on 'both'", told[0]), told
