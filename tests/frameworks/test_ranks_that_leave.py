@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frameworks.queues import ONES, allreduce, with_queues
+from ring.worlds import world_of
 
 from ringtrain.communicators.base import Communicator
 from ringtrain.errors import NotInitializedError, PeerLost
@@ -181,3 +182,32 @@ def test_a_rank_that_has_joined_and_shuts_down_adds_no_zeros_for_what_it_has_sub
     )
     assert heard[1].is_set()
     assert re.match("rank 1 has shut down, and rank 0 needs it for allreduce #[0-9]+ on 'both'", told[0]), told
+
+
+class Unfinished:
+    """A collective of a library that does not notice that a rank is gone."""
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        raise AssertionError("it is not complete")
+
+
+def test_a_library_that_waits_for_a_rank_that_has_shut_down_is_not_waited_for() -> None:
+    """Nor does it take the stall timeout: what the rank has given may be on its way for the time of a probe."""
+    with world_of(3, timeout_s=6.0) as world:
+
+        def call(rank: int) -> str:
+            calls = current().foreign_calls(0)
+            world.meet()
+            if rank == 1:
+                current().close()
+                return "left"
+            with pytest.raises(PeerLost) as caught:
+                calls.run(Signature("device_allreduce"), Unfinished)
+            return str(caught.value)
+
+        told = world.run(call)
+    for message in told[:1] + told[2:]:
+        assert re.match("rank 1 has shut down, and rank [02] needs it for device_allreduce #1", message), told
