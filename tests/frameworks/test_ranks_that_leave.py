@@ -1,9 +1,11 @@
 """Ranks that leave while others need them for named collectives: all are told at once, and no sum is wrong."""
 
+import functools
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from frameworks.queues import ONES, allreduce, with_queues
 from ring.worlds import world_of
 
 from ringtrain.communicators.base import Communicator
-from ringtrain.errors import NotInitializedError, PeerLost
+from ringtrain.errors import MismatchError, NotInitializedError, PeerLost
 from ringtrain.negotiation.queue import NamedQueue
 from ringtrain.negotiation.submission import Submission
 from ringtrain.process_groups.context import current
@@ -211,3 +213,149 @@ def test_a_library_that_waits_for_a_rank_that_has_shut_down_is_not_waited_for() 
         told = world.run(call)
     for message in told[:1] + told[2:]:
         assert re.match("rank 1 has shut down, and rank [02] needs it for device_allreduce #1", message), told
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the ranks of a world do, phase by phase. Joined ranks and the one that left are in no later phase.
+
+    `submitted[phase][rank]`: names and lengths, in order. `joins[rank]`: the phase after which it joins. The
+    others then submit and wait for what the phase ends with. `leaver`, if not -1, shuts down after phase
+    `leaves_after`: `how` "at once", "in step" when all have ended it, "joined" while it waits in `join`, or
+    "midway", when the first of its collectives of that phase has run.
+    """
+
+    submitted: list[list[dict[str, int]]]
+    joins: list[int]
+    leaver: int = -1
+    leaves_after: int = 99
+    how: str = ""
+
+    @classmethod
+    def of_seed(cls, seed: int) -> "Script":
+        random = np.random.default_rng(seed)
+        size, phases = int(random.integers(2, 5)), int(random.integers(1, 4))
+        leaver = int(random.integers(0, size)) if random.random() < 0.7 else -1
+        leaves_after, how = (
+            int(random.integers(0, phases)),
+            ("at once", "in step", "joined", "midway")[random.integers(0, 4)],
+        )
+        joins = [int(random.integers(0, phases + 2)) for _ in range(size)]
+        if leaver >= 0:
+            joins[leaver] = leaves_after if how == "joined" else phases
+        names = [[f"{phase}{letter}" for letter in "abc"] for phase in range(phases)]
+
+        def of_rank(phase: int) -> dict[str, int]:
+            chosen = [str(name) for name in random.permutation(names[phase]) if random.random() < 0.85]
+            return {name: 3 if random.random() < 0.04 else 2 for name in chosen}
+
+        submitted = [[of_rank(phase) for _ in range(size)] for phase in range(phases)]
+        return cls(submitted, joins, leaver, leaves_after if leaver >= 0 else phases, how)
+
+    @property
+    def size(self) -> int:
+        return len(self.joins)
+
+    def askers(self) -> dict[tuple[int, str], dict[int, int]]:
+        """Who submits what in which phase, and of which length."""
+        found: dict[tuple[int, str], dict[int, int]] = {}
+        for phase, by_rank in enumerate(self.submitted):
+            for rank, own in enumerate(by_rank):
+                has_left = rank == self.leaver and phase > self.leaves_after
+                for name, length in own.items() if phase <= self.joins[rank] and not has_left else ():
+                    found.setdefault((phase, name), {})[rank] = length
+        return found
+
+    def possible(self, key: tuple[int, str]) -> set[str]:
+        """What those that submit a name may get: its sum, or, if the leaver may be gone before, an error."""
+        phase, name = key
+        askers = self.askers()[key]
+        is_alike = len(set(askers.values())) == 1
+        total = FACTORS[name[1]] * sum(value(name, rank) for rank in askers)
+        result = str(total) if is_alike else "differs"
+        if self.leaver < 0:
+            return {result}
+        if self.leaver not in askers and self.how != "joined":
+            return {"gone"}
+        # All that are there have submitted it before what the phase ends with, for which the leaver has waited.
+        missing = [rank for rank in range(self.size) if rank not in askers and self.joins[rank] >= phase]
+        waited_for = phase < self.leaves_after + (self.how == "in step")
+        return {result} if waited_for and not missing else {result, "gone"}
+
+
+# By the letter of a name. What has another factor is not fused with it.
+FACTORS = {"a": 1.0, "b": 2.0, "c": 4.0}
+
+
+def value(name: str, rank: int) -> float:
+    """A number that tells in every sum whose parts are in it, and of which name."""
+    return float((int(name[0]) * 3 + "abc".index(name[1]) + 1) * 16**rank)
+
+
+def follow(script: Script, queue: NamedQueue) -> dict[tuple[int, str], str]:
+    """Do this rank's part of `script`. Return what became of all that it submitted."""
+    begun: dict[tuple[int, str], Submission] = {}
+    try:
+        for phase in range(len(script.submitted) + 1):
+            if not _go_through(script, queue, phase, begun):
+                break
+    except (PeerLost, NotInitializedError):  # what is in flight fails as well
+        if script.leaver < 0:
+            raise
+        if queue.rank == script.leaver:
+            current().close()
+    return {key: _outcome(script, queue, one) for key, one in begun.items()}
+
+
+def _go_through(script: Script, queue: NamedQueue, phase: int, begun: dict[tuple[int, str], Submission]) -> bool:
+    """Whether this rank goes on to the next phase. After the last one it joins."""
+    rank = queue.rank
+    if phase == len(script.submitted):
+        queue.join()
+        return False
+    leaves = rank == script.leaver and phase == script.leaves_after
+    for name, length in script.submitted[phase][rank].items():
+        array = np.full(length, value(name, rank), np.float32)
+        request = allreduce(name, (length,), prescale=FACTORS[name[1]])
+        finish = functools.partial(_stopping, queue) if leaves and script.how == "midway" else list
+        begun[phase, name] = queue.submit(request, lambda array=array: [array], finish)
+    if leaves and script.how == "joined":
+        threading.Thread(target=current().close).start()
+    if leaves and script.how == "at once":
+        current().close()
+        return False
+    if phase == script.joins[rank]:
+        queue.join()
+        return False
+    queue.submit(allreduce(f"end of {phase}", prescale=8.0), lambda: [ONES]).result(DEADLINE_S)
+    if leaves:
+        current().close()
+    return not leaves
+
+
+def _stopping(queue: NamedQueue, result: list[np.ndarray]) -> list[np.ndarray]:
+    queue.stop()
+    return result
+
+
+def _outcome(script: Script, queue: NamedQueue, submission: Submission) -> str:
+    try:
+        (summed,) = submission.result(DEADLINE_S)
+    except MismatchError as error:
+        return "differs" if "shape" in str(error) else str(error)
+    except (NotInitializedError, PeerLost) as error:
+        is_named = queue.rank == script.leaver or f"rank {script.leaver} " in str(error)
+        return "gone" if is_named else str(error)
+    assert (summed == summed[0]).all()
+    return str(float(summed[0]))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_what_ranks_get_is_the_sum_of_those_that_submitted_or_an_error(seed: int) -> None:
+    """Whatever they submit, whoever joins or leaves when: zeros count for who has joined, and for no one else."""
+    script = Script.of_seed(seed)
+    outcomes = with_queues(script.size, functools.partial(follow, script), world_timeout_s=8.0)
+    for key, askers in script.askers().items():
+        got = {rank: outcomes[rank][key] for rank in askers if key in outcomes[rank]}
+        assert set(got.values()) <= script.possible(key), (key, got, script)
+        assert script.leaver >= 0 or len(got) == len(askers)
