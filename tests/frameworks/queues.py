@@ -44,7 +44,10 @@ def with_queues(
                 def opened() -> Communicator:
                     return watched(rank, context.open_queue_communicator(number))
 
-                queue = NamedQueue(rank, ranks, opened, timeouts_s[rank])
+                def give_up(error: Exception) -> None:
+                    context.give_up(number, error)
+
+                queue = NamedQueue(rank, ranks, opened, timeouts_s[rank], give_up)
                 context.run_with_set(number, queue)
                 context.describe_queue(number, queue.in_flight)
                 returned.append(function(queue))

@@ -48,14 +48,21 @@ class NamedQueue:
     """
 
     def __init__(
-        self, rank: int, ranks: tuple[int, ...], open_communicator: Callable[[], Communicator], timeout_s: float
+        self,
+        rank: int,
+        ranks: tuple[int, ...],
+        open_communicator: Callable[[], Communicator],
+        timeout_s: float,
+        give_up: Callable[[Exception], None],
     ) -> None:
-        """`open_communicator` is called on the queue's own thread: ranks need not make their queues together."""
+        """`open_communicator` is called on the queue's own thread: ranks need not make their queues together.
+        `give_up`: tells the other ranks that this one can't go on, so that all fail."""
         self.rank = rank
         self.ranks = ranks
         self.remembered: dict[Hashable, Request] = {}  # by all that they follow from
         self._open_communicator = open_communicator
         self._timeout_s = timeout_s
+        self._give_up = give_up
         self._communicator: Communicator | None = None
         self._agreement = Agreement(ranks)
         self._lock = threading.RLock()
@@ -145,6 +152,8 @@ class NamedQueue:
             try:
                 moved = self._round(said)
             except Exception as error:  # whoever waits for a future must get it, whatever it is
+                if not isinstance(error, RingtrainError) and len(self.ranks) > 1:
+                    self._give_up(error)  # the others wait for this rank, or go on without what it forgets now
                 self._agreement, self._last = Agreement(self.ranks), ([], [])
                 self._fail_all(error if isinstance(error, RingtrainError) else _internal(error))
                 moved = True
