@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from frameworks.queues import ONES, allreduce, with_queues
 from ring.worlds import world_of
+from support.ranks import run_ranks
 
 from ringtrain.communicators.base import Communicator
 from ringtrain.errors import MismatchError, NotInitializedError, PeerLost
+from ringtrain.negotiation import queues
 from ringtrain.negotiation.queue import NamedQueue
 from ringtrain.negotiation.submission import Submission
 from ringtrain.process_groups.context import current
+from ringtrain.process_groups.process_sets import global_process_set
 from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.reduction.cuts import Bounds
 from ringtrain.reduction.fold import Flat
@@ -150,14 +153,14 @@ class Watched:
 def test_a_rank_that_has_joined_and_shuts_down_adds_no_zeros_for_what_it_has_submitted() -> None:
     """Rank 1 submits and joins. Then rank 0 submits the same: rank 1 shuts down as it hears that."""
     heard = [threading.Event(), threading.Event()]
-    queues: list[NamedQueue] = []
+    leavers: list[NamedQueue] = []
 
     def watch(said: bytes) -> None:
         if b'"name":"both"' not in said:
             return
         if heard[0].is_set():
             heard[1].set()
-            queues[0].stop()
+            leavers[0].stop()
         heard[0].set()
 
     def submit(queue: NamedQueue) -> str:
@@ -168,7 +171,7 @@ def test_a_rank_that_has_joined_and_shuts_down_adds_no_zeros_for_what_it_has_sub
         return str(caught.value)
 
     def submit_and_join(queue: NamedQueue) -> str:
-        queues.append(queue)
+        leavers.append(queue)
         queue.submit(allreduce("both"), lambda: [ONES])
         assert heard[0].wait(DEADLINE_S)
         with pytest.raises(NotInitializedError) as caught:
@@ -184,6 +187,38 @@ def test_a_rank_that_has_joined_and_shuts_down_adds_no_zeros_for_what_it_has_sub
     )
     assert heard[1].is_set()
     assert re.match("rank 1 has shut down, and rank 0 needs it for allreduce #[0-9]+ on 'both'", told[0]), told
+
+
+def leave_or_be_told() -> tuple[str, float]:
+    """In a process: rank 1 leaves between two collectives that all have agreed on, and rank 2 has joined."""
+    queues.init()
+    queue = queues.queue_of(global_process_set)
+    leave = queue.stop if queue.rank == 1 else list
+
+    def submit_both(_: object) -> Submission:
+        queue.submit(allreduce("first", prescale=2.0), lambda: [ONES], lambda _: leave())
+        return queue.submit(allreduce("second"), lambda: [ONES])
+
+    began = time.monotonic()
+    try:
+        if queue.rank == 2:
+            return f"joined {queues.join()}", 0.0
+        both = queue.submit(allreduce("both"), lambda: [ONES], submit_both)
+        return f"summed to {both.result(DEADLINE_S).result(DEADLINE_S)}", 0.0
+    except (NotInitializedError, PeerLost) as error:
+        return str(error), time.monotonic() - began
+    finally:
+        if queue.rank == 1:
+            queue.wait_stopped(DEADLINE_S)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "auto"])
+def test_processes_are_told_as_well(transport: str) -> None:
+    """Over the network, and in shared memory."""
+    told = run_ranks(leave_or_be_told, 3, env={"RINGTRAIN_TRANSPORT": transport})
+    for message, seconds in (told[0], told[2]):
+        assert re.match(r"rank 1 has shut down, and rank [02] needs it for allreduce #\d+ on ", message), told
+        assert seconds < PROMPT_S
 
 
 class Unfinished:
