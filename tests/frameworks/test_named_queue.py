@@ -5,25 +5,20 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from frameworks.queues import ONES, allreduce, with_queues
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ring.worlds import world_of
 
-from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, PeerLost
+from ringtrain.communicators.base import Communicator
+from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, PeerLost, RingtrainError
 from ringtrain.negotiation.agreement import Agreement
 from ringtrain.negotiation.queue import NamedQueue
 from ringtrain.negotiation.request import CollectiveKind, Request, Round, described
 from ringtrain.negotiation.submission import Submission
-from ringtrain.process_groups.context import current
-
-ONES = np.ones(2, np.float32)
-
-
-def allreduce(name: str, shape: tuple[int, ...] = (2,), op: str = "Sum") -> Request:
-    return Request(CollectiveKind.ALLREDUCE, name, ("float32",), (shape,), op=op)
 
 
 def exchange(agreements: list[Agreement], messages: list[Round]):
@@ -137,49 +132,6 @@ def test_any_orders_of_submission_end_in_one_order(seed):
     assert sorted(agreed) == names
 
 
-def with_queues(size: int, function, timeouts_s: tuple[float, ...] = (60.0,) * 4) -> list:
-    """Return what `function(queue)` returned on each of `size` ranks, which are threads."""
-    with world_of(size) as world:
-
-        def run(rank: int):
-            context = current()
-            ranks = tuple(range(size))
-            queue = NamedQueue(rank, ranks, lambda: context.open_queue_communicator(0), timeouts_s[rank])
-            context.run_with_set(0, queue)
-            result = function(queue)
-            world.meet()
-            return result
-
-        return world.run(run)
-
-
-def test_a_rank_that_shuts_down_adds_no_zeros():
-    """What was agreed on before, and it does not carry out any more, fails on the others."""
-
-    def submit_and_leave(queue: NamedQueue) -> str:
-        def leave() -> list[np.ndarray]:
-            queue.stop()
-            return [ONES]
-
-        def submit_both(_: object) -> Submission:  # on the queue's thread: both are of one round
-            queue.submit(allreduce("first", op="Max"), leave if queue.rank else lambda: [ONES])
-            return queue.submit(allreduce("second"), lambda: [ONES])
-
-        try:
-            second = queue.submit(allreduce("both"), lambda: [ONES], submit_both).result(60)
-            return f"summed to {second.result(60)}"
-        except (NotInitializedError, PeerLost) as error:
-            return str(error)
-        finally:
-            if queue.rank:
-                queue.wait_stopped(60)
-                current().close()
-
-    told = with_queues(2, submit_and_leave)
-    assert re.match("rank 1 has shut down, and rank 0 needs it for allreduce", told[0]), told
-    assert "shut down while this collective was in flight" in told[1], told
-
-
 @pytest.mark.parametrize("size", [1, 2, 4], ids=lambda size: f"ranks-{size}")
 def test_the_queue_pairs_names_in_any_order(size):
     def submit_all(queue: NamedQueue) -> list[float]:
@@ -285,9 +237,67 @@ def test_a_promise_that_is_over_holds_tensors_no_longer(end):
     assert gone() is None
 
 
+def _no_arrays() -> list[np.ndarray]:
+    raise ValueError("the device is gone")
+
+
+def test_a_rank_that_cannot_carry_out_what_was_agreed_fails_all_at_once():
+    """The others do not wait for it until the stall timeout, and they are told why."""
+
+    def reduce(queue: NamedQueue) -> str:
+        with pytest.raises(RingtrainError) as caught:
+            queue.submit(allreduce("a"), _no_arrays if queue.rank == 1 else lambda: [ONES]).result(30)
+        with pytest.raises(PeerLost):
+            queue.submit(allreduce("b"), lambda: [ONES]).result(30)
+        return str(caught.value)
+
+    told = with_queues(3, reduce)
+    assert told[0] == told[2] == "rank 1 left 'a' because of ValueError: the device is gone"
+    assert told[1] == "the named queue failed: ValueError: the device is gone"
+
+
+class FailsAfterwards:
+    """A communicator whose allreduces are carried out, and fail then."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._communicator, name)
+
+    def all_reduce_grouped(self, *arguments: Any) -> None:
+        self._communicator.all_reduce_grouped(*arguments)
+        raise MemoryError("no memory for the result")
+
+
+def test_a_rank_that_fails_after_it_has_carried_out_its_part_goes_on_with_nobody():
+    """It has forgotten which numbers stand for which names: what the others say next would be something else."""
+
+    def reduce(queue: NamedQueue) -> list[str]:
+        told = []
+        for name in ("a", "b" if queue.rank else "a"):
+            try:
+                told.append(str(queue.submit(allreduce(name), lambda: [ONES]).result(30)[0].tolist()))
+            except RingtrainError as error:
+                told.append(str(error))
+        return told
+
+    told = with_queues(2, reduce, watched=lambda rank, one: FailsAfterwards(one) if rank else one)
+    assert told[0][1] == told[1][1] == "rank 1 left 'a' because of MemoryError: no memory for the result"
+
+
+def test_a_rank_alone_goes_on_after_what_it_could_not_carry_out():
+    def reduce(queue: NamedQueue) -> float:
+        with pytest.raises(RingtrainError, match="the device is gone"):
+            queue.submit(allreduce("a"), _no_arrays).result(30)
+        return float(queue.submit(allreduce("a"), lambda: [ONES]).result(30)[0][0])
+
+    assert with_queues(1, reduce) == [1.0]
+
+
 def test_a_closed_queue_fails_what_is_in_flight():
     never = threading.Event()
-    queue = NamedQueue(0, (0, 1), lambda: never.wait(60) and None, 60.0)
+    queue = NamedQueue(0, (0, 1), lambda: never.wait(60) and None, 60.0, lambda error: None)
     future = queue.submit(allreduce("never"), lambda: [ONES])
     queue.stop()
     never.set()

@@ -1,6 +1,7 @@
 """ringtrain.torch does the same where tensors go through torch.distributed: gloo, and NCCL where GPUs are."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -56,6 +57,7 @@ def lose_one_in_mid_reduction(victim: int, number: int) -> tuple[str, str, float
 
 LONG = 16 << 20  # elements: many times as long as a thread takes to look
 TIMEOUT_S = 20
+PROMPT_S = 8  # a fifth of the timeout passes where ranks blame each other
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -70,6 +72,46 @@ def test_a_rank_lost_in_mid_reduction_is_named_within_the_timeout(number):
         assert "is in device_allreduce" in activity
         assert seconds < TIMEOUT_S
         assert ended
+
+
+def leave_before_the_second_of_two(leaver: int) -> tuple[str, float]:
+    """What a rank hears where all have agreed on two reductions, and `leaver` shuts down between them; when."""
+    import torch
+
+    import ringtrain.torch as hvd
+    from ringtrain.errors import NotInitializedError, PeerLost
+    from ringtrain.negotiation.queues import queue_of
+    from ringtrain.negotiation.request import CollectiveKind, Request
+
+    hvd.init()
+    hvd.allreduce(torch.ones(1))  # makes the group
+    queue = queue_of(hvd.global_process_set)
+    began = time.monotonic()
+
+    def submit_both(_: object):  # on the queue's thread: they are agreed on in one round
+        barrier = Request(CollectiveKind.BARRIER, "first")
+        queue.submit(barrier, finish=lambda _: queue.stop() if hvd.rank() == leaver else None)
+        return hvd.allreduce_async(torch.ones(2), name="second")
+
+    try:
+        both = queue.submit(Request(CollectiveKind.BARRIER, "both"), finish=submit_both)
+        return f"summed to {hvd.synchronize(both.result(60))}", time.monotonic() - began
+    except (NotInitializedError, PeerLost) as error:
+        return str(error), time.monotonic() - began
+    finally:
+        if hvd.rank() == leaver:
+            queue.wait_stopped(60)
+            hvd.shutdown()
+
+
+def test_a_rank_that_shuts_down_before_a_reduction_is_named_at_once():
+    """Whatever the library says of it: the others do not blame each other."""
+    env = {"RINGTRAIN_TRANSPORT": "torch", "RINGTRAIN_TIMEOUT": "60"}
+    told = run_ranks(leave_before_the_second_of_two, 3, 1, env=env)
+    needed = r"rank 1 has shut down, and rank \d needs it for device_allreduce #\d+ on 'allreduce.second'"
+    for message, seconds in told[:1] + told[2:]:
+        assert re.match(needed, message)
+        assert seconds < PROMPT_S
 
 
 def lose_one_in_mid_step(victim: int) -> tuple[str, str]:

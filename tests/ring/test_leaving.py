@@ -4,9 +4,11 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from support.ports import free_addresses
 from support.ranks import ranks_ended, run_ranks, started_ranks, tell
 
 import ringtrain as rt
@@ -18,6 +20,9 @@ from ringtrain.optim import SGD
 from ringtrain.optim.compiled import native_rule
 from ringtrain.optim.rules import StepValues
 from ringtrain.process_groups.process_sets import group_of
+from ringtrain.transport.base import Broken, How
+from ringtrain.transport.rpc import RpcTransport
+from ringtrain.wire.messages import STATUS
 
 OVER = pytest.mark.parametrize("transport", SEAM)
 GRPC = {"RINGTRAIN_TRANSPORT": "grpc"}
@@ -292,3 +297,30 @@ def test_worlds_can_follow_each_other_at_once(transport: str, size: int, rounds:
     """init, shutdown, and again on the same ports: ranks that are early or late do not disturb each other."""
     sums = [float(size * round_) for round_ in range(1, rounds, 2)]
     assert run_ranks(_worlds_in_turn, size, rounds, env={"RINGTRAIN_TRANSPORT": transport}) == [sums] * size
+
+
+class Dialling:
+    """A channel at whose end a peer is asked that nobody has asked before, as an answer's callback may."""
+
+    def __init__(self, ask: Callable[[], "Future[bytes]"]) -> None:
+        self._ask = ask
+        self.answer: Future[bytes] | None = None
+
+    def close(self) -> None:
+        self.answer = self._ask()
+
+
+def test_who_asks_while_its_own_rank_leaves_gets_no_answer_and_leaves_no_channel() -> None:
+    """And the rank leaves: it gave up half way, with channels open, where another one was made meanwhile."""
+    transport = RpcTransport(0, tuple(free_addresses(3)), 5.0, data_path=False)
+    dialling = Dialling(lambda: transport.ask(2, STATUS, b"", 1.0))
+    transport._channels[1] = dialling
+    transport.close(0.1)
+    assert dialling.answer is not None
+    for answer in (dialling.answer, transport.ask(1, STATUS, b"", 1.0)):
+        with pytest.raises(Broken) as caught:
+            answer.result(60)
+        assert caught.value.how is How.CANCELLED
+    with pytest.raises(Broken):
+        transport.pull(2, b"", 1.0)
+    assert list(transport._channels) == [1]

@@ -39,6 +39,7 @@ class World:
         self.contexts = contexts
         self._pool = pool
         self._barrier = threading.Barrier(len(contexts))
+        self._error: BaseException | None = None  # of the rank that failed first
 
     def run(self, function: Callable[[int], T]) -> list[T]:
         """Return `function(rank)` of every rank, each in a thread of its own."""
@@ -49,14 +50,24 @@ class World:
         return [future.exception(DEADLINE_S) for future in self._start(function)]
 
     def meet(self) -> None:
-        """In a rank: wait for all ranks of this world."""
-        self._barrier.wait(DEADLINE_S)
+        """In a rank: wait for all ranks of this world. Raises where one has failed, which does not come."""
+        try:
+            self._barrier.wait(DEADLINE_S)
+        except threading.BrokenBarrierError as broken:
+            raise AssertionError(f"another rank has failed: {self._error!r}") from (self._error or broken)
 
     def _start(self, function: Callable[[int], Any]) -> list[Any]:
         def entered(rank: int) -> Any:
             with self.contexts[rank].entered():
-                return function(rank)
+                try:
+                    return function(rank)
+                except BaseException as error:
+                    self._error = self._error or error
+                    self._barrier.abort()
+                    raise
 
+        self._error = None
+        self._barrier.reset()
         return [self._pool.submit(entered, rank) for rank in range(len(self.contexts))]
 
 

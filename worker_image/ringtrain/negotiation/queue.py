@@ -48,14 +48,21 @@ class NamedQueue:
     """
 
     def __init__(
-        self, rank: int, ranks: tuple[int, ...], open_communicator: Callable[[], Communicator], timeout_s: float
+        self,
+        rank: int,
+        ranks: tuple[int, ...],
+        open_communicator: Callable[[], Communicator],
+        timeout_s: float,
+        give_up: Callable[[Exception], None],
     ) -> None:
-        """`open_communicator` is called on the queue's own thread: ranks need not make their queues together."""
+        """`open_communicator` is called on the queue's own thread: ranks need not make their queues together.
+        `give_up`: tells the other ranks that this one can't go on, so that all fail."""
         self.rank = rank
         self.ranks = ranks
         self.remembered: dict[Hashable, Request] = {}  # by all that they follow from
         self._open_communicator = open_communicator
         self._timeout_s = timeout_s
+        self._give_up = give_up
         self._communicator: Communicator | None = None
         self._agreement = Agreement(ranks)
         self._lock = threading.RLock()
@@ -145,16 +152,21 @@ class NamedQueue:
             try:
                 moved = self._round(said)
             except Exception as error:  # whoever waits for a future must get it, whatever it is
+                if not isinstance(error, RingtrainError) and len(self.ranks) > 1:
+                    self._give_up(error)  # the others wait for this rank, or go on without what it forgets now
+                self._agreement, self._last = Agreement(self.ranks), ([], [])
                 self._fail_all(error if isinstance(error, RingtrainError) else _internal(error))
                 moved = True
             pause_s = 0.0 if moved else min(max(2 * pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
 
     def in_flight(self) -> str:
-        """Name what this rank has submitted and not got, for messages; empty if that is nothing."""
+        """Name what this rank waits for, for messages; empty if that is nothing."""
         with self._changed:
-            names = list(self._in_flight)
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"{names[0][:_NAME_CHARACTERS]!r}{more}" if names else ""
+            waited_for = [repr(name[:_NAME_CHARACTERS]) for name in self._in_flight]
+            if self._joining is not None:
+                waited_for.append("join()")
+        more = f" and {len(waited_for) - 1} more" if len(waited_for) > 1 else ""
+        return f"{waited_for[0]}{more}" if waited_for else ""
 
     def _warn_of_late(self) -> None:
         """Say which ranks have not submitted what this one waits for; of those who wait, the first one says it."""
@@ -208,17 +220,16 @@ class NamedQueue:
             self._last = good, list(batches(good))
         for batch in self._last[1]:
             self._run(self._communicator, batch)
-        if decisions.all_joined is not None and self._joining is not None:
-            joining, self._joining = self._joining, None
+        if decisions.all_joined is not None and (joining := self._end_joining()) is not None:
             joining.set_result(decisions.all_joined)
         return bool(decisions.agreed) or decisions.all_joined is not None
 
     def _run(self, communicator: Communicator, batch: FusedBatch) -> None:
         started_ns = time.perf_counter_ns()
         with self._lock:
+            if self._closed:  # zeros in the place of what has been given up would be a wrong sum elsewhere
+                raise NotInitializedError("ringtrain was shut down")
             own = [self._in_flight.get(name) for name in batch.names]  # None: this rank has joined
-        if None in own and self._has_given_up(batch, own):  # zeros in its place would be a wrong sum elsewhere
-            raise NotInitializedError("ringtrain was shut down")
         results = self._carry_out_in_place(communicator, batch, own)
         if results is None:
             arrays = [None if one is None else one.arrays() for one in own]
@@ -236,11 +247,6 @@ class NamedQueue:
                 one.keep(result)
         with self._kept:
             self._kept.notify_all()
-
-    def _has_given_up(self, batch: FusedBatch, own: Sequence[Submission | None]) -> bool:
-        """Whether this rank has submitted an entry that is in flight no more."""
-        pairs = zip(batch.entries, own, strict=True)
-        return any(one is None and self.rank in entry.requests for entry, one in pairs)
 
     def _carry_out_in_place(
         self, communicator: Communicator, batch: FusedBatch, own: Sequence[Submission | None]
@@ -269,12 +275,15 @@ class NamedQueue:
         with self._changed:
             failed, self._in_flight = list(self._in_flight.values()), {}
             self._new.clear()
-            joining, self._joining = self._joining, None
-        self._agreement = Agreement(self.ranks)
-        self._last = [], []
         self._break(failed, error)
-        if joining is not None:
+        if (joining := self._end_joining()) is not None:
             joining.set_exception(error)
+
+    def _end_joining(self) -> "Future[int] | None":
+        """Return the promise of `join`, which is the caller's to keep; None if there is none left."""
+        with self._lock:
+            joining, self._joining = self._joining, None
+        return joining
 
 
 def _exchange(communicator: Communicator, message: bytes) -> list[bytes]:

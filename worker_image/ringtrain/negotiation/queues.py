@@ -66,7 +66,11 @@ def queue_of(process_set: ProcessSet) -> NamedQueue:
 def _open_queue(world: RankContext, number: int) -> NamedQueue:
     ranks = tuple(world.ranks_of_set(number) or ())
     queue = NamedQueue(
-        world.config.rank, ranks, lambda: world.open_queue_communicator(number), world.config.stall_timeout_s
+        world.config.rank,
+        ranks,
+        lambda: world.open_queue_communicator(number),
+        world.config.stall_timeout_s,
+        lambda error: world.give_up(number, error),
     )
     world.run_with_set(number, queue)
     world.describe_queue(number, queue.in_flight)

@@ -30,6 +30,7 @@ from ringtrain.transport.base import NoPeers, Transport
 from ringtrain.world.agent_socket import AgentSocket
 from ringtrain.world.config import WorkerConfig
 from ringtrain.world.membership import Membership
+from ringtrain.world.reports import Activity
 from ringtrain.world.ring_config import RingConfig
 
 if TYPE_CHECKING:
@@ -197,6 +198,12 @@ class RankContext:
     def foreign_calls(self, process_set: int) -> ForeignCalls:
         """What a set's named queue calls a library of others with. Once for each set."""
         return ForeignCalls(self._member, further_number(process_set, QUEUE), self._sets[process_set])
+
+    def give_up(self, process_set: int, error: BaseException) -> None:
+        """Have all ranks raise that this one can't go on with what it has begun by name in a set, because of
+        `error`."""
+        begun = self.in_flight(process_set) or "named collectives"
+        self._member.give_up(Activity(begun, process_set, 0), error)
 
     def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
         """Have `details` name what the queue of a set has in flight, for messages of ranks that wait."""

@@ -102,6 +102,8 @@ class RpcTransport:
         self._timeout_s = timeout_s
         self._pool = DaemonPool("ringtrain-serve")
         self._server: Any = None
+        self._lock = threading.Lock()  # of channels: threads of gRPC make some, too, while this rank leaves
+        self._closed = False
         self._channels: dict[int, Any] = {}
         self._methods: dict[tuple[int, str], Any] = {}
         self._data = DataPath(rank, addresses, timeout_s, tls) if data_path else None
@@ -153,9 +155,15 @@ class RpcTransport:
                 answer.set_exception(_ours(error) if isinstance(error, grpc.RpcError) else error)
 
         shown = self._sessions.get(peer)
-        call = self._method(peer, method).future(
-            request, timeout=timeout_s, wait_for_ready=patient, metadata=shown
-        )
+        try:
+            call = self._method(peer, method).future(
+                request, timeout=timeout_s, wait_for_ready=patient, metadata=shown
+            )
+        except ValueError:  # gRPC's, of a channel that is closed
+            if not self._closed:
+                raise
+            answer.set_exception(Broken(How.CANCELLED, "this rank has shut down"))
+            return answer
         call.add_done_callback(done)
         return answer
 
@@ -164,7 +172,12 @@ class RpcTransport:
         if stream is not None:
             return stream
         shown = self._sessions.get(peer)
-        return RpcStream(self._method(peer, _PULL)(request, timeout=timeout_s, metadata=shown))
+        try:
+            return RpcStream(self._method(peer, _PULL)(request, timeout=timeout_s, metadata=shown))
+        except ValueError as error:
+            if not self._closed:
+                raise
+            raise Broken(How.CANCELLED, "this rank has shut down") from error
 
     def close(self, grace_s: float) -> None:
         stopped = self._server.stop(grace_s) if self._server is not None else None
@@ -172,7 +185,10 @@ class RpcTransport:
             self._data.close(grace_s)
         if stopped is not None:
             stopped.wait()
-        for channel in self._channels.values():
+        with self._lock:
+            self._closed = True
+            channels = list(self._channels.values())
+        for channel in channels:
             channel.close()
         self._strangers.close()
         self._pool.shutdown()
@@ -185,13 +201,18 @@ class RpcTransport:
         return grpc.secure_channel(address, self._tls.certificates.for_channel(), options=named)
 
     def _method(self, peer: int, method: str) -> Any:
+        """Raises ValueError, as a channel that is closed does, once this rank has shut down."""
         made = self._methods.get((peer, method))
-        if made is None:
+        if made is not None:
+            return made
+        with self._lock:
+            if self._closed:
+                raise ValueError("no channel is made any more")
             channel = self._channels.get(peer)
             if channel is None:
                 channel = self._channels[peer] = self._dialled(self._addresses[peer])
-            make = channel.unary_stream if method == _PULL else channel.unary_unary
-            made = self._methods[peer, method] = make(f"/{_SERVICE}/{method}")
+        make = channel.unary_stream if method == _PULL else channel.unary_unary
+        made = self._methods[peer, method] = make(f"/{_SERVICE}/{method}")
         return made
 
 

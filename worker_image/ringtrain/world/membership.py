@@ -124,6 +124,10 @@ class Membership:
             self._look_for(offer, activity)
         return True
 
+    def who_left(self, peers: frozenset[int]) -> int | None:
+        """One of `peers` that is known to have shut down, if there is one."""
+        return self._watches.who_left(peers)
+
     def _look_for(self, offer: Offer, activity: Activity) -> None:
         """Report those that have not taken all of `offer` and are gone."""
         self.monitor.look_for(offer.waiting_for.copy(), activity, lambda peer: peer in offer.waiting_for)

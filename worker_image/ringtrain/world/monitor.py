@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
-from ringtrain.transport.base import Transport
+from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import PullRefused, WorldFailure
 from ringtrain.wire.messages import ABORT, STATUS, WATCH, dump, load, load_fields
 from ringtrain.world import authentication, neighbours
@@ -45,6 +45,8 @@ class Monitor:
         self.watches = Watches(ring, self._ask_watch, self._is_over, self.report, peer_left)
         self.knows_all = False  # whether this rank has a session with every rank
         self._lock = threading.Lock()
+        self._heeded = threading.Condition(self._lock)
+        self._heeding = 0  # announcements that are being adopted, and may have to be passed on
         self._spread: Spread | None = None
         self._announced = threading.Event()
         self._stopped = False
@@ -55,10 +57,14 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopped = True
+        """End once the peers know the failure, if there is one: at most for the time of a few probes."""
+        with self._heeded:
+            self._stopped = True
         self._reports.put(None)
         if self._thread.ident is not None:
             self._thread.join()
+        with self._heeded:
+            self._heeded.wait_for(lambda: not self._heeding, 2 * self._ring.probe_timeout_s)
         if self._spread is not None:
             self._spread.wait(2 * self._ring.probe_timeout_s)
             self._spread.give_up()
@@ -125,11 +131,25 @@ class Monitor:
         return [[peer for peer in group if not self.watches.has_left(peer)] for group in groups]
 
     def heed(self, request: bytes) -> None:
-        """Adopt a peer's announcement if it proves the token; in a large world, pass it on."""
+        """Adopt a peer's announcement if it proves the token; in a large world, pass it on.
+
+        Raises Broken where this rank leaves and passes nothing on: the peer then tells others in its place.
+        """
         message = load_fields(request, failure=str, proof=str)
         if not authentication.same(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
             raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
-        failure = WorldFailure.decode(message["failure"])
+        with self._heeded:
+            if self._stopped and self._failure_state.failure is None:
+                raise Broken(How.CLOSED, f"rank {self._ring.rank} has shut down")
+            self._heeding += 1
+        try:
+            self._pass_on(WorldFailure.decode(message["failure"]))
+        finally:
+            with self._heeded:
+                self._heeding -= 1
+                self._heeded.notify_all()
+
+    def _pass_on(self, failure: WorldFailure) -> None:
         if not self._failure_state.reach(failure):
             return
         if neighbours.is_mesh(self._ring.size):

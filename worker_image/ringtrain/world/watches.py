@@ -45,6 +45,10 @@ class Watches:
         """Whether `peer` has said that it shuts down. That news may still be on its way."""
         return peer in self._left
 
+    def who_left(self, peers: frozenset[int]) -> int | None:
+        """One of `peers` that has said so, if there is one."""
+        return min(self._left & peers, default=None)
+
     @property
     def are_sparse(self) -> bool:
         """Whether all have met, and this rank watches only some of them."""
