@@ -6,6 +6,7 @@
     python -m bench.scale.ring crossover 32 # chain and tree of up to so many pods
     python -m bench.scale.ring crossover 128 hosts  # direct exchange and tree of up to so many ranks, one a host
     python -m bench.scale.ring gathers 128  # all-gathers between up to so many pods, from all and passed on
+    python -m bench.scale.ring broadcasts 128  # broadcasts between up to so many pods of 8, and ranks, one a host
     python -m bench.scale.ring plot         # ring.png of ring.jsonl
 
 Membership, handshake, offers, calls, exchanges, chain and tree of pods are the runtime's own; threads are
@@ -13,6 +14,7 @@ greenlets (`clock.py`), and the transport is a network of hosts with links and c
 run: sockets, the arithmetic of a fold, and memory that ranks of a pod share, of which each has a price instead.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -207,6 +209,12 @@ def all_gather(nbytes: int) -> Callable[[Any], object]:
     return lambda ring: ring.all_gather(what, buffer, even_bounds(len(buffer), len(ring.ranks)))
 
 
+def broadcast(nbytes: int) -> Callable[[Any], object]:
+    buffer = np.zeros(nbytes // 4, np.float32)
+    what = Signature("broadcast")
+    return lambda ring: ring.broadcast(what, buffer, 0)
+
+
 def gather(nbytes: int) -> Callable[[Any], object]:
     """What the named queue's agreement is: every rank's `nbytes` to all."""
     part = np.zeros(nbytes, np.uint8)
@@ -334,6 +342,21 @@ def _gather(pods: int, nbytes: int, pods_most_direct: int) -> float:
     return world.collective(world.hierarchies(), all_gather(nbytes))
 
 
+def broadcasts(most: int) -> None:
+    """Broadcasts to up to `most` pods of 8, and to up to `most` ranks, one a host."""
+    lengths = (64 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB)
+    print("| | 64 KiB | 256 KiB | 1 MiB | 16 MiB | 64 MiB |\n" + 6 * "| --- " + "|")
+    for each, number in itertools.product((8, 1), (2, 3, 4, 5, 6, 7, 8, 12, 16, 64, 128)):
+        if number <= most:
+            cells = (f"{_broadcast(number, each, n) * 1e3:.3g}" for n in lengths)
+            print(f"| {number} {'ranks' if each == 1 else 'pods'} | " + " | ".join(cells) + " |", flush=True)
+
+
+def _broadcast(hosts: int, ranks_each: int, nbytes: int) -> float:
+    world = SimulatedWorld(hosts * ranks_each, FABRIC, ranks_each=ranks_each, cores=8).acquainted()
+    return world.collective(world.exchanges() if ranks_each == 1 else world.hierarchies(), broadcast(nbytes))
+
+
 def slopes(most: int, words: str = "") -> None:
     """Every slope up to `most` ranks, as JSON lines into `_FOUND`. With `words` those alone that have them in the
     name; what there is of others stays."""
@@ -380,5 +403,7 @@ if __name__ == "__main__":
         crossover(int(sys.argv[2]), hosts=sys.argv[3:] == ["hosts"])
     elif what == "gathers":
         gathers(int(sys.argv[2]))
+    elif what == "broadcasts":
+        broadcasts(int(sys.argv[2]))
     else:
         plot()

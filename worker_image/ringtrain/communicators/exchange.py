@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain.communicators.broadcast import Broadcast, Route
 from ringtrain.communicators.call import Call, FramesFor
 from ringtrain.communicators.doubling import (
     LONG_RANKS_MOST_DIRECT,
@@ -25,15 +26,14 @@ from ringtrain.communicators.doubling import (
 )
 from ringtrain.communicators.exchange_steps import ExchangeSteps
 from ringtrain.communicators.fused_update import FusedUpdates
+from ringtrain.communicators.lone import LoneRank
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.reduction.cuts import (
     Bounds,
     cut_tensors,
-    even_bounds,
     offsets,
     passing_bytes,
     segments,
-    segments_at,
     without_short_ones,
 )
 from ringtrain.reduction.fold import Flat, Folder
@@ -48,10 +48,6 @@ SEGMENT_BYTES: Final = 2 << 20
 # trip less counts for more than the bytes. See bench/README.
 _DIRECT_BYTES_TO_ALL: Final = 256 << 10
 _DIRECT_BYTES: Final = 16 << 10
-# Relays read what others pass on one segment behind what they pass on themselves.
-_LAG: Final = 1
-# Below this a broadcast goes from the root to all at once: one hop less counts for more than the root's bandwidth.
-_DIRECT_BROADCAST_BYTES: Final = 64 << 10
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
@@ -212,24 +208,18 @@ class ExchangeCommunicator:
                 call.read(self.ranks[origin], Step.RESULT, index, target[cut])
 
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
-        """The root deals the buffer out, and those who get a chunk pass it on while it comes."""
         if doubling := self._doubling_of(buffer.nbytes):
             of_root = [len(buffer) if position == root else 0 for position in range(len(self.ranks))]
             own = buffer if self.position == root else buffer[:0]
             buffer[...] = doubling.gather(what, own, of_root)[root]
             return
-        direct = buffer.nbytes <= _DIRECT_BROADCAST_BYTES
-        relays = [p for p in range(len(self.ranks)) if p != root]
-        owners = [root] if direct or not relays else relays
-        dealt = even_bounds(len(buffer), len(owners))
-        lengths = {p: dealt[i + 1] - dealt[i] for i, p in enumerate(owners)}
-        bounds = offsets([lengths.get(p, 0) for p in range(len(self.ranks))])
-        longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
-        cuts = segments_at(bounds, max(1, passing_bytes(longest, self.segment_bytes) // buffer.itemsize))
-        if self.position == root:
-            self._deal(what, buffer, cuts, root, direct)
-        else:
-            self._relay(what, buffer, cuts, root, direct)
+        places = self.ranks[root:] + self.ranks[:root]
+        place = (self.position - root) % len(places)
+        self.broadcast_along(Route(places, place, LoneRank(self.ranks[self.position]), 0), what, buffer)
+
+    def broadcast_along(self, route: Route, what: Signature, buffer: Flat) -> None:
+        """A broadcast between pods: for a communicator that knows them."""
+        Broadcast(self._steps, route, buffer).run(what)
 
     def barrier(self, what: Signature) -> None:
         if doubling := self._doubling_of(0):
@@ -291,37 +281,3 @@ class ExchangeCommunicator:
         with call:
             folder.fold(self._steps.contributions(call, 0, source, folder.keeps_all), result)
         target[...] = result
-
-    def _deal(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            own = cuts[root if direct else self.ranks.index(rank)]
-            return call.frames(Step.RESULT, (buffer[cut] for cut in own))
-
-        call = self._steps.call(what, (), frames_for, buffer.nbytes)
-        nothing = buffer[:0]
-        with call:
-            for position in self._steps.others:
-                call.read(self.ranks[position], Step.DONE, 0, nothing)
-
-    def _relay(self, what: Signature, buffer: Flat, cuts: list[list[slice]], root: int, direct: bool) -> None:
-        own = cuts[root if direct else self.position]
-        passed_on: list[Frame] = []
-        complete: list[Frame] = []
-
-        def frames_for(rank: int, caller: Caller) -> Iterator[Frame]:
-            if rank == self.ranks[root]:
-                yield from self._steps.results(call, complete, 1, caller)
-            elif not direct:
-                yield from self._steps.results(call, passed_on, len(own), caller)
-
-        call = self._steps.call(what, (), frames_for, buffer.nbytes)
-        relays = [p for p in self._steps.others if p != root]
-        with call:
-            for index in range(max(len(cut) for cut in cuts) + _LAG):
-                if index < len(own):
-                    part = buffer[own[index]]
-                    call.read(self.ranks[root], Step.RESULT, index, part)
-                    self._steps.offer(call, passed_on, call.frame(Step.RESULT, index, part))
-                if index >= _LAG and not direct:
-                    self._steps.read_results(call, cuts, index - _LAG, buffer, relays)
-            self._steps.offer(call, complete, call.frame(Step.DONE, 0, buffer[:0]))

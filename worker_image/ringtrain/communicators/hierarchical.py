@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain.communicators.broadcast import Route
 from ringtrain.communicators.chain import Chain, Pods, Section
 from ringtrain.communicators.doubling import PART_BYTES_MOST
 from ringtrain.communicators.exchange import ExchangeCommunicator
@@ -167,7 +168,14 @@ class HierarchicalCommunicator:
         self._network.send_receive(what, source, to, target, origin)
 
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
-        self._network.broadcast(what, buffer, root)
+        if self._hosts is None or buffer.nbytes <= self._flat_bytes:
+            self._network.broadcast(what, buffer, root)
+            return
+        pods = self._pods
+        first, giver = divmod(root, len(pods.group.ranks))
+        ranks = pods.column[first:] + pods.column[:first]
+        route = Route(ranks, (pods.pod - first) % len(ranks), pods.group, giver)
+        self._network.broadcast_along(route, what, buffer)
 
     def barrier(self, what: Signature) -> None:
         self._network.barrier(what)

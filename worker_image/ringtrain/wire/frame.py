@@ -20,7 +20,7 @@ class Step(IntEnum):
     SIZES = 0  # how many elements follow, where that may differ between ranks
     CONTRIBUTION = 1  # reduce-scatter: what a rank adds to a chunk that another rank owns
     RESULT = 2  # all-gather, broadcast, all-to-all: final values
-    DONE = 3  # nothing but the fact: the sender has everything
+    READY = 3  # broadcast: nothing but the fact that the sender has come, and all that get it from the sender
 
 
 class FrameHeader(NamedTuple):

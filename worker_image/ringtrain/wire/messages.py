@@ -5,7 +5,7 @@ import struct
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-PROTOCOL_VERSION: Final = 9
+PROTOCOL_VERSION: Final = 10
 SESSION_BYTES: Final = 16
 
 HELLO: Final = "Hello"
