@@ -6,7 +6,7 @@ are: Sanders, Speck and Träff 2009, "Two-tree algorithms for full bandwidth bro
 of a pod gets its part of each section from rank l of another one, and the ranks of a pod share what they have got.
 
 Between few there is a tree for each but the root, which passes on to all others what it gets: Barnett et al. 1994,
-"Interprocessor Collective Communication Library (InterCom)". See docs/decisions/0051-long-broadcasts.md.
+"Interprocessor Collective Communication Library (InterCom)". See docs/decisions/0050-long-broadcasts.md.
 """
 
 from collections.abc import Iterator
