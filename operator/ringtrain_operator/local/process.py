@@ -114,19 +114,22 @@ class ProcessRunner:
         return f"http://127.0.0.1:{self._places.ports.status}/status"
 
     def close(self) -> None:
-        """End all pods and remove everything but logs and claims. Ctrl-C meanwhile ends them at once."""
-        deadline = time.monotonic() + CLOSING_GRACE_S
-        for name in self._pods:
-            self.delete(name, grace_s=int(CLOSING_GRACE_S))
-        while any(local.running for local in self._pods.values()):
+        """End all pods and remove everything but logs and claims. Ctrl-C, whenever it comes, ends them at once."""
+        grace_s = CLOSING_GRACE_S
+        while True:
             try:
-                self.pods()
-                if time.monotonic() > deadline:
-                    for local in self._pods.values():
-                        local.kill_at = 0.0
-                time.sleep(0.05)
+                self._end_all(grace_s)
+                return
             except KeyboardInterrupt:
-                deadline = 0.0
+                grace_s = 0.0
+
+    def _end_all(self, grace_s: float) -> None:
+        """May be broken off anywhere, and done once more."""
+        for name in list(self._pods):
+            self.delete(name, int(grace_s))
+        while any(local.running for local in self._pods.values()):
+            self.pods()
+            time.sleep(0.05)
         self._places.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 

@@ -1,12 +1,14 @@
-"""Pods as process groups: a container that its own rules start again in its pod."""
+"""Pods as process groups: a container that its own rules start again in its pod; and their end."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -15,6 +17,7 @@ from support.jobs import job
 from support.local import until
 
 from ringtrain_operator.build import build_launcher_pod
+from ringtrain_operator.local import process
 from ringtrain_operator.local.process import ProcessRunner
 from ringtrain_operator.spec.parse import parse_job
 
@@ -79,3 +82,38 @@ def test_a_deleted_pod_starts_nothing_again(runner: ProcessRunner, tmp_path: Pat
     runner.delete("digits-launcher", 0)
     until(lambda: runner.pods() == [])
     assert len(started(pids)) == 1
+
+
+def interrupted_at(moment: int) -> Callable[..., Any]:
+    """A tracer that raises KeyboardInterrupt before the `moment`-th line that a closing runner runs of its own."""
+    lines = iter(range(1, moment + 1))
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename != process.__file__ or frame.f_code.co_name == "close":
+            return trace
+        if event == "line" and next(lines, 0) == moment:
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3, 8, 12, 16, 20])
+def test_ctrl_c_at_any_moment_of_the_end_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """No process, and no directory of pods, where their secrets lie: whenever it comes while a runner closes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runner = ProcessRunner(tmp_path / "run", tmp_path / "claims")
+    pod = launcher(tmp_path / "pids")
+    pod["spec"]["containers"][0]["command"] = ["sleep", "600"]
+    others = psutil.Process().children()
+    runner.start(pod, {})
+    (child,) = set(psutil.Process().children()) - set(others)
+    sys.settrace(interrupted_at(moment))
+    try:
+        runner.close()
+    finally:
+        sys.settrace(None)
+    assert not child.is_running()
+    assert not list(tmp_path.glob("dtj-*"))
