@@ -50,7 +50,10 @@ def parsed(**spec: Any) -> Job:
 
 def environment(pod: dict[str, Any], secret_dir: Path) -> dict[str, str]:
     """The main container's environment as a kubelet makes it, its secret in `secret_dir`."""
-    node = {"metadata.name": pod["metadata"]["name"], "status.podIP": "10.0.0.7", "spec.nodeName": "node-a"}
+    node = {
+        "metadata.name": pod["metadata"]["name"], "metadata.uid": "9f8e", "status.podIP": "10.0.0.7",
+        "spec.nodeName": "node-a",
+    }  # fmt: skip
     found = {
         variable["name"]: variable.get("value") or node[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         for variable in pod["spec"]["containers"][0]["env"]
@@ -70,7 +73,12 @@ def test_an_agent_reads_what_is_built_for_a_worker(tmp_path: Path) -> None:
     assert (config.job.name, config.job.namespace, config.job.uid) == ("digits", "team", "0a1b2c3d-4e5f")
     assert (config.job.attempt, config.workers, config.slots, config.index) == (4, 3, 2, 2)
     assert config.launcher_address == "digits-launcher.digits:7350"
-    assert (config.pod, config.pod_ip, config.node) == ("digits-worker-2", "10.0.0.7", "node-a")
+    assert (config.pod, config.pod_uid, config.pod_ip, config.node) == (
+        "digits-worker-2",
+        "9f8e",
+        "10.0.0.7",
+        "node-a",
+    )
     assert config.checkpoint_dir == "/data/digits-0a1b2c3d-4e5f"
     assert (config.timeout_s, config.start_timeout_s) == (7, 600)
     assert config.secrets.tls is not None

@@ -140,6 +140,7 @@ class GangProcesses:
             "RINGTRAIN_MASTER_PORT": "0",
             "RINGTRAIN_TF_PORT_BASE": "0",
             "RINGTRAIN_POD_NAME": name,
+            "RINGTRAIN_POD_UID": f"uid of {name}",
             "RINGTRAIN_NODE_NAME": f"node-{index}",
             "RINGTRAIN_LOG_DIR": str(self.directory / "logs"),
             "RINGTRAIN_TERMINATION_MESSAGE_PATH": str(self.directory / f"{name}.message"),

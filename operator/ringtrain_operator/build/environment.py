@@ -187,6 +187,7 @@ def _variables(plain: dict[str, str]) -> list[dict[str, Any]]:
     """`plain` and the pod's own place (downward API) as a container's `env`."""
     fields = {
         contract.ENV_POD_NAME: "metadata.name",
+        contract.ENV_POD_UID: "metadata.uid",
         contract.ENV_POD_IP: "status.podIP",
         contract.ENV_NODE_NAME: "spec.nodeName",
     }

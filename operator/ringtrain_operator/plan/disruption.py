@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..observe.model import PodView
+from ..observe.pods import failure_in
 from ..status.situation import Situation
 from .decision import NO_DECISION, PolicyResult, Restart
 
@@ -49,7 +50,18 @@ def disruption_cause(s: Situation) -> str | None:
     # A launcher whose ranks have started refuses a pod that is made anew, but for an elastic job's.
     if missing and (s.gang_began if elastic else s.gang_may_have_begun):
         return f"{', '.join(missing[:3])} no longer exists"
-    return None
+    return None if elastic else _replaced(s)
+
+
+def _replaced(s: Situation) -> str | None:
+    """What became of the pod in which the launcher's first failure was, if that was made anew: before all pods were
+    seen to run, its ranks had started."""
+    failure = failure_in(s.launcher, s.attempt) if s.launcher is not None and s.launcher.finished else {}
+    lost = next((pod for pod in s.pods if pod.name == failure.get("pod")), None)
+    uid = failure.get("podUid")
+    if lost is None or not isinstance(uid, str) or uid in ("", lost.uid):
+        return None
+    return f"{lost.name} was replaced when its ranks had started"
 
 
 def node_is_suspect(pod: PodView) -> bool:

@@ -109,7 +109,8 @@ def test_a_command_that_does_not_exist(gang: Gang) -> None:
 
 
 def test_a_killed_agent(gang: Gang) -> None:
-    """AgentLost names its pod, node and ranks; its ranks die with it; the others are stopped with 75."""
+    """AgentLost names its pod, also by its uid, its node and ranks; its ranks die with it; the others are stopped
+    with 75."""
     job = gang(2, 2, RINGTRAIN_TIMEOUT="20")
     launcher, agents = job.launcher(), job.agents("sh", "-c", "echo ready; exec sleep 1000")
     until("all ranks ready", lambda: all(job.rank_log(rank) == b"ready\n" for rank in range(4)))
@@ -121,6 +122,7 @@ def test_a_killed_agent(gang: Gang) -> None:
     assert (failure["reason"], failure["rank"], failure["pod"], failure["node"]) == (
         "AgentLost", 2, "job-worker-1", "node-1",
     )  # fmt: skip
+    assert failure["podUid"] == "uid of job-worker-1"
     assert "rank(s) 2, 3" in failure["message"]
     assert failure["logTail"] == ["ready"]
     until("no rank left", lambda: not any(runs(rank) for rank in ranks))

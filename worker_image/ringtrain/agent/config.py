@@ -32,6 +32,7 @@ class AgentConfig(PodSettings):
     launcher_address: str
     ports: Ports
     pod: str
+    pod_uid: str
     pod_ip: str
     node: str
     checkpoint_dir: str
@@ -128,6 +129,7 @@ class AgentConfig(PodSettings):
             launcher_address=read.address(contract.ENV_LAUNCHER_ADDRESS),
             ports=_read_ports(read, pod.slots),
             pod=read.text(contract.ENV_POD_NAME, f"{pod.job.name}-worker-{index}"),
+            pod_uid=read.optional(contract.ENV_POD_UID) or "",
             pod_ip=read.optional(contract.ENV_POD_IP) or "",
             node=read.text(contract.ENV_NODE_NAME, socket.gethostname()),
             checkpoint_dir=read.optional(contract.ENV_CHECKPOINT_DIR) or "",

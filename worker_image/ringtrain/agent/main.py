@@ -284,6 +284,7 @@ class _Pod:
             master_port=self._master_port,
             ranks=self.state().ranks if self.ranks.started else (),
             incarnation=config.incarnation,
+            pod_uid=config.pod_uid,
         )
 
     def _prepare_mpi(self, events: "queue.SimpleQueue[Event]", stack: ExitStack) -> MpiWorker:

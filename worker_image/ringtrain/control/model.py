@@ -101,7 +101,8 @@ class AgentState:
 class Registration:
     """What an agent brings to the barrier. `ranks` is empty unless the agent has started them already.
 
-    `incarnation`: which pod of its name it is, in an elastic job; 0: not known.
+    `incarnation`: which pod of its name it is, in an elastic job; 0: not known. `pod_uid`: the pod's in the API;
+    empty: not known.
     """
 
     job_uid: str
@@ -119,6 +120,7 @@ class Registration:
     ranks: tuple[RankState, ...] = ()
     order: int = 0
     incarnation: int = 0
+    pod_uid: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,10 @@ class World:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first cause of a failed attempt. `rank` and `exit_code` are None where no rank is to be named."""
+    """The first cause of a failed attempt. `rank` and `exit_code` are None where no rank is to be named.
+
+    `pod_uid`: tells `pod` from another one of its name; empty: not known.
+    """
 
     reason: Reason
     message: str
@@ -178,6 +183,7 @@ class Failure:
     exit_code: int | None = None
     signal: str = ""
     log_tail: tuple[str, ...] = ()
+    pod_uid: str = ""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,11 @@ class TerminationPath:
 
 def failure_json(failure: Failure) -> dict[str, Any]:
     """`failure` in the words of the contract."""
+    uid = {"podUid": failure.pod_uid} if failure.pod_uid else {}
     return {
         "rank": failure.rank,
         "pod": failure.pod,
+        **uid,
         "node": failure.node,
         "exitCode": failure.exit_code,
         "signal": failure.signal or None,

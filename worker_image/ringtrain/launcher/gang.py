@@ -347,7 +347,8 @@ class Gang:
         quiet = self._is_quiet(agent, now) or (agent.attached and not agent.streams)
         if quiet or agent.heard_of is None or agent.leaving != agent.heard_of.leaving:
             worker = agent.registration
-            view = WorkerView(index, worker.pod, worker.node, None, agent.leaving, agent.leaving_since)
+            since = agent.leaving_since
+            view = WorkerView(index, worker.pod, worker.node, None, agent.leaving, since, worker.pod_uid)
             if quiet:
                 return replace(view, silent_since=self._silent_since(agent))
             agent.heard_of = view

@@ -43,7 +43,7 @@ class WorkerView:
     """One worker as the launcher sees it.
 
     `silent_since`: when its agent was last heard, if it is not attached now. `leaving`: signal that asked it to
-    stop. `pod`, `node`: empty before it registered.
+    stop. `pod_uid`, `node`: empty before it registered.
     """
 
     index: int
@@ -52,6 +52,7 @@ class WorkerView:
     silent_since: float | None = None
     leaving: str = ""
     leaving_since: float = 0.0
+    pod_uid: str = ""
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ def _blamed(view: GangView, failed: Sequence[Exit], accused: Sequence[int]) -> F
         message=f"rank {rank} stopped answering and was lost by rank(s) {names}: {said.strip()}",
         rank=rank,
         pod=worker.pod,
+        pod_uid=worker.pod_uid,
         node=worker.node,
         exit_code=failed[0].state.exit_code,
     )
@@ -221,6 +223,7 @@ def _rank_failure(view: GangView, exit: Exit) -> Failure:
         message=state.message or f"rank {state.rank} {how}{said}",
         rank=state.rank,
         pod=worker.pod,
+        pod_uid=worker.pod_uid,
         node=worker.node,
         exit_code=state.exit_code,
         signal=state.signal,
@@ -242,6 +245,7 @@ def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
         message=f"{message}; its rank(s) {ranks} are lost",
         rank=next(iter(view.ranks_of(worker)), None),
         pod=worker.pod,
+        pod_uid=worker.pod_uid,
         node=worker.node,
         exit_code=exit_code,
         signal=worker.leaving,
@@ -256,5 +260,6 @@ def _incomplete(view: GangView) -> Failure:
         message=f"only {view.succeeded} of {len(view.ranks)} ranks finished; rank(s) {names} did not",
         rank=missing[0],
         pod=view.worker_of(missing[0]).pod,
+        pod_uid=view.worker_of(missing[0]).pod_uid,
         node=view.worker_of(missing[0]).node,
     )

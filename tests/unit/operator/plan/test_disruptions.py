@@ -73,6 +73,35 @@ def test_a_pod_that_vanishes_when_all_have_run_does_not_count(said: str) -> None
     assert condition(w, "Restarting")[2] == "attempt 1: digits-worker-1 no longer exists"
 
 
+@pytest.mark.parametrize("reason", ["AgentLost", "RankFailed"])
+@pytest.mark.parametrize("ends", [True, False], ids=["refused", "still-starting"])
+def test_a_pod_that_vanishes_between_two_looks_does_not_count(ends: bool, reason: str) -> None:
+    """The ranks started between the operator's last look and the end of one of their pods: that was made anew, but
+    the launcher does not take it in, and says in which pod its rank was lost."""
+    w = world(backoffLimit=0)
+    w.settle()
+    lost = w.pods.pop("digits-worker-1")["metadata"]["uid"]
+    w.settle()
+    assert (w.status.attempt, w.pods["digits-worker-1"]["metadata"]["uid"] != lost) == (1, True)
+    if ends:
+        w.pod_ends("digits-worker-1", 69)
+    w.launcher_ends(75, reason=reason, pod="digits-worker-1", podUid=lost)
+    w.settle()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 1)
+    said = condition(w, "Restarting")[2]
+    assert said == "attempt 1: digits-worker-1 was replaced when its ranks had started"
+
+
+@pytest.mark.parametrize("uid", ["the pod's own", "", None, 7])
+def test_a_failure_in_a_pod_that_is_there_counts(uid: object) -> None:
+    """Whether the launcher knows the pod's uid or not."""
+    w = running(backoffLimit=0)
+    known = w.pods["digits-worker-1"]["metadata"]["uid"] if uid == "the pod's own" else uid
+    w.launcher_ends(1, pod="digits-worker-1", podUid=known)
+    w.settle()
+    assert (w.status.disruptions, condition(w, "Failed")[0]) == (0, "True")
+
+
 def test_a_rank_that_fails_because_its_pod_is_taken_away_does_not_count() -> None:
     """Exit 143 on a pod that is being deleted is the deletion's doing, also when the launcher speaks first."""
     w = running(backoffLimit=0)

@@ -32,14 +32,19 @@ RANKS = (
     RankState(3, RankPhase.RUNNING, life=2, formation=5, parked=True, committed=2**33, lost_steps=1, joined=True),
 )
 FORMED = World(2, ("a:1", "b:1"), ("a:2", "b:2"), "a", 3, 4, (Member(3, 1), Member(0, 2)))
-FAILED = Verdict(Outcome.FAILED, 3, 1, Failure(Reason.AGENT_LOST, "why", 0, "pod", "node", 0, "SIGKILL", ("x",)))
+FAILED = Verdict(
+    Outcome.FAILED, 3, 1, Failure(Reason.AGENT_LOST, "why", 0, "pod", "node", 0, "SIGKILL", ("x",), "of pod")
+)
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         (AgentState((), drained=True, leaving="SIGTERM", order=2**40), pb.SyncRequest),
-        (Registration("uid", 1, 2, 3, "i", "p", "n", "a", 1, (1, 2), (3, 4), 5, RANKS, 6), pb.RegisterRequest),
+        (
+            Registration("uid", 1, 2, 3, "i", "p", "n", "a", 1, (1,), (2,), 5, RANKS, 6, 7, "of p"),
+            pb.RegisterRequest,
+        ),
         (FAILED, pb.Verdict),
         (Verdict(Outcome.FAILED, 3, 1, Failure(Reason.NOT_ASSEMBLED, "why")), pb.Verdict),
         (Verdict(Outcome.SUCCEEDED, 0), pb.Verdict),
