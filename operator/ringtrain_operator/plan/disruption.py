@@ -54,8 +54,8 @@ def disruption_cause(s: Situation) -> str | None:
 
 
 def _replaced(s: Situation) -> str | None:
-    """What became of the pod in which the launcher's first failure was, if that was made anew: before all pods were
-    seen to run, its ranks had started."""
+    """What became of the pod in which the launcher's first failure was, if another one has its name: its ranks had
+    started before all pods were seen to run."""
     failure = failure_in(s.launcher, s.attempt) if s.launcher is not None and s.launcher.finished else {}
     lost = next((pod for pod in s.pods if pod.name == failure.get("pod")), None)
     uid = failure.get("podUid")
