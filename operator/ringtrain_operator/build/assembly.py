@@ -15,7 +15,7 @@ from .security import restrict_pod
 Pod = dict[str, Any]
 
 # What a template that leaves out the image has from the worker's pod beside it.
-_OF_THE_WORKER = ("imagePullSecrets", "securityContext", "priorityClassName")
+_OF_THE_WORKER = ("imagePullSecrets", "securityContext", "priorityClassName", "terminationGracePeriodSeconds")
 # In the worker's environment they are about its devices and its rank.
 _ABOUT_A_RANK = frozenset({ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG})
 

@@ -21,12 +21,8 @@ DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
 _MOST_TF_CONFIG = 100_000
 
 
-def worker_environment(
-    job: Job, attempt: int, index: int, grace_s: int, incarnation: int = 0
-) -> list[dict[str, Any]]:
-    """Variables of the main container of worker `index`, whose pod gets `grace_s` from SIGTERM to SIGKILL."""
-    elastic, saves = job.spec.elastic is not None, job.spec.checkpoint is not None
-    grace = {contract.ENV_GRACE_PERIOD: str(min(grace_s, MOST_GRACE_S))} if elastic or saves else {}
+def worker_environment(job: Job, attempt: int, index: int, incarnation: int = 0) -> list[dict[str, Any]]:
+    """Variables of the main container of worker `index`."""
     return _variables(
         _common(job, contract.ROLE_WORKER, attempt)
         | {
@@ -36,8 +32,7 @@ def worker_environment(
             contract.ENV_RING_PORT_BASE: str(contract.PORT_RING_BASE),
             contract.ENV_MASTER_PORT: str(contract.PORT_MASTER),
             contract.ENV_TF_PORT_BASE: str(contract.PORT_TF_BASE),
-            **grace,
-            **({contract.ENV_INCARNATION: str(incarnation)} if elastic else {}),
+            **({} if job.spec.elastic is None else {contract.ENV_INCARNATION: str(incarnation)}),
         }
     )
 
@@ -122,6 +117,7 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
         contract.ENV_SLOTS_PER_WORKER: str(job.spec.slots),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
         contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
+        **_grace(job),
         **_mpi(job),
     }
     if job.spec.elastic is not None:
@@ -132,6 +128,14 @@ def _common(job: Job, role: str, attempt: int) -> dict[str, str]:
     if data is not None:
         variables |= {contract.ENV_DATA_WORKERS: str(data.replicas), contract.ENV_DATA_KIND: data.kind}
     return variables | _checkpoints(job)
+
+
+def _grace(job: Job) -> dict[str, str]:
+    """What a worker's pod gets from SIGTERM to SIGKILL; empty for a job whose ranks neither hand over nor save."""
+    if job.spec.elastic is None and job.spec.checkpoint is None:
+        return {}
+    told = job.spec.worker.template["spec"].get("terminationGracePeriodSeconds")
+    return {contract.ENV_GRACE_PERIOD: str(DEFAULT_GRACE_S if told is None else min(told, MOST_GRACE_S))}
 
 
 def _log_uri(job: Job) -> dict[str, str]:

@@ -66,9 +66,8 @@ def build_worker_pod(
     command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
     program = add_agent(job, spec, settings or Settings())
     main["command"] = [program, "agent", *(["--", *command] if command else [])]
-    grace_s = spec.get("terminationGracePeriodSeconds", environment.DEFAULT_GRACE_S)
     number = incarnation.number if incarnation is not None else 0
-    variables = environment.worker_environment(job, attempt, index, grace_s, number)
+    variables = environment.worker_environment(job, attempt, index, number)
     main["env"] = variables + list(main.get("env") or ())
     main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
     add_devices(main, job.spec.worker.devices)

@@ -85,15 +85,21 @@ def test_tracebacks_of_lost_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert ("KeyError" in out) == (name == "handling.py"), out
 
 
-def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [({}, 2), ({"RINGTRAIN_CHECKPOINT_DIR": "saved", "RINGTRAIN_GRACE_PERIOD": "40"}, 35)],
+    ids=["plain", "ranks-that-save"],
+)
+def test_interrupted(settings: dict[str, str], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C stops the ranks and says how long they may take; nothing is left; the status is the signal's."""
-    monkeypatch.setenv("RINGTRAIN_TIMEOUT", "12")
+    for name, value in {"RINGTRAIN_TIMEOUT": "12", **settings}.items():
+        monkeypatch.setenv(name, value)
     run = _start(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
     processes = until("the ranks", lambda: len(found := psutil.Process(run.pid).children(True)) >= 6 and found)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 130
-    assert "stopping: waiting for 2 ranks to end, for at most 2 s; once more: at once\n" in err
+    assert f"stopping: waiting for 2 ranks to end, for at most {most} s; once more: at once\n" in err
     assert "state  Stopped\n" in err
     assert not [process for process in processes if runs(process)]
 

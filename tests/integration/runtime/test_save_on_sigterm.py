@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.gang import GangProcesses, until
 
-# The save takes longer than ranks of a job without checkpoints would have.
+# The save takes longer than ranks of a job without checkpoints would have, and than RINGTRAIN_TIMEOUT.
 SAVES = """
 import os, sys, time
 import numpy as np
@@ -21,7 +21,7 @@ with StopRequest() as stop, ShardedCheckpoints(job_uri()) as checkpoints:
         if step == 3:
             print("trains")
         if stop.agreed():
-            time.sleep(2.5)
+            time.sleep(7.5)
             checkpoints.save(step, {"weights": np.arange(50_000.0)})
             print("saved", step)
             break
@@ -31,7 +31,7 @@ with StopRequest() as stop, ShardedCheckpoints(job_uri()) as checkpoints:
 def test_all_ranks_save_when_one_pod_is_asked_to_stop(gang: Callable[..., GangProcesses], tmp_path: Path) -> None:
     """The checkpoint is whole, although SIGTERM came to one of two pods alone."""
     uri = f"file://{tmp_path}/store/digits-1"
-    settings = {"RINGTRAIN_TIMEOUT": "9", "RINGTRAIN_GRACE_PERIOD": "60", "RINGTRAIN_CHECKPOINT_URI": uri}
+    settings = {"RINGTRAIN_TIMEOUT": "6", "RINGTRAIN_GRACE_PERIOD": "60", "RINGTRAIN_CHECKPOINT_URI": uri}
     job = gang(2, 1, **settings)
     launcher = job.launcher()
     agents = job.agents(*job.python(SAVES))

@@ -98,7 +98,7 @@ def _serve(order: Order) -> int:
             contract.ENV_SECRET_DIR: directory,
             **({contract.ENV_POD_IP: address} if address else {}),
         }
-        grace_s = AgentConfig.from_env(environment).grace_s
+        grace_s = AgentConfig.from_env(environment).save_s
         words = [sys.executable, "-m", "ringtrain", "agent", "--log-level", order.level, "--", *order.command]
         # stdout is the run's to read; the agent's own messages go to stderr.
         agent = start_child(words, environment, stdout=sys.stderr)

@@ -158,7 +158,7 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level:
         }
         held.share()
         level = level_of(environment, level)
-        grace_s = AgentConfig.from_env(environment).grace_s
+        grace_s = AgentConfig.from_env(environment).save_s
         launcher = start(
             stack,
             contract.ROLE_LAUNCHER,

@@ -91,7 +91,7 @@ def run_on_hosts(
         level = level_of(environment, level)
         config = AgentConfig.from_env(environment)
         others = [host for host in hosts if not host.is_here]
-        deadlines = HostDeadlines(config.start_timeout_s, config.timeout_s, config.grace_s + AGENT_S)
+        deadlines = HostDeadlines(config.start_timeout_s, config.timeout_s, config.save_s + AGENT_S)
         reached = connect(stack, others, options, deadlines)
         run = _Run(hosts, without_token(environment), secrets, control_port, options.interfaces, level, command)
         launcher_words = ["launcher", "--log-level", level]
@@ -104,7 +104,7 @@ def run_on_hosts(
         for agent, _ in reached:
             agent.started(start_end)
         ranks = f"{config.world_size} ranks on {len(hosts)} hosts"
-        signals = forward_signals(stack, lambda: launcher.send_signal(signal.SIGTERM), ranks, config.grace_s)
+        signals = forward_signals(stack, lambda: launcher.send_signal(signal.SIGTERM), ranks, config.save_s)
         # An agent that was lost is missed after a quarter of the timeout; then the others are stopped.
         code = wait_for(launcher, agents, 2 * config.timeout_s + AGENT_S)
         _say_lost([agent for agent, _ in reached])

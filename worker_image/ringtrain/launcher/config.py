@@ -47,6 +47,7 @@ class LauncherConfig(PodSettings):
     data_workers: int = 0
     data_kind: str = contract.DATA_KINDS[0]
     otel: tuple[str, ...] = ()
+    pod_grace_s: float = 0.0
 
     @property
     def status_tokens(self) -> tuple[str, ...]:
@@ -98,8 +99,8 @@ class LauncherConfig(PodSettings):
 
     @property
     def drain_s(self) -> float:
-        """How long agents may take to stop their ranks and hand over the last lines."""
-        return self.timeout_s
+        """How long agents may take to stop their ranks, which may save first, and to hand over the last lines."""
+        return max(self.timeout_s, self.pod_grace_s)
 
     @property
     def connections(self) -> int:
@@ -145,6 +146,7 @@ class LauncherConfig(PodSettings):
             data_workers=read.integer(contract.ENV_DATA_WORKERS, 0, low=0, high=100_000),
             data_kind=read.choice(contract.ENV_DATA_KIND, contract.DATA_KINDS, contract.DATA_KINDS[0]),
             otel=_read_otel(read),
+            pod_grace_s=read.delay(contract.ENV_GRACE_PERIOD, 0),
         )
 
 

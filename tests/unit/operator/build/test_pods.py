@@ -62,10 +62,20 @@ def test_the_command_is_wrapped() -> None:
     ("written", "told"), [({}, "30"), ({"terminationGracePeriodSeconds": 300}, "300")], ids=["default", "own"]
 )
 def test_the_grace_period_of_an_elastic_jobs_worker(written: dict[str, Any], told: str) -> None:
-    """The agent knows how long its ranks may take to hand over; in another job it has no use for that."""
-    elastic = build_worker_pod(parsed(pod=written, elastic={"maxReplicas": 4}), 1, 0)
-    assert env(elastic)[contract.ENV_GRACE_PERIOD] == told
+    """Agent and launcher know how long ranks may take to hand over; in another job they have no use for that."""
+    given_job = parsed(pod=written, elastic={"maxReplicas": 4})
+    for pod in (build_worker_pod(given_job, 1, 0), build_launcher_pod(given_job, 1)):
+        assert env(pod)[contract.ENV_GRACE_PERIOD] == told
     assert contract.ENV_GRACE_PERIOD not in env(build_worker_pod(parsed(pod=written), 1, 0))
+
+
+def test_the_launcher_has_the_grace_period_of_its_workers() -> None:
+    """It takes in what ranks write while they save; its own template goes before that."""
+    given_job = parsed(pod={"terminationGracePeriodSeconds": 300})
+    assert build_launcher_pod(given_job, 1)["spec"]["terminationGracePeriodSeconds"] == 300
+    own = {"template": {"spec": {"terminationGracePeriodSeconds": 20}}}
+    given_job = parsed(pod={"terminationGracePeriodSeconds": 300}, launcher=own)
+    assert build_launcher_pod(given_job, 1)["spec"]["terminationGracePeriodSeconds"] == 20
 
 
 def test_bounds_of_an_elastic_job() -> None:

@@ -51,6 +51,14 @@ def test_inner_deadlines_derive_from_one_knob() -> None:
         assert agent.launcher_lost_s == float(timeout)
 
 
+@pytest.mark.parametrize(("period", "drain_s"), [({}, 60), ({"RINGTRAIN_GRACE_PERIOD": "300"}, 300)])
+def test_the_launcher_waits_for_ranks_that_save(period: Mapping[str, str], drain_s: float) -> None:
+    """As long as their pods have from SIGTERM on: ranks that still run when it lets its agents go are killed."""
+    told = {"RINGTRAIN_CHECKPOINT_URI": "s3://bucket/job", **period}
+    launcher = LauncherConfig.from_env({**JOB, **told})
+    assert launcher.drain_s == drain_s > AgentConfig.from_env({**WORKER, **told}).save_s
+
+
 def test_an_elastic_jobs_agent_waits_for_a_launcher_in_a_new_pod() -> None:
     """As long as the launcher of a new attempt may take to come."""
     settings = {"RINGTRAIN_ELASTIC": "Replace", "RINGTRAIN_START_TIMEOUT": "300", "RINGTRAIN_TIMEOUT": "60"}
