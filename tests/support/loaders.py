@@ -107,6 +107,12 @@ def no_offset(uri: str, offset: int) -> Iterator[Any]:
     yield {"line": np.zeros(1)}
 
 
+def none(uri: str, offset: int) -> Iterator[Any]:
+    """What a record that cannot be decoded may become: more may follow."""
+    yield None
+    yield 1, {"line": np.zeros(1)}
+
+
 def watched(indices: Indices) -> dict[str, Any]:
     """1 MiB a batch. Says when it begins and ends, with the data worker's process and its own."""
     directory = Path(os.environ["WATCHED"])

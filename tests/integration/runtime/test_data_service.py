@@ -327,6 +327,20 @@ def test_splits_are_read_item_by_item(service: DataWorkers, tmp_path: Path) -> N
     assert set(rest.positions.values()) <= {None}
 
 
+def test_a_split_that_is_done_stays_done(service: DataWorkers, tmp_path: Path) -> None:
+    """However often reading goes on: positions of a stream that went on have what was done before it."""
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name}{line}\n" for line in range(3)))
+    uris = [str(tmp_path / f"{name}.txt") for name in "abc"]
+    found, positions = [], {}
+    for items in (4, 3, 2):
+        stream = distribute_splits(uris, "support.loaders:lines", rank=0, size=1, positions=positions, prefetch=1)
+        reading = iter(stream)
+        found += [next(reading)["line"].tobytes().decode() for _ in range(items)]
+        positions = stream.positions
+    assert found == [f"{name}{line}" for name in "abc" for line in range(3)]
+
+
 def test_a_split_goes_on_at_another_data_worker(own_service: Callable[..., DataWorkers], tmp_path: Path) -> None:
     """From the last offset."""
     file = tmp_path / "lines.txt"
@@ -347,6 +361,7 @@ def test_a_split_goes_on_at_another_data_worker(own_service: Callable[..., DataW
         ("lines", r"raised FileNotFoundError(.|\n)*; split /nowhere from offset 0\)"),
         ("goes_nowhere", r"the offset 0 after 0 in /nowhere; expected one that grows"),
         ("no_offset", r"yielded a dict; expected \(offset to go on from, dict of arrays by name\)"),
+        ("none", r"yielded a NoneType; expected \(offset to go on from, dict of arrays by name\)"),
     ],
 )
 def test_a_reader_that_fails(service: DataWorkers, function: str, said: str) -> None:

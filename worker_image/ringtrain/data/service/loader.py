@@ -26,6 +26,8 @@ LENGTH: Final = struct.Struct("<Q")
 # Splits that a loader process keeps open between two requests.
 _OPEN_SPLITS: Final = 64
 _MOST_TRACEBACK: Final = 16_000
+# Behind the last item of a split: None may be an item, and is none that can be sent.
+_END: Final = object()
 
 
 class _BadResult(Exception):
@@ -81,8 +83,8 @@ class Loader:
         at, items = self._splits.pop(name, (None, None))
         if at != request.offset or items is None:
             items = iter(function(request.uri, request.offset))
-        item = next(items, None)
-        if item is None:
+        item = next(items, _END)
+        if item is _END:
             return Answer("ended", request.key)
         offset, arrays = _checked_item(item, request)
         self._splits[name] = offset, items

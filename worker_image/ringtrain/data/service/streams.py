@@ -97,9 +97,11 @@ class SplitStream:
         self._settings = StreamSettings.from_env(os.environ)
         rank, size = place
         left = [uri for uri in uris if positions.get(uri, 0) is not None]
-        self.positions: dict[str, int | None] = {uri: positions.get(uri, 0) for uri in left[rank::size]}
-        """Where each of this rank's splits goes on, by URI; None: nothing is left of it. Of all ranks together
-        (`ringtrain.allgather_object`) it is what `distribute_splits` resumes from, at any world size."""
+        done = dict.fromkeys(uri for uri in uris if positions.get(uri, 0) is None)
+        self.positions: dict[str, int | None] = done | {uri: positions.get(uri, 0) for uri in left[rank::size]}
+        """Where each of this rank's splits goes on, by URI; None: nothing is left of it, as of all that an earlier
+        stream has read to the end. Of all ranks together (`ringtrain.allgather_object`) it is what
+        `distribute_splits` resumes from, again and again, at any world size."""
 
     def __iter__(self) -> Generator[SplitBatch, None, None]:
         left = deque((uri, offset) for uri, offset in self.positions.items() if offset is not None)
