@@ -5,6 +5,7 @@
 files.
 """
 
+import errno
 import hashlib
 import json
 import zipfile
@@ -83,11 +84,15 @@ def write_state(file: BinaryIO, step: int, state: Any) -> None:
 
 
 def read_state(path: Path) -> Any:
-    """Return the state in the file at `path`. Raises DamagedCheckpoint, or OSError when it cannot be opened."""
+    """Return the state in the file at `path`. Raises DamagedCheckpoint, or OSError when it cannot be read."""
     with path.open("rb") as file:
         try:
             return _read(file)
         except Exception as error:
+            # zipfile takes a disk that refuses the archive's end for another file's end.
+            cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
+            if isinstance(cause, OSError) and cause.errno not in (None, errno.EINVAL):  # those of damage
+                raise cause from None
             # A damaged zip archive makes zipfile and numpy raise nearly anything; all of it means the same.
             raise DamagedCheckpoint(f"{path} is damaged: {str(error) or type(error).__name__}") from error
 

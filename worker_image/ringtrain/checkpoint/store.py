@@ -192,7 +192,9 @@ class Checkpoints:
                     log.warning("resuming from %s; the damaged one is now %s", path, set_aside(bad))
                 return saved
         except OSError as error:
-            raise CheckpointError(f"{self.directory}: {error}; make it readable for this user") from error
+            raise CheckpointError(
+                f"{self.directory} cannot be read: {error}; make it readable for this user, on a disk that answers"
+            ) from error
         if damaged:
             raise CheckpointError(
                 f"every checkpoint in {folders[-1]} is damaged: {'; '.join(damaged.values())}; restore one, or "

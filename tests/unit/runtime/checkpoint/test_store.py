@@ -1,5 +1,7 @@
 """Checkpoints are whole or absent, and a job resumes from the newest whole one."""
 
+import errno
+import io
 import os
 import signal
 import threading
@@ -14,6 +16,7 @@ from support.ranks import ranks_ended
 
 from ringtrain.checkpoint import Checkpoints, Saved
 from ringtrain.checkpoint.files import Stage
+from ringtrain.checkpoint.format import read_state
 from ringtrain.errors import CheckpointError, ConfigurationError
 
 STATE = {
@@ -115,6 +118,46 @@ def test_a_truncated_newest_falls_back_to_the_one_before(tmp_path: Path, caplog:
         assert f"{newest} is damaged" in caplog.text
         assert "resuming from" in caplog.text
         assert _names(tmp_path) == ["ckpt-0000000001.npz", "ckpt-0000000002.npz.damaged"]
+
+
+class _RefusedPath(type(Path())):  # type: ignore[misc]
+    """A file whose bytes from `refused_from` on its disk refuses, as a file server does that is away."""
+
+    refused_from = 0
+
+    def open(self, *_: Any, **__: Any) -> Any:
+        return io.BufferedReader(_Refused(io.FileIO(str(self)), self.refused_from), 16)
+
+
+class _Refused(io.RawIOBase):
+    def __init__(self, file: io.FileIO, refused_from: int) -> None:
+        self._file = file
+        self._refused_from = refused_from
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._refused_from - self._file.tell()
+        if left <= 0:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return self._file.readinto(memoryview(buffer)[:left])
+
+
+def test_a_disk_that_refuses_is_no_damage(tmp_path: Path) -> None:
+    """Wherever reading ended: a whole checkpoint must not be set aside, nor called damaged."""
+    _alone(tmp_path).save(7, STATE)
+    path = _RefusedPath(tmp_path / "ckpt-0000000007.npz")
+    for cut in _cuts(path.stat().st_size):
+        path.refused_from = cut
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            read_state(path)
 
 
 def test_a_flipped_bit_is_never_believed(tmp_path: Path) -> None:
