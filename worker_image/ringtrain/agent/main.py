@@ -118,7 +118,7 @@ class _Pod:
             self._acknowledged,
             MembersFile(config.data_file) if config.data_file else None,
         )
-        header = {"attempt": config.job.attempt, "worker_index": config.index}
+        header = {"attempt": config.job.attempt, "worker_index": config.index, "instance": self._instance}
         heard = ShipperEvents(on_contact=self.coordinator.heard, on_empty=self.coordinator.changed)
         self._shipper = Shipper(stub, self._spool, header, config.call_s, heard)
         for last_to_first in (self.coordinator.join, self._shipper.join, channel.close):

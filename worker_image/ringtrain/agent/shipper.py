@@ -33,7 +33,7 @@ class Shipper:
     """Ships what is in `spool`, and tells `events`. `header`: of every request."""
 
     def __init__(
-        self, stub: Any, spool: Spool, header: dict[str, int], call_s: float, events: ShipperEvents
+        self, stub: Any, spool: Spool, header: dict[str, Any], call_s: float, events: ShipperEvents
     ) -> None:
         self._stub = stub
         self._spool = spool

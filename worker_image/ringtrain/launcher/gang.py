@@ -105,6 +105,12 @@ class Gang:
         with self._changed:
             return self._duplicate(registration) is None
 
+    def is_replaced(self, index: int, instance: str) -> bool:
+        """Whether another agent has the place of this one."""
+        with self._changed:
+            agent = self._agents.get(index)
+            return agent is not None and agent.registration.instance != instance
+
     def sync(self, index: int, instance: str, state: AgentState) -> bool:
         """Take over an agent's state; False when it is not registered here."""
         with self._changed:

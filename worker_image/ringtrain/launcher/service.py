@@ -60,6 +60,7 @@ class CoordinatorService:
         self._store = store
         self._attempt = attempt
         self._complaints = Complaints(log.error, most=1)
+        self._stale = Complaints(log.warning, most=1)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
         self._encoded: _Encoded | None = None
@@ -172,6 +173,10 @@ class CoordinatorService:
         reply = pb.AppendReply()
         if request.attempt != self._attempt:
             log.warning("refused log lines of attempt %d in attempt %d", request.attempt, self._attempt)
+            return reply
+        if request.instance and self._gang.is_replaced(request.worker_index, request.instance):
+            # Its records have the numbers of those that the agent in its place writes.
+            self._stale.say(f"refused log lines of worker {request.worker_index}: another agent has its place")
             return reply
         for dropped in request.dropped:
             self._store.note_dropped(dropped.rank, dropped.lines)

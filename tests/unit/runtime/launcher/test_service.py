@@ -167,6 +167,27 @@ def test_a_new_pod_waits_for_the_end_of_the_connection_of_the_one_before(tmp_pat
     job.close()
 
 
+def test_lines_of_an_agent_that_was_replaced_take_no_other_lines_place(tmp_path: Path) -> None:
+    """It is back from behind a broken network, and has records of the numbers that those of the new one have."""
+    job = Served(tmp_path, ELASTIC)
+
+    async def append(instance: str, first: int, line: bytes) -> list[int]:
+        chunk = pb.Chunk(rank=0, first=first, lines=1, data=line)
+        request = pb.AppendRequest(attempt=1, worker_index=0, chunks=[chunk], instance=instance)
+        return [durable.last for durable in (await job.service.Append(request, Call())).durable]
+
+    async def scene() -> None:
+        await job.register(0)
+        assert await append("first", 1, b"one\n") == [1]
+        assert [slot.log_records for slot in (await job.register(0, "second")).slots] == [1]
+        assert await append("first", 2, b"too late\n") == []
+        assert await append("second", 2, b"two\n") == [2]
+
+    run(scene())
+    job.close()
+    assert job.store.files.rank_log(0).read_bytes() == b"one\ntwo\n"
+
+
 def test_a_disk_that_hangs_holds_up_nothing_but_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Heartbeats are answered; lines of others stay with their agents; when the disk is back they are taken."""
     job = Served(tmp_path)
