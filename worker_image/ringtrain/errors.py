@@ -16,6 +16,11 @@
 Errors of other libraries are mapped to these at one border each (`raise … from exc`).
 """
 
+from typing import Final
+
+# What an elastic rank logs of a loss that does not end it.
+GOES_ON: Final = "; going on from commit "
+
 
 class RingtrainError(RuntimeError):
     """Base of all errors below."""

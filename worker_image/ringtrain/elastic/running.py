@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.state import State
-from ringtrain.errors import PeerLost, RingtrainError
+from ringtrain.errors import GOES_ON, PeerLost, RingtrainError
 from ringtrain.process_groups import context
 from ringtrain.process_groups.formations import CARRIED, own_agent
 
@@ -70,9 +70,7 @@ def _is_loss(error: Exception) -> bool:
 def _leave(state: State, lost: BaseException | None) -> None:
     """Give the world back, and have the last committed values."""
     if lost is not None:
-        log.warning(
-            "formation %d: %s; going on from commit %d", CARRIED.formation, _sentence(lost), state.committed
-        )
+        log.warning("formation %d: %s%s%d", CARRIED.formation, _sentence(lost), GOES_ON, state.committed)
         CARRIED.lost_steps = state.steps_under_way()
     else:
         log.info("formation %d ends after commit %d: the world is to change", CARRIED.formation, state.committed)

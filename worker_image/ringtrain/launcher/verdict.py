@@ -21,6 +21,7 @@ from functools import cached_property
 
 from ringtrain import contract
 from ringtrain.control.model import ENDED, Failure, Outcome, RankPhase, RankState, Reason, Verdict
+from ringtrain.errors import GOES_ON
 
 # Signals that a process brings on itself or on others because a peer went away, or that stop it in an orderly way.
 _SOFT_SIGNALS = frozenset({"SIGABRT", "SIGPIPE", "SIGTERM", "SIGINT", "SIGHUP"})
@@ -104,8 +105,13 @@ class Patience:
 
 
 def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
-    """The rank that the last PeerLost in a log's `tail` names, other than the rank itself; None without one."""
+    """The rank that the last PeerLost in a log's `tail` names, other than the rank itself; None without one.
+
+    A loss after which an elastic rank went on is not why it ended.
+    """
     for line in reversed(tail):
+        if GOES_ON in line:
+            return None
         found = _PEER_LOST.search(line)
         if found:
             named = [int(rank) for rank in _RANK.findall(found.group(1))]
@@ -139,20 +145,20 @@ def _exit_time(exit: Exit) -> tuple[float, int]:
     return (round(exit.at, 2), exit.state.exit_order)
 
 
-def _hard(exit: Exit) -> bool:
+def _hard(view: GangView, exit: Exit) -> bool:
     # A rank that has said whom it lost is a witness, also when mpirun kills it before it has left by itself.
     state = exit.state
     if not state.signal or state.signal in _SOFT_SIGNALS:
         return False
-    return lost_peer(state.log_tail, state.rank) is None
+    return view.lost_by(state) is None
 
 
 def _settled(view: GangView, failed: Sequence[Exit], now: float, patience: Patience) -> bool:
-    if any(_hard(exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
+    if any(_hard(view, exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
         return True
     # A rank that failed by itself may only be overtaken by an earlier exit that is still on its way here. One that
     # lost its peer is not the cause, and the traceback of the one that is may take its time.
-    own_cause = any(lost_peer(exit.state.log_tail, exit.state.rank) is None for exit in failed)
+    own_cause = any(view.lost_by(exit.state) is None for exit in failed)
     return now - failed[0].at >= (patience.settle_s / 2 if own_cause else patience.settle_s)
 
 
@@ -175,7 +181,7 @@ def failures_by_time(exits: Iterable[Exit]) -> list[Exit]:
 def first_cause(view: GangView, failed: Sequence[Exit], gone: Sequence[WorkerView]) -> Failure | None:
     """What made all of this happen. `failed`: by time; `gone`: workers that are lost or leave."""
     for exit in failed:
-        if _hard(exit):
+        if _hard(view, exit):
             return _rank_failure(view, exit)
     if gone:
         return _agent_failure(view, min(gone, key=lambda worker: (_gone_since(worker), worker.index)))

@@ -257,9 +257,11 @@ def test_the_last_life_of_a_rank_has_its_own_exit(tmp_path: Path) -> None:
     job.close()
 
 
-def test_who_was_lost_is_named_by_slot(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "by"), [(1, ""), (137, "SIGKILL")], ids=["raises", "mpirun-kills-it"])
+def test_who_was_lost_is_named_by_slot(code: int, by: str) -> None:
     """Ranks name each other by their numbers in the formation; the log and the failure name slots."""
-    exits = [Exit(RankState(0, RankPhase.FAILED, 1, log_tail=("PeerLost: rank 0 (h1:7400) is silent",)), 1.0)]
+    tail = ("PeerLost: rank 0 (h1:7400) is silent",)
+    exits = [Exit(RankState(0, RankPhase.FAILED, code, by, log_tail=tail), 1.0)]
     workers = [WorkerView(0, "pod-0"), WorkerView(1, "pod-1")]
     ranks = [RankState(slot, RankPhase.RUNNING) for slot in range(4)]
     # Rank 0 of this formation is slot 2, and slot 0 has rank 1.

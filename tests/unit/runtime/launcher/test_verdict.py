@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from ringtrain.control.model import Outcome, RankPhase, RankState, Reason
+from ringtrain.errors import GOES_ON
 from ringtrain.launcher.verdict import Exit, GangView, Patience, WorkerView, decide, lost_peer
 
 PATIENCE = Patience(lost_after_s=15, settle_s=2)
@@ -176,6 +177,15 @@ def test_an_incomplete_world_is_a_failure() -> None:
         pytest.param(("PeerLost: rank 0: lost rank 3 in allreduce 7",), 3, id="own-rank-first"),
         pytest.param(("PeerLost: rank 2", "ringtrain.errors.PeerLost: rank 1"), 1, id="the-last-one-counts"),
         pytest.param(("ValueError: rank 2 is odd",), None, id="another-error"),
+        pytest.param(
+            (
+                "Local rendezvous is aborting with status: UNKNOWN: PeerLost: rank 2 closed its connection",
+                f"formation 1: UNKNOWN: PeerLost: rank 2 closed its connection{GOES_ON}7",
+                "ValueError: bad sample",
+            ),
+            None,
+            id="went-on-after-it",
+        ),
         pytest.param((), None, id="nothing"),
     ],
 )
