@@ -6,6 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from ringtrain.bench_rank import quartiles
 from ringtrain.cli.bench import parse_size
 from ringtrain.cli.main import main
 
@@ -21,6 +22,16 @@ def test_a_point_as_json(transport: str, path: str) -> None:
     assert 0 < result["quartile1_s"] <= result["median_s"] <= result["quartile3_s"]
     assert result["bus_bytes_per_s"] == pytest.approx(65536 / result["median_s"])
     assert result["cpu_s_per_gb"] > 0
+
+
+@pytest.mark.parametrize(
+    ("times", "found"),
+    [([2.0], [2, 2, 2]), ([1.0, 9.0], [3, 5, 7]), ([1.0, 2.0, 4.0, 8.0, 16.0], [2, 4, 8])],
+    ids=["one", "two", "five"],
+)
+def test_quartiles(times: list[float], found: list[float]) -> None:
+    """Between the least and the greatest: no time is below 0."""
+    assert quartiles(times) == found
 
 
 @pytest.mark.parametrize(

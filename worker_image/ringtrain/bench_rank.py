@@ -31,8 +31,13 @@ def measure(nbytes: int, repetitions: int) -> dict[str, object]:
     return summary
 
 
+def quartiles(times: list[float]) -> list[float]:
+    """The first quartile of what was measured, the median and the third; none is beyond the least or the most."""
+    return statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+
+
 def _summary(times: list[float], nbytes: int, cpu_s: float) -> dict[str, object]:
-    low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+    low, middle, high = quartiles(times)
     return {
         "path": type(group_of().communicator).__name__.removesuffix("Communicator"),
         "median_s": middle,

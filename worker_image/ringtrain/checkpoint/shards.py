@@ -141,9 +141,14 @@ class StoredArray:
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Elements `start:stop`, in C order, as a new 1-d array: only the blocks that have them are read.
 
-        Raises DamagedCheckpoint where a file is missing or differs from its checksum.
+        Raises DamagedCheckpoint where a file is missing or differs from its checksum, ConfigurationError for
+        elements that the array does not have.
         """
         stop = self.size if stop is None else stop
+        if not 0 <= start <= stop <= self.size:
+            raise ConfigurationError(
+                f"checkpoint: elements {start}:{stop} of array {self.name}, which has 0:{self.size}"
+            )
         found = np.empty(stop - start, self.dtype)
         width = self.dtype.itemsize
         for piece in self._pieces:

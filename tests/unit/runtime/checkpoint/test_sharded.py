@@ -262,6 +262,19 @@ def test_a_rank_reads_only_what_it_asks_for(tmp_path: Path) -> None:
     assert _ranks(uri, 1, load) == [4 << 20]
 
 
+@pytest.mark.parametrize(("start", "stop"), [(6, 11), (-3, 2), (4, 2)], ids=["beyond", "negative", "backwards"])
+def test_elements_that_an_array_does_not_have(tmp_path: Path, start: int, stop: int) -> None:
+    """They are refused: what memory holds by chance must not become weights."""
+    uri = f"file://{tmp_path}"
+    _ranks(uri, 1, lambda checkpoints, _: checkpoints.save(1, {"ten": np.arange(10.0)}))
+
+    def load(checkpoints: ShardedCheckpoints, _: MemoryGroup) -> None:
+        with pytest.raises(ConfigurationError, match=f"elements {start}:{stop} of array .*, which has 0:10"):
+            checkpoints.latest(lambda state: state["ten"].read(start, stop))
+
+    _ranks(uri, 1, load)
+
+
 def test_any_tool_reads_a_shard(tmp_path: Path) -> None:
     """The files are of safetensors, each tensor named by the elements that it is."""
     safetensors = pytest.importorskip("safetensors.numpy")
