@@ -179,7 +179,7 @@ class CoordinatorService:
             self._stale.say(f"refused log lines of worker {request.worker_index}: another agent has its place")
             return reply
         for dropped in request.dropped:
-            self._store.note_dropped(dropped.rank, dropped.lines)
+            self._store.note_dropped(request.instance, dropped.rank, dropped.lines)
         for chunk in request.chunks:
             stream, self._writing_since = Stream(chunk.kind), time.monotonic()
             try:

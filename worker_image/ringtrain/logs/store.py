@@ -50,7 +50,7 @@ class LogStore:
         self._lock = threading.Lock()
         self._last: dict[tuple[Stream, int], int] = {}
         self._open: dict[Path, BinaryIO] = {}
-        self._dropped: dict[int, int] = {}
+        self._dropped: dict[tuple[str, int], int] = {}
         self._complained: set[int] = set()
         self._listener_failed = False
         self.on_merged: Callable[[bytes], None] = lambda _: None
@@ -82,9 +82,9 @@ class LogStore:
         """Log records that agents had to drop. Never waits for a write."""
         return sum(list(self._dropped.values()))
 
-    def note_dropped(self, rank: int, lines: int) -> None:
-        """Remember how many records of `rank` its agent has dropped in all."""
-        self._dropped[rank] = max(lines, self._dropped.get(rank, 0))
+    def note_dropped(self, agent: str, rank: int, lines: int) -> None:
+        """Remember how many records of `rank` this `agent`, one process of it, has dropped in all."""
+        self._dropped[agent, rank] = max(lines, self._dropped.get((agent, rank), 0))
 
     def append(self, chunk: Chunk) -> int:
         """Write what is new in `chunk`; returns the last sequence of its stream that is in the files.

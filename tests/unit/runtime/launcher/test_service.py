@@ -188,6 +188,23 @@ def test_lines_of_an_agent_that_was_replaced_take_no_other_lines_place(tmp_path:
     assert job.store.files.rank_log(0).read_bytes() == b"one\ntwo\n"
 
 
+def test_what_all_agents_of_a_worker_have_dropped_counts(tmp_path: Path) -> None:
+    """Each tells its own number, again and again; one that takes another's place begins at 0."""
+    job = Served(tmp_path, ELASTIC)
+
+    async def scene() -> None:
+        for instance, numbers in (("first", (3, 5, 5)), ("second", (1, 4))):
+            await job.register(0, instance)
+            for lines in numbers:
+                dropped = [pb.Dropped(rank=0, lines=lines)]
+                request = pb.AppendRequest(attempt=1, worker_index=0, dropped=dropped, instance=instance)
+                await job.service.Append(request, Call())
+
+    run(scene())
+    job.close()
+    assert job.store.dropped == 9
+
+
 def test_a_disk_that_hangs_holds_up_nothing_but_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Heartbeats are answered; lines of others stay with their agents; when the disk is back they are taken."""
     job = Served(tmp_path)
