@@ -44,3 +44,20 @@ def test_a_launcher_that_is_started_again_goes_on(tmp_path: Path) -> None:
         "the launcher was restarted",
     ]
     Events(AttemptFiles(tmp_path / "missing")).see("Running", None)
+
+
+def test_a_launcher_that_is_started_again_notes_what_is_new(tmp_path: Path) -> None:
+    """Not the ranks that run already, nor the formation and the recovery that the one before has noted."""
+    files = AttemptFiles(tmp_path)
+    world = {"formation": 2, "ranks": 2, "recoveries": 1, "degraded": True, "lastRecoverySeconds": 1.25}
+    Events(files).see("Running", world)
+    count = len(read_events(files))
+    events = Events(files)
+    for phase, elastic in (("Waiting", world), ("Running", world), ("Running", {**world, "formation": 3})):
+        events.see(phase, elastic)
+    events.see("Succeeded", {**world, "formation": 3})
+    assert [(event["kind"], event["text"]) for event in read_events(files)[count:]] == [
+        ("Launcher", "the launcher was restarted"),
+        ("Formation", "formation 3: 2 ranks"),
+        ("Succeeded", ""),
+    ]

@@ -22,25 +22,29 @@ class Events:
 
     def __init__(self, files: AttemptFiles) -> None:
         self._path = files.events
-        self._phase = ""
-        self._elastic: Mapping[str, Any] = {}
-        self._count = len(read_events(files))
-        self._note("Launcher", "the launcher was restarted" if self._count else "the launcher started")
+        before = read_events(files)
+        self._phase = "Running" if any(event.get("kind") == "Running" for event in before) else ""
+        # A launcher that goes on finds a world that the one before it has noted.
+        self._elastic: Mapping[str, Any] | None = None if before else {}
+        self._count = len(before)
+        self._note("Launcher", "the launcher was restarted" if before else "the launcher started")
 
     def see(self, phase: str, elastic: Mapping[str, Any] | None, why: str = "") -> None:
         """Note what is new: the phase (as /status words it; `why`: of a failure), a loss, another formation."""
         now = elastic or {}
-        if now.get("degraded") and not self._elastic.get("degraded"):
+        known = now if self._elastic is None else self._elastic
+        if now.get("degraded") and not known.get("degraded"):
             self._note("Loss", "a rank was lost, or fewer train than are wanted")
-        if now.get("formation", 0) > self._elastic.get("formation", 0):
+        if now.get("formation", 0) > known.get("formation", 0):
             ranks = "1 rank" if now["ranks"] == 1 else f"{now['ranks']} ranks"
             self._note("Formation", f"formation {now['formation']}: {ranks}")
-        if now.get("recoveries", 0) > self._elastic.get("recoveries", 0):  # once its ranks have met
+        if now.get("recoveries", 0) > known.get("recoveries", 0):  # once its ranks have met
             took = now["lastRecoverySeconds"]
             self._note("Recovery", "all ranks have met again" + (f", {took:.1f} s after the loss" if took else ""))
-        if phase != self._phase and phase != "Waiting":
+        if phase not in (self._phase, "Waiting"):
             self._note(phase, why or {"Running": "all ranks were started"}.get(phase, ""))
-        self._phase, self._elastic = phase, now
+            self._phase = phase
+        self._elastic = now
 
     def _note(self, kind: str, text: str) -> None:
         self._count += 1
