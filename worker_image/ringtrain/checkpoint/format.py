@@ -126,10 +126,9 @@ def _split(value: Any, path: tuple[str, ...], arrays: dict[str, Any], parts: boo
         return {key: _split(inner, (*path, key), arrays, parts) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_split(inner, (*path, str(index)), arrays, parts) for index, inner in enumerate(value)]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, str | int | float):
-        return value
+    plain = value.item() if isinstance(value, np.generic) else value  # of a date or a complex number, no JSON
+    if plain is None or isinstance(plain, str | int | float):
+        return plain
     raise ConfigurationError(
         f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected dicts "
         f"with string keys, lists, arrays of numbers or booleans, numbers, strings, booleans or None"

@@ -91,6 +91,7 @@ class ShardedCheckpoints:
         tree, arrays = split_parts(state)
         if step < 0:
             raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
+        step = int(step)  # numpy's as well, which JSON does not have
         described = describe_arrays(arrays)
         rank, size = self._group.rank, self._group.size
         parts = {name: part for name, array in arrays.items() if (part := own_part(name, array, rank, size))}

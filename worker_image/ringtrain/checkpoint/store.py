@@ -99,6 +99,7 @@ class Checkpoints:
             return
         if step < 0:
             raise ConfigurationError(f"checkpoint: step is {step}; expected 0 or more")
+        step = int(step)  # numpy's as well, which JSON does not have
         location = location_of(self.directory)
         if not background:
             self._write(location, step, state)

@@ -14,7 +14,7 @@ import pytest
 from support.memory_group import MemoryGroup, Table, run_threads
 from support.ranks import ranks_ended
 
-from ringtrain.checkpoint import Checkpoints, Saved
+from ringtrain.checkpoint import Checkpoints, Saved, ShardedCheckpoints
 from ringtrain.checkpoint.files import Stage
 from ringtrain.checkpoint.format import read_state
 from ringtrain.errors import CheckpointError, ConfigurationError
@@ -312,13 +312,25 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     [
         ({"a": {"b": {1, 2}}}, "checkpoint: a.b is set {1, 2}; expected dicts"),
         ({"a": {1: 2}}, "checkpoint: a is dict {1: 2}; expected dicts with string keys"),
+        ({"a": [np.datetime64("2020-01-01")]}, "checkpoint: a.0 is datetime64 "),
+        ({"a": np.complex64(1j)}, "checkpoint: a is complex64 "),
         ({"a": {"$array": 2}}, "checkpoint: a is dict {'$array': 2}; expected"),
         ({"a": np.array([{}])}, "checkpoint: a is ndarray array([{}], dtype=object); expected"),
         ({"a": np.array(["b"])}, "checkpoint: a is ndarray array(['b'], dtype='<U1'); expected"),
         ({"a": np.zeros(1, "i4,f4")}, "checkpoint: a is ndarray array([(0, 0.)], dtype="),
         ({"a": np.zeros(1, ml_dtypes.float8_e4m3)}, "checkpoint: a is ndarray array([0], dtype="),
     ],
-    ids=["set", "integer-key", "reserved-key", "object-array", "string-array", "structured-array", "float8"],
+    ids=[
+        "set",
+        "integer-key",
+        "date",
+        "complex",
+        "reserved-key",
+        "object-array",
+        "string-array",
+        "structured-array",
+        "float8",
+    ],
 )
 def test_what_cannot_be_read_back_safely_is_not_written(
     tmp_path: Path, state: dict[str, Any], message: str
@@ -328,6 +340,16 @@ def test_what_cannot_be_read_back_safely_is_not_written(
         _alone(tmp_path).save(1, state)
     assert message in str(error.value)
     assert _names(tmp_path) == []
+
+
+def test_a_step_may_be_numpys(tmp_path: Path) -> None:
+    """On a claim and below a URI."""
+    group = MemoryGroup(Table(1), 0)
+    for checkpoints in (Checkpoints(tmp_path, group=group), ShardedCheckpoints(f"file://{tmp_path}", group=group)):
+        checkpoints.save(np.int64(7), STATE)
+        saved = checkpoints.latest()
+        assert saved is not None
+        assert saved.step == 7
 
 
 def test_keeping_none_and_negative_steps_are_refused(tmp_path: Path) -> None:
