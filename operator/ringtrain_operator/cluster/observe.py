@@ -11,7 +11,7 @@ from typing import Any
 from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound
-from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, Resource
+from ringtrain_operator.cluster.api.resources import COMPANIONS, NODES, PODS, Resource
 from ringtrain_operator.cluster.poll import Answer
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.cluster.versions import Versions
@@ -190,13 +190,16 @@ async def look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory
     if fresh:
         return
     memory.looked_at = now  # before they are asked for: news that come meanwhile are news
+    # A pod in our way that does not name the job is in no list of its pods.
+    pods = [ref.name for ref in memory.foreign if ref.kind == PODS.kind]
+    asked = [(resource, str(job["metadata"]["name"])) for resource in COMPANIONS] + [(PODS, name) for name in pods]
     try:
-        found = await asyncio.gather(*(find_owner(api, job, r, job["metadata"]["name"]) for r in COMPANIONS))
+        found = await asyncio.gather(*(find_owner(api, job, resource, name) for resource, name in asked))
     except BaseException:
         memory.looked_at = float("-inf")
         raise
     secrets = {ref for ref in memory.owned if ref.kind == "Secret"}
-    memory.owned = secrets | {ref for ref in found if isinstance(ref, ObjectRef)}
+    memory.owned = secrets | {ref for ref in found if isinstance(ref, ObjectRef) and ref.kind != PODS.kind}
     memory.foreign = {other.ref: other for other in found if isinstance(other, Foreign)}
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from support.cluster import OpenCluster, fake_cluster
 from support.jobs import workers_with_devices
+from support.objects import pod
 from support.scenario import open_scenario
 
-from ringtrain_operator.cluster.api.resources import SECRETS, SERVICES
+from ringtrain_operator.cluster.api.resources import PODS, SECRETS, SERVICES
 from ringtrain_operator.observe.pods import owned_by
 
 
@@ -47,6 +48,20 @@ async def test_a_foreign_object_of_our_name_is_not_touched(open_cluster: OpenClu
         assert now["metadata"]["resourceVersion"] == theirs["metadata"]["resourceVersion"]
         await s.cluster.api.delete(SERVICES, s.namespace, "digits")
         s.skip(700)
+        await s.until_running()
+
+
+async def test_a_foreign_pod_of_our_name_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Also one that nothing says to be in our way but its name; the job goes on when it is gone."""
+    async with open_scenario(open_cluster, tmp_path) as s:
+        theirs = await s.cluster.api.create(PODS, s.namespace, pod("digits-worker-1"))
+        await s.submit()
+        running = await s.until_condition("Running", "False", "Pod digits-worker-1")
+        assert running["reason"] == "NameTaken"
+        now = await s.cluster.api.get(PODS, s.namespace, "digits-worker-1")
+        assert now["metadata"]["uid"] == theirs["metadata"]["uid"]
+        await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1", grace_period_s=0)
+        s.skip(0)
         await s.until_running()
 
 
