@@ -7,7 +7,14 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringtrain_operator.cluster.api.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from ringtrain_operator.cluster.api.errors import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerError,
+)
 from ringtrain_operator.cluster.api.resources import PODS, SECRETS, Resource, resource_of
 from ringtrain_operator.cluster.observe import Memory, find_owner
 from ringtrain_operator.cluster.queue import Key
@@ -22,6 +29,8 @@ POD_GROUP = "PodGroup"
 REQUEST_KINDS = ("ProvisioningRequest", "PodTemplate")
 # These name others, which have to be there first.
 LAST_KINDS = (PODS.kind, "ProvisioningRequest")
+# So the API server says that it could not ask an admission webhook, which may be so for ever. Nothing was stored.
+_WEBHOOK_FAILED = "failed calling webhook"
 Outcome = Refusal | Foreign | None
 
 
@@ -82,7 +91,9 @@ async def _create(work: _Work, obj: Mapping[str, Any]) -> Outcome:
         version = await work.versions.api.create_unread(resource, work.namespace, obj)
     except AlreadyExists:
         return await _explain_taken(work, resource, ref)
-    except (Forbidden, Invalid, NotFound) as refused:
+    except (Forbidden, Invalid, NotFound, ServerError) as refused:
+        if isinstance(refused, ServerError) and _WEBHOOK_FAILED not in refused.message:
+            raise
         log.info(
             "%s was refused: %s", ref, refused, extra={"job": f"{work.namespace}/{work.job['metadata']['name']}"}
         )

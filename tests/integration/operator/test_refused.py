@@ -1,5 +1,6 @@
 """What the real API server refuses of a job's pods, and what it admits where Pod Security is strictest."""
 
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import pytest
 from support.apiserver import ControlPlane
 from support.cluster import real_cluster
 from support.jobs import job
-from support.objects import NAMESPACES
-from support.scenario import open_scenario
+from support.objects import NAMESPACES, pod
+from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator.build import (
     AgentSource,
@@ -21,11 +22,18 @@ from ringtrain_operator.build import (
 )
 from ringtrain_operator.build.log_reader import build_log_reader_pod
 from ringtrain_operator.build.settings import AgentVolume
-from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS
+from ringtrain_operator.cluster.api.errors import ServerError
+from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, Resource
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import VOLUME_AGENT
 
 pytestmark = pytest.mark.apiserver
+WEBHOOKS = Resource(
+    "admissionregistration.k8s.io/v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    namespaced=False,
+)
 RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
 
 
@@ -92,3 +100,37 @@ async def test_a_template_that_breaks_a_rule_is_said(control_plane: ControlPlane
         assert "may not specify more than 1 volume type" in running["message"]
         await s.change({"worker": {"replicas": 1}})  # it goes on being looked at
         await s.until(lambda j: j["status"].get("ledger", {}).get("attemptWorkers") == 1)
+
+
+async def test_a_webhook_that_cannot_be_asked_is_said(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """The API server calls it a failure of its own, which may last; with the webhook gone the job runs."""
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
+        hook = {
+            "name": "pods.example.com",
+            "clientConfig": {"url": "https://127.0.0.1:9/"},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": s.namespace}},
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+        }
+        named = {"metadata": {"name": s.namespace}, "webhooks": [hook]}
+        await s.cluster.api.create(WEBHOOKS, None, named)
+        try:
+            await _until_pods_are_refused(s)
+            await s.submit()
+            running = await s.until_condition("Running", "False", "failed calling webhook")
+            assert running["reason"] == "CreationRefused"
+            assert "pods.example.com" in running["message"]
+        finally:
+            await s.cluster.api.delete(WEBHOOKS, None, s.namespace)
+        await s.until_running()
+
+
+async def _until_pods_are_refused(s: Scenario) -> None:
+    """The API server learns of a webhook a moment after it was made."""
+    for number in itertools.count():
+        try:
+            await s.cluster.api.create(PODS, s.namespace, pod(f"probe-{number}"))
+        except ServerError:
+            return
+        await s.cluster.pause()
