@@ -7,6 +7,7 @@ from typing import Any
 
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.observe.model import Contender, Contention
+from ringtrain_operator.plan.decide import OURS
 from ringtrain_operator.spec.parse import parse_time
 
 
@@ -20,8 +21,12 @@ class WaitingLine:
         self._keys: dict[str, Key] = {}
 
     def note(self, key: Key, job: Mapping[str, Any]) -> tuple[Key, ...]:
-        """Take in what the job's status says now. Returns the other jobs for which that changes something."""
-        ledger = (job.get("status") or {}).get("ledger") or {}
+        """Take in what the job's status says now. Returns the other jobs for which that changes something.
+
+        A job that is being deleted never has its turn; the status of one that runs elsewhere was written there.
+        """
+        is_here = "deletionTimestamp" not in job["metadata"] and job["spec"].get("managedBy") in (None, OURS)
+        ledger = ((job.get("status") or {}).get("ledger") or {}) if is_here else {}
         since: datetime | None = parse_time(ledger.get("lineSince"))
         now = Contender(since, str(job["metadata"].get("uid")), str(key)) if since is not None else None
         if (now is not None or ledger.get("tooLarge")) and not ledger.get("queuedSince"):

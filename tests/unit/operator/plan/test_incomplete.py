@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.crowd import Ask, Crowd
+from support.jobs import Json, job
 
+from ringtrain_operator.cluster.line import WaitingLine
 from ringtrain_operator.cluster.queue import Key
+from ringtrain_operator.observe.model import Contention
 
 FITS = st.builds(
     Ask,
@@ -136,3 +140,22 @@ def test_no_set_of_jobs_waits_for_itself(asks: list[Ask], never: list[Ask], seed
     for tenant in fitting:
         assert (tenant.status.restarts, tenant.status.disruptions) == (0, 0)
         assert not any(back.others_first == "" for back in tenant.gave_back), "gave back though nobody waited"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}}, id="being-deleted"),
+        pytest.param({"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}}, id="on-another-cluster"),
+    ],
+)
+def test_a_job_that_never_has_its_turn_here_keeps_nobody_waiting(change: Json) -> None:
+    """A finalizer may keep it for ever; and the status of a job that runs elsewhere is a copy of the one there."""
+    line, first, other = WaitingLine(), Key("default", "digits"), Key("default", "other")
+    waiting = job()
+    waiting["metadata"]["uid"] = "0a1b2c3d"
+    waiting["status"] = {"ledger": {"lineSince": "2026-01-01T00:00:00Z"}}
+    line.note(first, waiting)
+    assert line.others(other).waiting == 1
+    line.note(first, {**waiting, **{part: {**waiting[part], **more} for part, more in change.items()}})
+    assert line.others(other) == Contention()
