@@ -7,6 +7,9 @@ from typing import Any
 from .. import contract
 from ..spec.job import Job
 
+# The API server takes no longer value of a label.
+LONGEST_LABEL = 63
+
 
 def launcher_name(job: Job) -> str:
     """Name of the launcher's pod."""
@@ -96,5 +99,9 @@ def metadata(job: Job, name: str, labels: dict[str, str]) -> dict[str, Any]:
 
 
 def group_name(name: str, uid: str, attempt: int) -> str:
-    """Name of what an attempt's pods are queued or placed as; no other job has it, and no other attempt."""
-    return f"{name}-{uid[:8]}-{attempt}"
+    """Name of what an attempt's pods are queued or placed as; no other job has it, and no other attempt.
+
+    Pods have it as a label, whose values end at 63 characters: of a long name the end is left out.
+    """
+    own = f"-{uid[:8]}-{attempt}"
+    return f"{name[: LONGEST_LABEL - len(own)]}{own}"

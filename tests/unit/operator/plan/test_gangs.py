@@ -10,8 +10,9 @@ from support.jobs import job
 from support.planworld import World, condition
 from support.playedkueue import PlayedKueue
 
-from ringtrain_operator.build import SCHEDULERS
+from ringtrain_operator.build import SCHEDULERS, group_name
 from ringtrain_operator.observe.model import GangsView
+from ringtrain_operator.spec.parse import parse_job
 
 Json = dict[str, Any]
 API = {name: f"{one.api_group}/{one.versions[-1]}" for name, one in SCHEDULERS.items()}
@@ -283,3 +284,11 @@ def test_a_job_that_ran_before_stays_as_it_is() -> None:
     w.schedulers = gangs("Kubernetes")
     w.settle()
     assert (w.groups, w.status.ledger.gang_scheduler, w.status.attempt) == ({}, None, 1)
+
+
+def test_the_longest_name_and_a_late_attempt_fit_into_a_label() -> None:
+    """Pods have the group's name as a label; the job's own part of it stays whole."""
+    described = job("a" * 51)
+    described["metadata"]["uid"] = "0a1b2c3d-4e5f"
+    name = group_name(parse_job(described), 1234)
+    assert (len(name), name[-14:]) == (63, "-0a1b2c3d-1234")
