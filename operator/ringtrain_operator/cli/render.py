@@ -35,6 +35,7 @@ def rendered(job: Job) -> list[dict[str, Any]]:
     job = replace(job, uid=job.uid or PLACEHOLDER_UID)
     secret = build.build_secret(job, dict.fromkeys(contract.SECRET_KEYS, b""))
     incarnation = build.Incarnation(1) if job.spec.elastic is not None else None
+    data = job.spec.data_workers
     return [
         secret,
         build.build_service(job),
@@ -42,4 +43,6 @@ def rendered(job: Job) -> list[dict[str, Any]]:
         build.build_network_policy(job),
         build.build_launcher_pod(job, 1),
         *(build.build_worker_pod(job, 1, index, "", incarnation) for index in range(job.num_workers)),
+        *(build.build_data_worker_pod(job, index) for index in range(data.replicas if data is not None else 0)),
+        *([build.build_evaluator_pod(job, job.num_workers)] if job.spec.evaluator is not None else []),
     ]

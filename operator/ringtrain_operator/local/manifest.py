@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import KIND
-from ..errors import ManifestUnreadable, SpecInvalid
+from ..errors import ManifestUnreadable, Problem, SpecInvalid
+from ..plan.decide import OURS
 from ..spec.documents import read_documents
 from ..spec.parse import parse_job, update_problems
 from ..status.model import format_time
@@ -35,6 +36,9 @@ def load_job(path: Path) -> dict[str, Any]:
 def as_stored(job: dict[str, Any]) -> dict[str, Any]:
     """The job of a manifest as an API server would hold it. Raises SpecInvalid."""
     parsed = parse_job(job)
+    if parsed.spec.managed_by not in (None, OURS):
+        message = f"is {parsed.spec.managed_by!r}, a controller that is not on this machine; remove it"
+        raise SpecInvalid([Problem("spec.managedBy", message)])
     metadata = {
         **job["metadata"],
         "namespace": parsed.namespace,

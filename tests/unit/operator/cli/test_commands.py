@@ -1,6 +1,10 @@
 """The commands that `dtj` has."""
 
+from pathlib import Path
+
+import yaml
 from click.testing import CliRunner
+from support.jobs import job
 
 from ringtrain_operator.cli.main import main
 
@@ -25,3 +29,14 @@ def test_a_mistyped_command_gets_a_hint() -> None:
 def test_describe_is_why() -> None:
     """kubectl's word does the same."""
     assert "Say why the job is in the state" in CliRunner().invoke(main, ["describe", "--help"]).output
+
+
+def test_every_pod_of_a_job_is_rendered(tmp_path: Path) -> None:
+    """Data workers and the evaluator, too."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job(dataWorkers={"replicas": 2}, evaluator={})))
+    result = CliRunner().invoke(main, ["render", str(path)])
+    assert result.exit_code == 0, result.output
+    pods = [obj["metadata"]["name"] for obj in yaml.safe_load_all(result.stdout) if obj["kind"] == "Pod"]
+    gang = ["digits-launcher", "digits-worker-0", "digits-worker-1"]
+    assert pods == [*gang, "digits-data-0", "digits-data-1", "digits-evaluator"]
