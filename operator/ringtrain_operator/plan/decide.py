@@ -73,17 +73,24 @@ def plan_object(
         begins = status.attempt == 0 or (status.is_true("Suspended") and not _winds_down(obj, observed))
         job = parse_job(obj, schema=settings.pod_schema, templates=begins)
     except SpecInvalid as exc:
-        if (obj.get("metadata") or {}).get("deletionTimestamp"):
+        if (obj.get("metadata") or {}).get("deletionTimestamp") or not _is_told_here(obj):
             return Plan()
         generation = int((obj.get("metadata") or {}).get("generation") or 1)
         return _answer(Plan(), status, rejected(status, exc, generation, now))
     return plan(job, observed, now, settings)
 
 
+def _is_told_here(obj: Mapping[str, Any]) -> bool:
+    """Whether it is for this operator to say that the job can't run: no other controller was named for it."""
+    spec = obj.get("spec")
+    return not isinstance(spec, Mapping) or spec.get("managedBy") in (None, OURS, MULTIKUEUE)
+
+
 def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
-    """Whether the job is to stay suspended and some of its pods are still there."""
+    """Whether the job is to stay suspended and some of its pods, or the quota that they had, are still there."""
     policy = (obj.get("spec") or {}).get("runPolicy")
-    return bool(observed.pods) and isinstance(policy, Mapping) and policy.get("suspend") is True
+    holds = bool(observed.pods) or (observed.kueue is not None and observed.kueue.workload is not None)
+    return holds and isinstance(policy, Mapping) and policy.get("suspend") is True
 
 
 def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Plan:

@@ -34,7 +34,7 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
         case GiveWay():
             next_attempt = _without_pods(s.status.model_copy(update={"attempt": s.attempt + 1}))
             return next_attempt.noted(
-                attempt_workers=s.job.num_workers,
+                attempt_workers=s.wanted_workers,
                 queued_since=s.now,
                 line_since=decision.since,
                 too_large=decision.too_large,

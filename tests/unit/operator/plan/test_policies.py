@@ -264,9 +264,10 @@ def test_a_finished_job_is_not_written_again() -> None:
     assert w.writes == before
 
 
-def test_somebody_elses_job_is_left_alone() -> None:
-    """managedBy names another controller: no object, no status."""
-    w = World(job(managedBy="example.com/other"))
+@pytest.mark.parametrize("spec", [{}, {"slotsPerWorker": 0}], ids=["valid", "invalid"])
+def test_somebody_elses_job_is_left_alone(spec: dict[str, int]) -> None:
+    """managedBy names another controller: no object, no status, whatever this one thinks of its spec."""
+    w = World(job(managedBy="example.com/other", **spec))
     w.settle()
     assert w.writes == 0
 

@@ -240,6 +240,40 @@ def test_an_elastic_job_starts_with_as_many_as_were_admitted() -> None:
     assert w.status.ledger.attempt_workers == 2
 
 
+def test_a_job_that_gives_way_asks_for_no_more_than_was_admitted() -> None:
+    """Of two admitted workers one finds no node: the next attempt is for two again, and no scale is told of."""
+    kueue = PlayedKueue()
+    w = World(job(workers=4, scheduling=QUEUE, elastic={"minReplicas": 2, "maxReplicas": 8}), kueue=kueue)
+    w.settle()
+    kueue.admit(workers=2)
+    w.settle()
+    w.pod_runs("digits-launcher")
+    w.pod_runs("digits-worker-0")
+    w.pod_finds_no_node("digits-worker-1", "0/1 nodes are available")
+    w.launcher_ends(69, reason="NotAssembled", rank=None, pod=None)
+    w.apply(w.plan())
+    assert (w.status.attempt, w.status.state, w.status.ledger.attempt_workers) == (2, "Queued", 2)
+    w.settle()
+    w.pods_go()
+    w.settle()
+    assert sorted(w.pods) == ["digits-launcher", "digits-worker-0", "digits-worker-1"]
+    assert "Scaled" not in w.reasons()
+
+
+def test_a_suspended_job_returns_its_quota_whatever_becomes_of_its_template() -> None:
+    """It was changed for the worse while the last pod was ending: others need not wait until that is mended."""
+    w, kueue = running(runPolicy={})
+    w.change(runPolicy={"suspend": True})
+    w.settle()
+    assert w.pods
+    w.job["spec"]["worker"]["template"]["spec"]["nodeName"] = 7
+    w.settle()
+    w.pods.clear()
+    w.settle()
+    assert (kueue.workload, kueue.pods_at_release) == (None, [])
+    assert condition(w, "Accepted")[0] == "False"
+
+
 def test_an_elastic_job_that_shrinks_returns_quota() -> None:
     """Two workers fewer within the attempt: their quota is another's when Kueue hears of it."""
     kueue = PlayedKueue()
