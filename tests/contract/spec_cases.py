@@ -96,6 +96,10 @@ ACCEPTED = [
     Case("mpi", manifest(backend="mpi", mpi={"implementation": "MPICH"})),
     Case("mpi-by-default-implementation", manifest(backend="mpi", mpi={})),
     Case("suspended", manifest(runPolicy={"suspend": True})),
+    Case(
+        "all-workers-placed-together",
+        manifest(worker=worker(replicas=4096), elastic={"maxReplicas": 4096}, scheduling={"minAvailable": 4097}),
+    ),
     Case("gpu", manifest(worker=worker(devices={"nvidia.com/gpu": 2}))),
     Case("ipu", manifest(worker=worker(devices={"graphcore.ai/ipu": 16}))),
     Case(
@@ -664,6 +668,8 @@ _SECTIONS = {
 _UP_TO_THREE = manifest(elastic={"maxReplicas": 3})
 
 _SERVED = manifest(dataWorkers=_DATA_WORKERS)
+_OF_TWO_RANKS = manifest(dataWorkers=_TENSORFLOW)
+_OF_ONE = manifest(dataWorkers={**_TENSORFLOW, "dispatchers": 1})
 
 UPDATES = [
     Update("replicas", _RUNNING, _changed(_RUNNING, worker=worker(replicas=3))),
@@ -704,6 +710,16 @@ UPDATES = [
             ("template-removed", {**_DATA_WORKERS, "template": None}, "spec.dataWorkers"),
             ("removed", None, "spec.dataWorkers"),
         )
+    ),
+    Update("replicas-with-one-dispatcher", _OF_ONE, _changed(_OF_ONE, worker=worker(replicas=3))),
+    Update(
+        "replicas-and-dispatchers-while-suspended",
+        _changed(_OF_TWO_RANKS, runPolicy={"suspend": True}),
+        _changed(
+            _OF_TWO_RANKS,
+            worker=worker(replicas=4),
+            dataWorkers={**_TENSORFLOW, "dispatchers": 4},
+        ),
     ),
     Update("data-workers-added", _RUNNING, _changed(_RUNNING, dataWorkers={}), "spec.dataWorkers"),
     Update("data-workers-added-while-suspended", _SUSPENDED, _changed(_SUSPENDED, dataWorkers={}), ""),

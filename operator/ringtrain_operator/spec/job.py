@@ -272,6 +272,14 @@ class JobSpec(SpecModel):
             )
         ),
         same_data_workers(),
+        # For the models spec/reserved.py says it, with the number of ranks.
+        Rule(
+            cel="oldSelf.runPolicy.suspend || self.worker.replicas == oldSelf.worker.replicas || "
+            "!has(self.dataWorkers) || !has(self.dataWorkers.dispatchers) || self.dataWorkers.dispatchers == 1",
+            message="each rank has a dispatcher of its own (dataWorkers.dispatchers): worker.replicas can change "
+            "only together with that, while the job is suspended; set runPolicy.suspend: true first",
+            path="worker.replicas",
+        ),
         Rule(
             cel=unchanged("managedBy", optional=True),
             message="managedBy cannot change; delete the job and create it anew",

@@ -57,7 +57,8 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     if problems or parsed is None:
         raise SpecInvalid(problems)
     job = _job(metadata, parsed)
-    if parsed.scheduling.provisioning is not None and job.queue:
+    # A label may come at any time; a job that runs waits in no queue for it.
+    if templates and parsed.scheduling.provisioning is not None and job.queue:
         raise SpecInvalid([Problem(f"metadata.labels[{QUEUE_LABEL}]", KUEUE_PROVISIONS)])
     return job
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ObjectName, Rule, SpecModel
+from .base import MOST_WORKERS, ObjectName, Rule, SpecModel
 
 # A label's key, as nodes have it.
 TopologyKey = Annotated[
@@ -87,7 +87,7 @@ class Scheduling(SpecModel):
     min_available: int | None = Field(
         default=None,
         ge=1,
-        le=1025,
+        le=MOST_WORKERS + 1,
         description="Pods, the launcher among them, with which an elastic job is placed whole. Default: the "
         "launcher and elastic.minReplicas.",
     )

@@ -90,6 +90,20 @@ async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
         assert wrong == {}
 
 
+async def test_a_world_with_a_dispatcher_for_each_rank_keeps_its_size(control_plane: ControlPlane) -> None:
+    """A running job with fewer or more ranks would be one that can't run, and its end would not be looked for."""
+    tensorflow = {"kind": "tensorflow", "replicas": 2, "dispatchers": 2}
+    async with real_cluster(control_plane) as c:
+        ns = await c.new_namespace()
+        await c.api.create(JOBS, ns, job(workers=2, dataWorkers=tensorflow))
+        for subresource in (None, "scale"):
+            wanted = {"replicas": 3} if subresource else {"worker": {"replicas": 3}}
+            with pytest.raises(Invalid, match=r"set runPolicy\.suspend: true first"):
+                await c.api.patch(JOBS, ns, "digits", {"spec": wanted}, subresource=subresource)
+        await c.api.patch(JOBS, ns, "digits", {"spec": {"runPolicy": {"suspend": True}}})
+        await c.api.patch(JOBS, ns, "digits", {"spec": {"worker": {"replicas": 3}}})
+
+
 async def test_what_admission_cannot_know_is_said_in_the_status(control_plane: ControlPlane) -> None:
     """A job that only the models can refuse gets Accepted=False with the field, and no pods."""
     cases = [c for c in REJECTED if not c.at_admission]

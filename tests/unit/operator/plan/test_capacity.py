@@ -185,6 +185,19 @@ def test_a_job_in_a_queue_of_kueue_does_not_ask_itself(place: str) -> None:
     assert ("scheduling.provisioning" if place == "field" else "queue-name") in str(refused.value)
 
 
+def test_a_label_of_kueue_on_a_job_that_runs_changes_nothing() -> None:
+    """Nothing refuses the label; the job runs to its end, and waits in no queue before it is resumed."""
+    w = world()
+    w.autoscaler_says("Provisioned")
+    w.start_gang()
+    w.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    w.settle()
+    assert w.status.state == "Running"
+    w.launcher_ends(0)
+    w.settle()
+    assert w.status.state == "Succeeded"
+
+
 def test_the_operator_dies_at_each_write() -> None:
     """Whatever was written before, the next one ends with one request, and then with pods."""
     for writes in range(8):
