@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contract.spec_cases import ACCEPTED, REJECTED, TEMPLATES, UNKNOWN_FIELDS, UPDATES, Case, Update
+from contract.spec_cases import ACCEPTED, REJECTED, TEMPLATES, UNKNOWN_FIELDS, UPDATES, Case, Update, manifest
 
 from ringtrain_operator.errors import SpecInvalid
 from ringtrain_operator.spec.parse import parse_job, update_problems
@@ -30,3 +30,11 @@ def test_updates(case: Update) -> None:
     """What may change only while suspended is refused, naming the field; the rest may change."""
     problems = update_problems(parse_job(case.new).spec, parse_job(case.old).spec)
     assert [problem.path for problem in problems] == ([case.path] if case.path else [])
+
+
+def test_what_a_job_began_with_is_told_alike_by_every_version() -> None:
+    """Another digest of the same spec would suspend and resume every job that runs when an operator is updated."""
+    whole = manifest(slotsPerWorker=2, checkpoint={"uri": "s3://a/b"}, dataWorkers={}, evaluator={})
+    assert parse_job(whole).spec.fixed == "19a43e09ed2c76a2"
+    written_out = {**whole["spec"], "backend": "ring", "runPolicy": {"suspend": True}, "logs": {"report": False}}
+    assert parse_job({**whole, "spec": written_out}).spec.fixed == "19a43e09ed2c76a2"

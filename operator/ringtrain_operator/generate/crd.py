@@ -71,7 +71,7 @@ def _status() -> dict[str, Any]:
     older = {
         name: {**field, "description": moved.format(name=name)}
         for name, field in object_schema(Ledger)["properties"].items()
-        if name not in ("incarnations", "endedPods", "dataScale")  # no older operator had them
+        if name not in ("incarnations", "endedPods", "dataScale", "begunWith")  # no older operator had them
     }
     return {**schema, "properties": {**schema["properties"], **older}}
 

@@ -71,6 +71,7 @@ def _begin(s: Situation, decision: Begin) -> JobStatus:
     group = "PodGroup" if s.job.queue else None
     return _without_pods(begun).noted(
         attempt_workers=s.wanted_workers,
+        begun_with=s.job.spec.fixed,
         queued_as="Workload" if decision.reason == "Admitted" else group,
         active_since=min(s.job.created, s.now) if fresh else s.now,
         restart_not_before=None,
@@ -83,13 +84,14 @@ def _halt(s: Situation) -> JobStatus:
     since = s.status.ledger.active_since
     active = int((s.now - since).total_seconds()) if since is not None else 0
     seconds = s.status.ledger.active_seconds + max(active, 0)
-    return s.status.noted(active_since=None, active_seconds=seconds, ended_pods=(), data_scale=None, **OUT_OF_LINE)
+    halted = s.status.noted(active_since=None, active_seconds=seconds, begun_with=None, **OUT_OF_LINE)
+    return halted.noted(ended_pods=(), data_scale=None)
 
 
 def _enqueue(s: Situation, decision: Enqueue) -> JobStatus:
     disrupted = 1 if decision.disrupted and s.attempt > 0 else 0
     counted = s.status.model_copy(update={"disruptions": s.status.disruptions + disrupted})
-    return _halt(replace(s, status=counted)).noted(queued_as="Workload")
+    return _halt(replace(s, status=counted)).noted(queued_as="Workload", begun_with=s.job.spec.fixed)
 
 
 def _restart(s: Situation, decision: Restart) -> JobStatus:

@@ -16,6 +16,7 @@ from .decision import NO_DECISION, Finish, GiveWay, PolicyResult, Restart
 from .disruption import pod_disruption
 from .failure_rules import judge
 from .launcher_loss import comes_back_by, launcher_loss
+from .suspend import missed_suspension
 
 # How long a failed worker waits for the launcher to say which rank failed first.
 LAUNCHER_REPORT_S = 30
@@ -26,7 +27,7 @@ POD_FATE_S = 15
 def success(s: Situation) -> PolicyResult:
     """The job has succeeded when the launcher attests that every rank of the declared world did."""
     launcher = s.launcher
-    if launcher is None or launcher.exit_code != 0:
+    if launcher is None or launcher.exit_code != 0 or missed_suspension(s):
         return NO_DECISION
     termination = termination_of(launcher, s.attempt)
     sizes, every = _declared_world(s, _whole(termination.get("worldSize")))

@@ -9,11 +9,11 @@ from .decision import NO_DECISION, Begin, Enqueue, Halt, PolicyResult
 def suspension(s: Situation) -> PolicyResult:
     """A suspended job has no pods; a resumed one goes on with a new attempt, which does not count.
 
-    With a queue a job waits there first.
+    With a queue a job waits there first. A suspension that no operator saw is made up for.
     """
     suspended = s.status.is_true("Suspended")
     queued = s.status.is_true("Queued")
-    if s.job.spec.run_policy.suspend:
+    if s.job.spec.run_policy.suspend or missed_suspension(s):
         return NO_DECISION if suspended else PolicyResult(Halt())
     if queued or (not suspended and s.attempt > 0):
         return NO_DECISION
@@ -22,3 +22,12 @@ def suspension(s: Situation) -> PolicyResult:
     # Pods without a status: someone restored the job and lost its past. Their attempts are not taken up again.
     newest = max((pod.attempt for pod in s.observed.pods), default=0)
     return PolicyResult(Begin(max(s.attempt, newest) + 1, "Resumed" if suspended else "Started"))
+
+
+def missed_suspension(s: Situation) -> bool:
+    """Whether the job was suspended, changed and resumed since it began, while nobody looked.
+
+    Its pods are those of another spec, and what they attest is not what this one asks for.
+    """
+    begun_with = s.status.ledger.begun_with
+    return begun_with is not None and begun_with != s.job.spec.fixed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -287,6 +289,18 @@ class JobSpec(SpecModel):
             holds_update=lambda new, old: new.managed_by == old.managed_by,
         ),
     )
+
+    @property
+    def fixed(self) -> str:
+        """A digest of all that can change only while the job is suspended. A default counts as left out."""
+        follows: dict[str, Any] = {
+            "worker": {"replicas"},
+            "data_workers": {"replicas", "autoscale"},
+            "run_policy": True,
+            "managed_by": True,
+        }
+        fixed = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=follows)
+        return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def slots(self) -> int:

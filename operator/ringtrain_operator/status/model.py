@@ -151,6 +151,10 @@ class Ledger(StatusModel):
     restart_delay_seconds: int = Field(default=0, description="Delay before the last restart.")
     active_since: Time | None = Field(default=None, description="Since when activeDeadlineSeconds counts.")
     active_seconds: int = Field(default=0, description="Seconds that counted before the last suspension.")
+    begun_with: str | None = Field(
+        default=None,
+        description="Digest of what can change only while the job is suspended, as when it last began or queued.",
+    )
     queued_as: Literal["Workload", "PodGroup"] | None = Field(
         default=None, description="How Kueue knows the job, or its present attempt; absent: it does not."
     )

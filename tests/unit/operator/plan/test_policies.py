@@ -264,6 +264,32 @@ def test_a_finished_job_is_not_written_again() -> None:
     assert w.writes == before
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["runs", "has-ended"])
+def test_a_suspension_that_nobody_saw_is_made_up_for(ended: bool) -> None:
+    """Suspended, changed and resumed while the operator was away: the gang begins anew as the job is by now."""
+    w = running()
+    if ended:
+        w.launcher_ends(0)
+    w.change(slotsPerWorker=2)
+    w.settle()
+    w.pods_go()
+    w.start_gang()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
+    assert [reason for reason in w.reasons() if reason in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
+    w.launcher_ends(0)
+    w.settle()
+    assert (w.status.state, condition(w, "Succeeded")[2]) == ("Succeeded", "all 4 ranks exited 0")
+
+
+def test_what_may_change_while_a_job_runs_is_no_suspension() -> None:
+    """Policies and the number of data workers."""
+    w = World(job(dataWorkers={"replicas": 1}))
+    w.start_gang()
+    w.change(dataWorkers={"replicas": 2, "autoscale": {"maxReplicas": 4}}, runPolicy={"backoffLimit": 1})
+    w.settle()
+    assert (w.status.attempt, w.status.state) == (1, "Running")
+
+
 @pytest.mark.parametrize("spec", [{}, {"slotsPerWorker": 0}], ids=["valid", "invalid"])
 def test_somebody_elses_job_is_left_alone(spec: dict[str, int]) -> None:
     """managedBy names another controller: no object, no status, whatever this one thinks of its spec."""

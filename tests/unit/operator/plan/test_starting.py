@@ -241,6 +241,7 @@ def test_a_gang_that_runs_outlives_a_stricter_schema() -> None:
     """A template that was accepted once is not judged again while its job runs, but when it is to go on."""
     w = running()
     w.job["spec"]["worker"]["template"]["spec"]["fieldOfYesterday"] = 1
+    w.job["status"]["ledger"]["begunWith"] = parse_job(w.job, templates=False).spec.fixed
     w.settle()
     assert w.status.state == "Running"
     w.change(runPolicy={"suspend": True})
