@@ -46,7 +46,15 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
             ended = s.status.model_copy(update={"completion_time": s.now, "failure": failure})
             return ended.noted(active_since=None, **OUT_OF_LINE)
         case None:
-            return s.status
+            return _as_this_version_notes(s)
+
+
+def _as_this_version_notes(s: Situation) -> JobStatus:
+    """The status; what an operator of another version has noted of the spec that the job began with anew."""
+    noted, fixed = s.status.ledger.begun_with, s.job.spec.fixed
+    if noted is None or noted.partition(":")[0] == fixed.partition(":")[0]:
+        return s.status
+    return s.status.noted(begun_with=fixed)
 
 
 def name_credentials(s: Situation) -> JobStatus:

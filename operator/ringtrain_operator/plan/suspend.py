@@ -27,7 +27,8 @@ def suspension(s: Situation) -> PolicyResult:
 def missed_suspension(s: Situation) -> bool:
     """Whether the job was suspended, changed and resumed since it began, while nobody looked.
 
-    Its pods are those of another spec, and what they attest is not what this one asks for.
+    Its pods are those of another spec, and what they attest is not what this one asks for. What an operator of
+    another version noted can't be compared.
     """
-    begun_with = s.status.ledger.begun_with
-    return begun_with is not None and begun_with != s.job.spec.fixed
+    begun_with, fixed = s.status.ledger.begun_with or "", s.job.spec.fixed
+    return begun_with != fixed and begun_with.partition(":")[0] == fixed.partition(":")[0]

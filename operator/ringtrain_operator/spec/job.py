@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -121,6 +122,16 @@ class Networking(SpecModel):
         "pods. tensors: mutual TLS between all ranks of the ring, with the job's own certificates; slower. "
         "Traffic of other libraries (torch.distributed, TensorFlow, MPI) is never encrypted.",
     )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _models() -> str:
+    """A digest of the models themselves: another version may write the same spec otherwise."""
+    return _digest(JobSpec.model_json_schema())[:8]
 
 
 class JobSpec(SpecModel):
@@ -290,9 +301,12 @@ class JobSpec(SpecModel):
         ),
     )
 
-    @property
+    @functools.cached_property
     def fixed(self) -> str:
-        """A digest of all that can change only while the job is suspended. A default counts as left out."""
+        """A digest of all that can change only while the job is suspended. A default counts as left out.
+
+        In front of a colon stands what the digest depends on besides: only where that is equal are two compared.
+        """
         follows: dict[str, Any] = {
             "worker": {"replicas"},
             "data_workers": {"replicas", "autoscale"},
@@ -300,7 +314,7 @@ class JobSpec(SpecModel):
             "managed_by": True,
         }
         fixed = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=follows)
-        return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
+        return f"{_models()}:{_digest(fixed)}"
 
     @property
     def slots(self) -> int:

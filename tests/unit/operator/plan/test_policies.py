@@ -281,6 +281,16 @@ def test_a_suspension_that_nobody_saw_is_made_up_for(ended: bool) -> None:
     assert (w.status.state, condition(w, "Succeeded")[2]) == ("Succeeded", "all 4 ranks exited 0")
 
 
+def test_what_an_operator_of_another_version_noted_is_not_compared() -> None:
+    """Its models write the same spec otherwise, perhaps: jobs that run outlive an update, and are noted anew."""
+    w = running()
+    fixed = w.status.ledger.begun_with
+    assert fixed is not None
+    w.job["status"]["ledger"]["begunWith"] = f"0ther123:{fixed.partition(':')[2]}"
+    w.settle()
+    assert (w.status.attempt, w.status.state, w.status.ledger.begun_with) == (1, "Running", fixed)
+
+
 def test_what_may_change_while_a_job_runs_is_no_suspension() -> None:
     """Policies and the number of data workers."""
     w = World(job(dataWorkers={"replicas": 1}))
