@@ -14,6 +14,7 @@ from support.ranks import tell
 
 import ringtrain as rt
 from ringtrain import elastic
+from ringtrain.errors import ConfigurationError
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["grpc", "shm"])
 
@@ -220,3 +221,40 @@ def test_different_states_are_a_mismatch() -> None:
             assert error.startswith(
                 "MismatchError: the elastic state is made of {'step': 'value'} on rank 0 and of"
             )
+
+
+def _adds_in_its_function(is_kept: bool) -> int:
+    rt.init()
+    kept = rt.ProcessSet([0, 1])
+    state = elastic.State(step=0)
+
+    @elastic.run
+    def train(state: Any) -> None:
+        pair = rt.add_process_set(kept if is_kept else [0, 1])
+        with pytest.raises(ConfigurationError, match="exists already"):
+            rt.add_process_set([0, 1])
+        if pair.included():
+            assert rt.allreduce(np.ones(1), rt.Sum, process_set=pair)[0] == 2
+        tell(pair.process_set_id)
+        await_go_on()
+        rt.barrier()
+        state.step += 1
+        state.commit()
+
+    train(state)
+    return state.step
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["the-same-object", "another-object"])
+def test_a_function_adds_its_process_set_whenever_it_is_entered(is_kept: bool) -> None:
+    """Survivors enter it again, and their sets are there already; newcomers enter it for the first time."""
+    with started_slots(_adds_in_its_function, 3, is_kept) as slots:
+        slots.form()
+        assert [slots.message(slot) for slot in range(3)] == [1, 1, 1]
+        slots.kill(2)
+        slots.start(2)
+        slots.go_on(0, 1)
+        slots.form()
+        assert [slots.message(slot) for slot in range(3)] == [1, 1, 1]
+        slots.go_on(0, 1, 2)
+        assert slots.results() == {0: 1, 1: 1, 2: 1}

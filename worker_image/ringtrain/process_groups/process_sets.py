@@ -104,8 +104,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     ranks, size = added.ranks or [], context.config.size
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
         raise ConfigurationError(f"process set {ranks}: expected ranks from 0 to {size - 1}, at least one")
-    if (left := context.unbound_set(ranks)) is not None:
-        context.bind_set(added, left)  # the world before this one had it: a newcomer adds what the others have
+    # The world before this one had it: newcomers add what the others have, and who enters its function again, too.
+    if (left := context.left_set(ranks)) is not None:
+        context.bind_set(added, left)
         return added
     if joins_survivors():
         raise ConfigurationError(

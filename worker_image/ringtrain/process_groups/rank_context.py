@@ -86,6 +86,7 @@ class RankContext:
         self._set_numbers = itertools.count(WORLD)
         self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
         self._set_objects: dict[int, weakref.ref[Any]] = {}  # what users hold, by set
+        self._left_sets: set[int] = set()  # of the former world, which nobody here has added in this one
         self._groups: dict[int, ProcessGroup] = {}  # of the public collectives, by set
         self._communicators: dict[int, Communicator] = {}  # all, by number
         self._further: Counter[int] = Counter()  # communicators of a set beside those of queue and collectives
@@ -120,11 +121,12 @@ class RankContext:
         self._set_objects[number] = weakref.ref(process_set)
         process_set.bind(self, number)
 
-    def unbound_set(self, ranks: Sequence[int]) -> int | None:
-        """The set of these ranks that the former world has left to this one and nobody here holds yet."""
-        for number, members in self._sets.items():
-            if number != WORLD and number not in self._set_objects and list(members) == list(ranks):
-                return number if self.config.formation else None
+    def left_set(self, ranks: Sequence[int]) -> int | None:
+        """The set of these ranks that the former world has left to this one; once."""
+        for number in self._left_sets:
+            if list(self._sets[number]) == list(ranks):
+                self._left_sets.discard(number)
+                return number
         return None
 
     def join_formation(self, carried: Carried) -> None:
@@ -141,6 +143,7 @@ class RankContext:
                 log.warning("process set %s is given up: this world has %d ranks", ranks, self.config.size)
                 continue
             number = self.add_set(tuple(ranks))
+            self._left_sets.add(number)
             held = objects.get(tuple(ranks))
             if held is not None and (process_set := held()) is not None:
                 self.bind_set(process_set, number)
@@ -166,6 +169,7 @@ class RankContext:
     def remove_set(self, process_set: int) -> None:
         """Close what a set has; nothing may be under way in it."""
         ranks = self._sets.pop(process_set)
+        self._left_sets.discard(process_set)
         self._set_objects.pop(process_set, None)
         if self.config.rank not in ranks:
             return
