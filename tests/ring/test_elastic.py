@@ -15,6 +15,7 @@ from support.ranks import tell
 import ringtrain as rt
 from ringtrain import elastic
 from ringtrain.errors import ConfigurationError
+from ringtrain.optim import SGD, HostOptimizer
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["grpc", "shm"])
 
@@ -221,6 +222,101 @@ def test_different_states_are_a_mismatch() -> None:
             assert error.startswith(
                 "MismatchError: the elastic state is made of {'step': 'value'} on rank 0 and of"
             )
+
+
+def _counts_updates(lost_at: str, steps: int) -> list[float]:
+    """Weights count the updates. `lost_at`: where ranks of formation 1 tell that they are there, and wait.
+
+    "sync": before their first state is agreed on, rank 2. "commit": with an update done, all but rank 0, which
+    tells that it has saved it. There the last rank of formation 2 dies as optimizers are prepared.
+    """
+    rt.init()
+    first = os.environ["RINGTRAIN_FORMATION"] == "1"
+    optimizer = HostOptimizer({"w": np.full(40, float(rt.rank()))}, SGD(1.0), elastic=True)
+    state = _Telling(optimizer=optimizer, dies=_DiesInPrepare(lost_at == "commit"), plain=rt.rank(), step=0)
+    if lost_at == "sync" and first and rt.rank() == 2:
+        tell("made")
+        await_go_on()
+
+    @elastic.run
+    def train(state: Any) -> None:
+        while state.step < steps:
+            state.step += 1
+            optimizer.submit("w", np.full(40, -1.0))
+            optimizer.step()
+            if lost_at == "commit" and state.step == 2 and os.environ["RINGTRAIN_FORMATION"] == "1":
+                if rt.rank():
+                    tell("updated")
+                    await_go_on()
+                    rt.barrier()
+                state.tells = True
+            state.commit()
+
+    train(state)
+    return [*sorted(set(optimizer.weights["w"].tolist())), state.plain]
+
+
+class _Telling(elastic.State):
+    """Tells when it has saved, once `tells` is set."""
+
+    tells = False
+
+    def save(self) -> None:
+        super().save()
+        if self.tells:
+            self.tells = False
+            tell("saved")
+
+
+class _DiesInPrepare:
+    """In the place of an optimizer, which the last rank of formation 2 does not survive, if `is_armed`."""
+
+    updates = 0
+    accumulating = False
+
+    def __init__(self, is_armed: bool) -> None:
+        self._is_armed = is_armed
+
+    def wait_for(self) -> None: ...
+
+    def rollback(self, to: int) -> int:
+        return to
+
+    def prepare(self, group: Any, former: Any) -> None:
+        if self._is_armed and os.environ["RINGTRAIN_FORMATION"] == "2" and group.size == group.rank + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def adopt(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "fewer"])
+def test_a_rank_that_is_lost_before_the_first_state_was_agreed_on(is_replaced: bool) -> None:
+    """What the ranks of the first world have made together counts in the next; values are those of one rank."""
+    with started_slots(_counts_updates, 3, "sync", 3, env={"RINGTRAIN_STALL_TIMEOUT": "20"}) as slots:
+        slots.form()
+        assert slots.message(2) == "made"
+        slots.kill(2)
+        if is_replaced:
+            slots.start(2)
+        slots.form()
+        assert slots.results() == {slot: [3.0, 0] for slot in range(3 if is_replaced else 2)}
+
+
+def test_a_loss_while_a_rank_goes_a_commit_back() -> None:
+    """A rank was a commit ahead, and another one is lost while state is rebuilt: both go on from the same step."""
+    with started_slots(_counts_updates, 4, "commit", 4) as slots:
+        slots.form()
+        assert slots.message(0) == "saved"
+        assert [slots.message(slot) for slot in (1, 2, 3)] == ["updated"] * 3
+        slots.kill(1)
+        slots.go_on(2, 3)
+        slots.form()
+        assert slots.ended(3).exit_code == -signal.SIGKILL
+        slots.tell_change(urgent=True)
+        slots.form()
+        assert slots.results() == {0: [4.0, 0], 2: [4.0, 0]}
 
 
 def _adds_in_its_function(is_kept: bool) -> int:

@@ -14,12 +14,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ringtrain.elastic.handlers import ReformingHandler
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateCorrupt, StateLost
 from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
 from ringtrain.optim.cut import Unjoined
 from ringtrain.optim.memory_check import EVERY, PARTS
 from ringtrain.optim.mirror import second_homes
 from ringtrain.process_groups.context import current
+from ringtrain.process_groups.formations import Former
 from ringtrain.process_groups.group import ProcessGroup
 from ringtrain.process_groups.process_sets import group_of
 
@@ -543,3 +545,33 @@ class _Opened:
         if where == "copy":
             return context.mirror.values(bucket)["mean"]
         return context.arenas.own_values(bucket)["mean" if where == "state" else "weights"]
+
+
+def _made_and_updated(rank: int) -> ReformingHandler:
+    """An optimizer that all ranks of this world have made, after its first update."""
+    handler = ReformingHandler(HostOptimizer({"w": np.zeros(4)}, SGD(1.0), elastic=True))
+    assert not handler.prepare(current())
+    handler.settle(was_adopted=True)
+    handler.value.submit("w", np.ones(4))
+    handler.value.step()
+    handler.save()
+    return handler
+
+
+def test_a_rank_that_was_lost_to_the_last_exchange_goes_on_with_what_others_adopted() -> None:
+    """Nothing was prepared in the world in which all made the optimizer; later a newcomer has others' updates."""
+    with world_of(1) as world:
+        (survivor,) = world.run(_made_and_updated)
+
+    def join(rank: int) -> tuple[int, list[float]]:
+        current().former = Former(1, (0, None))
+        handler = (
+            survivor if rank == 0 else ReformingHandler(HostOptimizer({"w": [0.0] * 4}, SGD(1.0), elastic=True))
+        )
+        handler.go_back(current(), 1)
+        assert handler.prepare(current())
+        handler.settle(was_adopted=True)
+        return handler.committed_updates, handler.value.weights["w"].tolist()
+
+    with world_of(2) as world:
+        assert world.run(join) == [(1, [-1.0] * 4)] * 2

@@ -44,13 +44,13 @@ def agree(world: RankContext, said: Said) -> CommonStep:
 def conclude(heard: Sequence[Said], former: Former) -> CommonStep:
     """The least step that any survivor has committed: each survivor has it, or is one ahead and can undo that.
 
-    Without survivors it is that of rank 0.
+    Without survivors it is that of rank 0. Before the first commit all get it: nobody may have had it yet.
     """
     counting = former.survivors or [0]
     committed = min(heard[rank].committed for rank in counting)
     donor = next(rank for rank in counting if heard[rank].committed == committed)
     behind = any(rank not in counting or heard[rank].committed != committed for rank in range(len(heard)))
-    return CommonStep(committed, donor, behind, heard[donor].updates)
+    return CommonStep(committed, donor, behind or not committed, heard[donor].updates)
 
 
 def _check_kinds(heard: Sequence[Said]) -> None:

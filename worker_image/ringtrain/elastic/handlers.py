@@ -111,6 +111,7 @@ class ReformingHandler:
     def __init__(self, value: Reforming) -> None:
         self.value = value
         self._made_in = current_or_none()
+        self._is_prepared = False
         self.save()
 
     @property
@@ -146,14 +147,21 @@ class ReformingHandler:
         self.value.rollback(self._updates)
 
     def settle(self, was_adopted: bool) -> None:
-        """What became of a cut that was prepared in a world that broke: others have adopted it, or nobody."""
-        if was_adopted:
-            self.value.adopt()
-        else:
+        """What became of a cut that was prepared in a world that broke: others have adopted it, or nobody. Nothing
+        was prepared in the world in which the optimizer was made."""
+        if self._is_prepared and was_adopted:
+            self.adopt()
+        elif self._is_prepared:
+            self._is_prepared = False
             self.value.discard()
 
-    def prepare(self, world: RankContext, updates: int) -> bool:
-        """Build this world's cut of the state of `updates` beside the former one. Collective.
+    def go_back(self, world: RankContext, updates: int) -> None:
+        """Undo what goes beyond `updates`, where this rank has a state."""
+        if world.former.ranks[world.config.rank] is not None:
+            self.value.rollback(updates)
+
+    def prepare(self, world: RankContext) -> bool:
+        """Build this world's cut of the state beside the former one. Collective.
 
         False: the optimizer was made in this world, by all its ranks together.
         """
@@ -161,10 +169,15 @@ class ReformingHandler:
         self._made_in = None
         if is_new:
             return False
-        if world.former.ranks[world.config.rank] is not None:
-            self.value.rollback(updates)
         self.value.prepare(world.group(), world.former.ranks)
+        self._is_prepared = True
         return True
+
+    def adopt(self) -> None:
+        """Go on with the cut that was prepared."""
+        self._is_prepared = False
+        self.value.adopt()
+        self.save()
 
 
 def sync_handler(handler: Any, root: int) -> None:

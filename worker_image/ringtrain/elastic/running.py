@@ -11,7 +11,7 @@ from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.state import State
 from ringtrain.errors import GOES_ON, PeerLost, RingtrainError
 from ringtrain.process_groups import context
-from ringtrain.process_groups.formations import CARRIED, own_agent
+from ringtrain.process_groups.formations import CARRIED, Place, own_agent
 
 log = logging.getLogger("ringtrain")
 T = TypeVar("T")
@@ -74,9 +74,18 @@ def _leave(state: State, lost: BaseException | None) -> None:
         CARRIED.lost_steps = state.steps_under_way()
     else:
         log.info("formation %d ends after commit %d: the world is to change", CARRIED.formation, state.committed)
+    _claim_first_state()
     context.shutdown()
     if lost is not None:
         state.restore()
+
+
+def _claim_first_state() -> None:
+    """A state that was made in this world, which none had before, counts in the next one also where a rank was
+    lost before all had agreed on it."""
+    world = context.current_or_none()
+    if world is not None and world.config.formation and not world.former.survivors:
+        CARRIED.adopted = Place(world.config.formation, world.config.rank)
 
 
 def _sentence(error: BaseException) -> str:

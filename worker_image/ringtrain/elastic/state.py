@@ -155,20 +155,20 @@ class State:
                 handler.settle(was_adopted)
             CARRIED.adopted, CARRIED.prepared = (CARRIED.prepared if was_adopted else CARRIED.adopted), None
         agreed = agree(world, self._said())
-        prepared = [
-            handler for name, handler in self._reforming() if handler.prepare(world, agreed.updates.get(name, 0))
-        ]
         self._transfer(agreed)
+        # All that can't be undone, at once: where a rank is lost before, the values are those of the last commit,
+        # and where one is lost afterwards, they are those of the agreed step.
+        for name, handler in self._reforming():
+            handler.go_back(world, agreed.updates.get(name, 0))
         self._committed = CARRIED.committed = agreed.committed
         self.save()
+        prepared = [handler for _, handler in self._reforming() if handler.prepare(world)]
         place = Place(world.config.formation, world.config.rank)
         if world.config.formation:
             CARRIED.prepared = place
         world.group().call(lambda ring: ring.barrier(Signature("elastic sync")))
         for handler in prepared:
-            handler.value.adopt()
-        for _, handler in self._reforming():
-            handler.save()
+            handler.adopt()
         if world.config.formation:
             CARRIED.adopted, CARRIED.prepared = place, None
         world.state_is_synced = self._under_way = True

@@ -43,8 +43,10 @@ def said(*committed: int) -> list[Said]:
         ((0, 7, 8), (None, 1, 0), (7, 1, True)),
         ((0, 0), (None, None), (0, 0, True)),
         ((3, 9), (None, 0), (9, 1, True)),
+        # Lost in their first exchange, they may have values of their own.
+        ((0, 0), (0, 1), (0, 0, True)),
     ],
-    ids=["all-alike", "one-behind", "newcomer-first", "nobody-survived", "only-one-survived"],
+    ids=["all-alike", "one-behind", "newcomer-first", "nobody-survived", "only-one-survived", "nothing-committed"],
 )
 def test_the_agreed_step(
     commits: tuple[int, ...], ranks: tuple[int | None, ...], expected: tuple[Any, ...]
