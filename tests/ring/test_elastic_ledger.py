@@ -149,12 +149,14 @@ def _commit_too_early() -> None:
     batch = next(iter(state.shard))
     optimizer.submit("w", np.ones(3), batch.micro_batches[0].weight)
     assert not optimizer.step()
-    with pytest.raises(ConfigurationError, match="'optimizer' has gradients of an update that is not made"):
-        state.commit()
+    for early in (state.commit, state.check_host_updates):
+        with pytest.raises(ConfigurationError, match="'optimizer' has gradients of an update that is not made"):
+            early()
 
 
 def test_a_commit_in_the_middle_of_an_update_is_refused() -> None:
-    """The samples of its micro-batches would count, and their gradients would be lost with a rank."""
+    """The samples of its micro-batches would count, and their gradients would be lost with a rank, or as workers
+    join or leave."""
     run_ranks(_commit_too_early, 1)
 
 

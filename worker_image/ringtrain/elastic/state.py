@@ -92,14 +92,9 @@ class State:
         Raises HostsUpdatedInterrupt, on all ranks, where the world is to change; MismatchError where ranks have
         committed different numbers of steps.
         """
+        self._refuse_amid_updates("commit")
         for name, handler in self._reforming():
             handler.wait()
-            if handler.is_accumulating:
-                raise ConfigurationError(
-                    f"State.commit: {name!r} has gradients of an update that is not made, which would be lost "
-                    "with a rank; commit after the step() that returns True: after as many backward passes as "
-                    "set_backward_passes_per_step() or `accumulate` told the optimizer"
-                )
             if handler.updates_ahead > 1:
                 raise ConfigurationError(
                     f"State.commit: {name!r} has made {handler.updates_ahead} updates since the last commit; "
@@ -122,6 +117,7 @@ class State:
     def check_host_updates(self) -> None:
         """Raise HostsUpdatedInterrupt, on all ranks, where the world is to change; what the values are now is
         committed then. Collective."""
+        self._refuse_amid_updates("check_host_updates")
         if self._exchange():
             self._host_messages = 0
             self._committed += 1
@@ -212,6 +208,16 @@ class State:
 
     def _reforming(self) -> list[tuple[str, ReformingHandler]]:
         return [(name, one) for name, one in self._handlers.items() if isinstance(one, ReformingHandler)]
+
+    def _refuse_amid_updates(self, what: str) -> None:
+        for name, handler in self._reforming():
+            if handler.is_accumulating:
+                raise ConfigurationError(
+                    f"State.{what}: {name!r} has gradients of an update that is not made, which would be lost "
+                    f"with a rank, or as the world changes; call {what}() after the step() that returns True: "
+                    "after as many backward passes as set_backward_passes_per_step() or `accumulate` told the "
+                    "optimizer"
+                )
 
     def _said(self) -> Said:
         kinds = {name: type(handler.value).__name__ for name, handler in self._handlers.items()}
