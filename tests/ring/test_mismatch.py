@@ -285,3 +285,23 @@ def test_state_dict_of_ranks_at_different_updates_is_an_error() -> None:
         for error in world.errors(work):
             assert isinstance(error, MismatchError)
             assert "root is 0 on rank 0 and 1 on rank 1" in str(error)
+
+
+@pytest.mark.parametrize("passes", [(2, 3), (2, 1)], ids=["both-changed", "one-changed"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_that_take_other_numbers_of_micro_steps_are_told(transport: str, passes: tuple[int, int]) -> None:
+    """Each would divide its part of the sum by another number, and all would train with a wrong mean."""
+
+    def train(rank: int) -> None:
+        opt = HostOptimizer({"w": np.zeros(4)}, SGD(1.0))
+        opt.set_backward_passes_per_step(passes[rank])
+        for _ in range(passes[rank]):
+            opt.submit("w", np.ones(4))
+            opt.step()
+        raise AssertionError(opt.weights["w"])
+
+    with world_of(2, transport, timeout_s=10) as world:
+        for error in world.errors(train):
+            assert isinstance(error, MismatchError), error
+            if passes[1] > 1:
+                assert re.search("passes is [23] on rank [01] and [23] on rank [01]; every rank", str(error))

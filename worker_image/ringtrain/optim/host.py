@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from ringtrain import timeline
-from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.errors import ConfigurationError, MismatchError, RingtrainError
 from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, check_passes, check_rule
 from ringtrain.optim.cut import Model, Unjoined, first_group, make_cut
 from ringtrain.optim.fused import FusedUpdate
@@ -206,15 +206,23 @@ class HostOptimizer:
         return True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Take `passes` micro-steps an update from the next one on, as `accumulate` does; on all ranks alike.
+        """Take `passes` micro-steps an update from the next one on, as `accumulate` does. Collective where it is
+        another number than before.
 
         For this world: the next one begins with `accumulate` again, and newcomers do. Between updates, else
-        ConfigurationError.
+        ConfigurationError. Raises MismatchError where ranks take different numbers: the mean would be wrong.
         """
         check_passes(passes, "passes")
         self._require_idle("set_backward_passes_per_step")
-        if passes != self._cut.context.settings.accumulate:
-            self._cut = self._cut.accumulating(passes)
+        if passes == self._cut.context.settings.accumulate:
+            return
+        for rank, other in enumerate(self._cut.context.group.allgather_object(passes)):
+            if other != passes:
+                raise MismatchError(
+                    f"set_backward_passes_per_step: passes is {passes} on rank {self._cut.context.group.rank} and "
+                    f"{other} on rank {rank}; every rank must take as many"
+                )
+        self._cut = self._cut.accumulating(passes)
 
     def wait_for(self, name: str | None = None) -> None:
         """Return when the weight `name` (None: every weight) is that of the last step. Raises what `step`
