@@ -1,8 +1,10 @@
 """Worlds that change while their processes live, with a small agent in the test's process."""
 
+import gc
 import os
 import signal
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -354,3 +356,38 @@ def test_a_function_adds_its_process_set_whenever_it_is_entered(is_kept: bool) -
         assert [slots.message(slot) for slot in range(3)] == [1, 1, 1]
         slots.go_on(0, 1, 2)
         assert slots.results() == {0: 1, 1: 1, 2: 1}
+
+
+class _Batch:
+    """Something that a function holds."""
+
+
+def _holds_a_batch() -> None:
+    rt.init()
+    state = elastic.State(step=0)
+    before: list[weakref.ref[_Batch]] = []
+
+    @elastic.run
+    def train(state: Any) -> None:
+        gc.collect()
+        tell([one() is None for one in before])
+        batch = _Batch()
+        before.append(weakref.ref(batch))
+        await_go_on()
+        rt.barrier()
+        state.commit()
+
+    train(state)
+
+
+def test_what_a_function_held_is_gone_when_it_is_entered_again() -> None:
+    """Else each loss would cost the memory of a model that the function makes, as long as the next world lives."""
+    with started_slots(_holds_a_batch, 3) as slots:
+        slots.form()
+        assert [slots.message(slot) for slot in range(3)] == [[], [], []]
+        slots.kill(2)
+        slots.go_on(0, 1)
+        slots.form()
+        assert [slots.message(slot) for slot in (0, 1)] == [[True], [True]]
+        slots.go_on(0, 1)
+        slots.results()

@@ -54,7 +54,7 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
                     raise
                 lost = error
             _leave(state, lost)
-            is_reset = True
+            lost, is_reset = None, True  # its traceback holds all that the function held
 
     return wrapper
 
