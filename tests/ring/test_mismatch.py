@@ -305,3 +305,21 @@ def test_ranks_that_take_other_numbers_of_micro_steps_are_told(transport: str, p
             assert isinstance(error, MismatchError), error
             if passes[1] > 1:
                 assert re.search("passes is [23] on rank [01] and [23] on rank [01]; every rank", str(error))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_ranks_tell_each_other_is_never_taken_for_something_else(transport: str) -> None:
+    """Rank 0 alone saves a checkpoint: its step is no rank's wish to stop."""
+
+    def work(rank: int) -> None:
+        group = group_of()
+        said = (
+            group.allgather_object(False, "StopRequest") if rank else group.allgather_object(7, "checkpoint saved")
+        )
+        raise AssertionError(said)
+
+    with world_of(2, transport) as world:
+        for error in world.errors(work):
+            assert isinstance(error, MismatchError), error
+            assert "checkpoint saved" in str(error)
+            assert "StopRequest" in str(error)

@@ -1,7 +1,7 @@
 """A `ringtrain.process_groups.group.Group` on threads of one process: the optimizer's seam without sockets.
 
     def rank_twice(group: MemoryGroup) -> int:
-        return sum(group.allgather_object(group.rank))
+        return sum(group.allgather_object(group.rank, "rank"))
 
     assert run_threads(rank_twice, 3) == [3, 3, 3]
 
@@ -109,10 +109,10 @@ class MemoryGroup:
     def broadcast(self, buffer: Flat) -> None:
         self._join("broadcast", buffer, None, None).wait()
 
-    def broadcast_object(self, value: Any) -> Any:
-        return self.allgather_object(value)[0]
+    def broadcast_object(self, value: Any, what: str) -> Any:
+        return self.allgather_object(value, what)[0]
 
-    def allgather_object(self, value: Any) -> list[Any]:
+    def allgather_object(self, value: Any, what: str) -> list[Any]:
         gathered: list[Any] = self._join("object", value, None, None).wait()
         return gathered
 
@@ -161,7 +161,7 @@ class OneOfTwo(MemoryGroup):
     def broadcast(self, buffer: Flat) -> None:
         """Rank 0's values are here already."""
 
-    def allgather_object(self, value: Any) -> list[Any]:
+    def allgather_object(self, value: Any, what: str) -> list[Any]:
         return [value, value]
 
 

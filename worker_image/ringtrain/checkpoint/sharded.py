@@ -181,7 +181,7 @@ class ShardedCheckpoints:
         except Exception as caught:
             error = caught
         kind = "" if error is None else "damaged" if isinstance(error, DamagedCheckpoint) else "failed"
-        said = self._group.allgather_object([kind, str(error or "")])
+        said = self._group.allgather_object([kind, str(error or "")], "checkpoint loaded")
         failed = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(said) if kind == "failed"]
         if error is not None and not isinstance(error, DamagedCheckpoint):
             raise error
@@ -199,7 +199,7 @@ class ShardedCheckpoints:
                 announced = {"damaged": str(error)}
             except StorageError as error:
                 announced = {"error": str(error)}
-        announced = self._group.broadcast_object(announced)
+        announced = self._group.broadcast_object(announced, "checkpoint manifest")
         if "error" in announced:
             raise CheckpointError(announced["error"])
         return announced
@@ -212,7 +212,7 @@ class ShardedCheckpoints:
                 announced = {"found": self._find(object_location(self._store))}
             except (CheckpointError, StorageError) as error:
                 announced = {"error": str(error)}
-        announced = self._group.broadcast_object(announced)
+        announced = self._group.broadcast_object(announced, "checkpoints found")
         if "error" in announced:
             raise CheckpointError(announced["error"])
         found: list[str] = announced["found"]
@@ -239,7 +239,7 @@ class ShardedCheckpoints:
         failure, self._failure = self._failure, ""
         own = own_folder(self._store)
         folder = f"{own}/ckpt-{step:010d}-{time.time_ns() // 1_000_000:012x}".lstrip("/")
-        said = self._group.allgather_object([failure, step, digest, folder])
+        said = self._group.allgather_object([failure, step, digest, folder], "checkpoint saved")
         _raise_first([failure for failure, *_ in said])
         for rank, (_, other_step, other, _) in enumerate(said):
             if (other_step, other) != (said[0][1], said[0][2]):
@@ -253,7 +253,7 @@ class ShardedCheckpoints:
 
     def _raise_together(self) -> None:
         failure, self._failure = self._failure, ""
-        _raise_first(self._group.allgather_object(failure))
+        _raise_first(self._group.allgather_object(failure, "checkpoint written"))
 
     def _do(self, work: Callable[[], None]) -> None:
         try:

@@ -47,7 +47,7 @@ class StopRequest:
 
     def agreed(self) -> bool:
         """Whether any rank was asked to stop: the same answer on all of them. Collective."""
-        return any(self._group.allgather_object(self._asked))
+        return any(self._group.allgather_object(self._asked, "StopRequest"))
 
     def _on_signal(self, _: int, __: FrameType | None) -> None:
         self._asked = True

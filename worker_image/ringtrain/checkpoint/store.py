@@ -159,7 +159,7 @@ class Checkpoints:
                 report_start(found.step if found else 0, str(found.path) if found else "")
             except CheckpointError as error:
                 announced = {"error": str(error)}
-        announced = self._group.broadcast_object(announced)
+        announced = self._group.broadcast_object(announced, "checkpoint found")
         if "error" in announced:
             raise CheckpointError(announced["error"])
         if "step" not in announced:

@@ -36,7 +36,7 @@ def agree(world: RankContext, said: Said) -> CommonStep:
 
     Raises MismatchError where states are made of different values.
     """
-    heard = [Said(**one) for one in world.group().allgather_object(asdict(said))]
+    heard = [Said(**one) for one in world.group().allgather_object(asdict(said), "elastic state")]
     _check_kinds(heard)
     return conclude(heard, world.former)
 

@@ -146,7 +146,7 @@ def _mirror(model: Model, layout: Layout, groups: tuple[Group, Group], tools: To
         return None
     context = current_or_none()
     pod = group.rank if context is None else context.config.pod
-    return Mirror(layout, second_homes(group.allgather_object(pod)), lane, tools)
+    return Mirror(layout, second_homes(group.allgather_object(pod, "optimizer pods")), lane, tools)
 
 
 def _undo(layout: Layout, arenas: Arenas, wire: Wire | None) -> Undo:
@@ -185,10 +185,10 @@ class Unjoined:
     def allocate(self, length: int, dtype: Any) -> Flat:
         return np.zeros(length, dtype)
 
-    def allgather_object(self, value: Any) -> list[Any]:
+    def allgather_object(self, value: Any, what: str) -> list[Any]:
         return [value]
 
-    def broadcast_object(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any, what: str) -> Any:
         return value
 
     def beside(self) -> Group | None:

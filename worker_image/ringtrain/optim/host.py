@@ -216,11 +216,12 @@ class HostOptimizer:
         self._require_idle("set_backward_passes_per_step")
         if passes == self._cut.context.settings.accumulate:
             return
-        for rank, other in enumerate(self._cut.context.group.allgather_object(passes)):
+        group, what = self._cut.context.group, "set_backward_passes_per_step"
+        for rank, other in enumerate(group.allgather_object(passes, what)):
             if other != passes:
                 raise MismatchError(
-                    f"set_backward_passes_per_step: passes is {passes} on rank {self._cut.context.group.rank} and "
-                    f"{other} on rank {rank}; every rank must take as many"
+                    f"{what}: passes is {passes} on rank {group.rank} and {other} on rank {rank}; every rank must "
+                    "take as many"
                 )
         self._cut = self._cut.accumulating(passes)
 

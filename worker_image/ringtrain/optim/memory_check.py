@@ -72,7 +72,7 @@ class MemoryCheck:
     def _compare(self, done: int) -> None:
         """Tell all ranks what this one has seen since the last time, and judge it."""
         seen = [self._changed_after, sorted(self._own.items()), sorted(self._copy.items())]
-        told: list[Any] = self._context.group.allgather_object(seen)
+        told: list[Any] = self._context.group.allgather_object(seen, "memory check")
         wrong = {rank: one[0] for rank, one in enumerate(told) if one[0] is not None}
         if wrong:
             raise StateCorrupt(

@@ -127,7 +127,7 @@ def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
         "torn": sorted(own.torn), "former": list(former),
         "homes": [] if context.mirror is None else list(context.mirror.homes),
     }  # fmt: skip
-    reported = group.allgather_object(brought)
+    reported = group.allgather_object(brought, "reform")
     if len(former) != group.size:
         raise ConfigurationError(f"former is {list(former)}; expected one entry for each of {group.size} ranks")
     if all(rank is None for rank in former) and not any(other["joined"] for other in reported):

@@ -139,7 +139,7 @@ def _agree(context: UpdateContext, asked: Mapping[str, Any]) -> None:
     """Meet, also where no array will travel: a call that one rank makes alone must not pass."""
     if context.group.size == 1:
         return
-    reported = context.group.allgather_object({"state_dict": True, **asked})
+    reported = context.group.allgather_object(dict(asked), "state_dict")
     for rank, other in enumerate(reported[1:], start=1):
         for what, expected in reported[0].items():
             if other.get(what) != expected:
@@ -299,7 +299,8 @@ def check_same_model(group: Group, layout: Layout, settings: Mapping[str, Any]) 
     """
     described = [f"{spec.shape} {spec.dtype}{' local' if spec.local else ''}" for spec in layout.specs]
     names = [spec.name for spec in layout.specs]
-    reported = group.allgather_object({"names": names, "described": described, "settings": dict(settings)})
+    registered = {"names": names, "described": described, "settings": dict(settings)}
+    reported = group.allgather_object(registered, "optimizer")
     root = reported[0]
     for rank, other in enumerate(reported[1:], start=1):
         for name, there in other["settings"].items():

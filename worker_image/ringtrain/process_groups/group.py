@@ -94,11 +94,11 @@ class Group(Protocol):
     def broadcast(self, buffer: Flat) -> None:
         """Overwrite `buffer` (1-d) with rank 0's on every rank."""
 
-    def broadcast_object(self, value: Any) -> Any:
-        """Return rank 0's JSON-safe `value` on every rank."""
+    def broadcast_object(self, value: Any, what: str) -> Any:
+        """Return rank 0's JSON-safe `value` on every rank. `what` it is ranks compare."""
 
-    def allgather_object(self, value: Any) -> list[Any]:
-        """Return every rank's JSON-safe `value`, by rank."""
+    def allgather_object(self, value: Any, what: str) -> list[Any]:
+        """Return every rank's JSON-safe `value`, by rank. `what` it is ranks compare."""
 
 
 class ProcessGroup:
@@ -204,12 +204,12 @@ class ProcessGroup:
     def finish_updates(self) -> bool:
         return self.call(lambda communicator: _updater(communicator).finish_updates())
 
-    def broadcast_object(self, value: Any) -> Any:
-        return self.allgather_object(value if self.rank == 0 else None)[0]
+    def broadcast_object(self, value: Any, what: str) -> Any:
+        return self.allgather_object(value if self.rank == 0 else None, what)[0]
 
-    def allgather_object(self, value: Any) -> list[Any]:
+    def allgather_object(self, value: Any, what: str) -> list[Any]:
         data = np.frombuffer(encode_value(value), np.uint8)
-        parts = self.call(lambda communicator: communicator.all_gather_parts(Signature("object"), data))
+        parts = self.call(lambda communicator: communicator.all_gather_parts(Signature(what), data))
         return [decode_value(part.tobytes()) for part in parts]
 
 

@@ -134,7 +134,7 @@ class RankContext:
 
         A set keeps its rank numbers; one with a rank that this world does not have is given up.
         """
-        told = self.group().allgather_object(carried.told())
+        told = self.group().allgather_object(carried.told(), "formation")
         self.former = former_of(told)
         kept: list[list[int]] = next((told[rank]["sets"] for rank in self.former.survivors), [])
         objects = {tuple(ranks): held for ranks, held in carried.sets}

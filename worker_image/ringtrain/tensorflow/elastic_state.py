@@ -87,7 +87,7 @@ class VariablesHandler(StateHandler):
 
     def _check_alike(self, own: list[Any]) -> None:
         """Names are in the message only: they have numbers that depend on what else a process has built."""
-        everyone = current().group().allgather_object(own)
+        everyone = current().group().allgather_object(own, "elastic variables")
         for rank, theirs in enumerate(everyone):
             if [v[1:] for v in theirs] != [v[1:] for v in everyone[0]]:
                 raise MismatchError(

@@ -81,7 +81,7 @@ def open_node_sum(
         "node": pod_identity(world.config),
         "device": device_of(tensors, backend) if backend else "",
     }
-    said = group.allgather_object(own)
+    said = group.allgather_object(own, "node sums")
     nodes = Nodes.of([one["node"] for one in said], group.rank)
     if nodes is None or not backend or any(one["device"] != own["device"] for one in said):
         if asked and group.rank == 0:
@@ -102,7 +102,7 @@ def open_node_sum(
         world.run_with_set(number, made)
     except ConfigurationError as error:
         reason = str(error)
-    reasons = list(filter(None, group.allgather_object(reason)))
+    reasons = list(filter(None, group.allgather_object(reason, "node sums made")))
     if made is None or reasons:
         if made is not None:
             made.wait_stopped(0)
