@@ -12,8 +12,6 @@ from ..spec.job import Job, Mpi
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG
 from .names import checkpoint_folder, launcher_address, worker_name
 
-# What Kubernetes takes where a pod does not say it.
-DEFAULT_GRACE_S = 30
 # A week: the most that an agent takes for a number of seconds.
 MOST_GRACE_S = 604_800
 DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
@@ -134,8 +132,7 @@ def _grace(job: Job) -> dict[str, str]:
     """What a worker's pod gets from SIGTERM to SIGKILL; empty for a job whose ranks neither hand over nor save."""
     if job.spec.elastic is None and job.spec.checkpoint is None:
         return {}
-    told = job.spec.worker.template["spec"].get("terminationGracePeriodSeconds")
-    return {contract.ENV_GRACE_PERIOD: str(DEFAULT_GRACE_S if told is None else min(told, MOST_GRACE_S))}
+    return {contract.ENV_GRACE_PERIOD: str(min(job.spec.worker.grace_s, MOST_GRACE_S))}
 
 
 def _log_uri(job: Job) -> dict[str, str]:

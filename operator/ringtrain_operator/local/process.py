@@ -18,12 +18,12 @@ from typing import Any
 
 from .. import contract
 from ..errors import LocalUnsupported
+from ..spec.job import DEFAULT_GRACE_S
 from ..status.model import format_time
 from .orphans import adopt_orphans, die_with_parent, end_orphans
 from .places import Places, Pod, Secrets
 from .sandbox import Command, command_of
 
-DEFAULT_GRACE_S = 30
 # How long pods get to end by themselves when everything is over.
 CLOSING_GRACE_S = 5.0
 # Between two processes of a pod that starts them again; the first pause is 1 s.

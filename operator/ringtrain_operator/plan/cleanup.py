@@ -12,7 +12,8 @@ from .result import Deletion
 
 # How long a finished gang's pods have to end by themselves before they count as still running.
 SETTLE_S = 10
-# How long the launcher of a job that was out of time has to take in the last lines of its workers, and to end.
+# How long at least the launcher of a job that was out of time has to take in the last lines of its workers, and to
+# end. Workers may take their grace period, in which ranks save.
 DRAIN_S = 60
 # After the grace period of a pod whose node is dead (its deletionTimestamp includes that).
 FORCE_AFTER_S = 60
@@ -94,7 +95,8 @@ def _out_of_time(s: Situation, running: tuple[PodView, ...]) -> tuple[tuple[PodV
 
     The launcher ends when its workers do, and its pod stays: it has their output, and nothing else may have.
     """
-    ends = (s.status.completion_time or s.now) + timedelta(seconds=DRAIN_S)
+    drain_s = max(DRAIN_S, s.job.spec.worker.grace_s + SETTLE_S)
+    ends = (s.status.completion_time or s.now) + timedelta(seconds=drain_s)
     launcher_ends = s.launcher is not None and s.launcher.phase == "Running" and s.now < ends
     unwanted = tuple(pod for pod in running if not (launcher_ends and pod.role == "launcher"))
     return s.stale_pods + unwanted, ends if launcher_ends else None

@@ -25,7 +25,8 @@ from .relaunch import is_unwanted, launcher_due
 from .result import Deletion
 from .workload_patches import granted
 
-# A suspended job's launcher ends as soon as it has taken note of the workers' end; one that hangs is deleted.
+# A suspended job's launcher ends as soon as it has taken note of the workers' end. One that hangs is deleted after
+# so long, or after the workers' grace period.
 LAUNCHER_ENDS_S = 30
 
 
@@ -76,7 +77,7 @@ def _suspended(s: Situation) -> Changes:
     condition = s.status.condition("Suspended" if s.status.is_true("Suspended") else "Queued")
     if condition is None or launcher is None or launcher.finished or launcher.phase != "Running":
         return _delete(s, s.observed.pods, None)
-    due = condition.last_transition_time + timedelta(seconds=LAUNCHER_ENDS_S)
+    due = condition.last_transition_time + timedelta(seconds=max(LAUNCHER_ENDS_S, s.job.spec.worker.grace_s))
     if s.now >= due:
         return _delete(s, s.observed.pods, None)
     return _delete(s, tuple(pod for pod in s.observed.pods if pod is not launcher), due)

@@ -34,6 +34,10 @@ VOLCANO = "Volcano"
 DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 
+# What Kubernetes takes where a pod does not say it.
+DEFAULT_GRACE_S = 30
+
+
 class Worker(SpecModel):
     """The pods that train."""
 
@@ -74,6 +78,12 @@ class Worker(SpecModel):
             path="template.spec.containers",
         ),
     )
+
+    @property
+    def grace_s(self) -> int:
+        """Seconds that a pod gets from SIGTERM to SIGKILL."""
+        told = self.template["spec"].get("terminationGracePeriodSeconds")
+        return DEFAULT_GRACE_S if told is None else int(told)
 
 
 class Launcher(SpecModel):

@@ -86,6 +86,23 @@ def test_deadline_counts_waiting() -> None:
     assert not w.pods
 
 
+@pytest.mark.parametrize("why", ["suspended", "out-of-time"])
+def test_a_launcher_stays_while_its_workers_may_save(why: str) -> None:
+    """As long as the grace period of the workers' pods: it has their last lines, and nothing else may have."""
+    w = world(**({"activeDeadlineSeconds": 60} if why == "out-of-time" else {}))
+    w.job["spec"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 300
+    w.start_gang()
+    if why == "suspended":
+        w.change(runPolicy={"suspend": True})
+    w.run(seconds=60)
+    w.run(seconds=299)
+    w.pods_go()
+    assert set(w.pods) == {"digits-launcher"}
+    w.run(seconds=11)
+    w.pods_go()
+    assert not w.pods
+
+
 def test_the_deadline_leaves_something_to_read() -> None:
     """The launcher outlives its workers, whose last lines it has, and the status names the slowest rank."""
     w = running(activeDeadlineSeconds=60)
