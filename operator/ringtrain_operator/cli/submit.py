@@ -18,7 +18,7 @@ from .session import ClusterOptions, Json, cluster_options, with_client
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--wait", is_flag=True, help="Return when the jobs have ended; exit code 1 if one has failed.")
+@click.option("--wait", is_flag=True, help="Return when all have ended; exit code 1 if one fails or is rejected.")
 @cluster_options
 def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None:
     """Check the jobs in FILES and create them."""
@@ -49,9 +49,9 @@ async def _succeeds(run: AsyncRun) -> bool:
     try:
         await run.wait()
     except JobFailed as exc:
-        failed = exc.status.condition("Failed")
-        why = f": {failed.reason}: {failed.message}" if failed is not None else ""
-        click.echo(f"{run.namespace}/{run.name}: Failed{why}")
+        ended = exc.status.condition("Accepted" if exc.status.state == "Rejected" else "Failed")
+        why = f": {ended.reason}: {ended.message}" if ended is not None else ""
+        click.echo(f"{run.namespace}/{run.name}: {exc.status.state}{why}")
         return False
     except NotFound:
         click.echo(f"{run.namespace}/{run.name}: Deleted")

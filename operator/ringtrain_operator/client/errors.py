@@ -1,7 +1,7 @@
 """What goes wrong with a run, beside what the API server says (cluster/api/errors.py). The tree:
 
 OperatorError
-├── JobFailed         the job ended badly; its message is the chain of causes
+├── JobFailed         the job ended badly, or was rejected; its message is the chain of causes
 ├── JobEnded          the job has ended, and what was asked is for one that has not
 ├── Timeout           the job has not come so far in the time given
 ├── DriverLost        the process that drove a job on this machine is gone, and the job with it

@@ -103,7 +103,8 @@ class AsyncRun:
 
         `timeout`: seconds; None: as long as the job may take by its own deadlines. `show`: what it does is shown
         meanwhile, in a notebook as a table that changes, elsewhere as lines on stderr. Raises JobFailed with the
-        first cause, Timeout, NotFound when the job is deleted, JobEnded when it ends before it comes to `until`.
+        first cause, also for a job that is Rejected, as that goes on only when somebody changes it; Timeout;
+        NotFound when the job is deleted; JobEnded when it ends before it comes to `until`.
         """
         display, last = display_here() if show else None, "Pending"
         try:
@@ -114,9 +115,11 @@ class AsyncRun:
                         display.show(snapshot)
                     if last == until:
                         return snapshot.status
+                    if last == "Rejected":
+                        break
         except TimeoutError as exc:
             raise Timeout(await self._late(timeout, last, until)) from exc
-        if last == "Failed":
+        if last in ("Failed", "Rejected"):
             raise JobFailed(f"{self.namespace}/{self.name}", await self.status(), (await self.why()).lines)
         if until:
             raise JobEnded(f"{self.namespace}/{self.name} is {last}, and was never seen {until}")

@@ -170,6 +170,20 @@ async def test_commands_about_a_job_that_ends(tmp_path: Path) -> None:
         assert not (await s.job())["spec"]["runPolicy"].get("suspend")
 
 
+async def test_nobody_waits_for_a_job_that_is_rejected(tmp_path: Path) -> None:
+    """It goes on only when somebody changes it: --wait says why it can't run."""
+    file, provisioning = tmp_path / "job.yaml", {"className": "queued-provisioning.gke.io"}
+    file.write_text(yaml.safe_dump(job(scheduling={"provisioning": provisioning}, runPolicy={"suspend": True})))
+    async with open_scenario(fake_cluster, tmp_path / "nodes") as s:
+        words = ("submit", str(file), "--wait", "-n", s.namespace)
+        waiting = asyncio.create_task(dtj(s.cluster, tmp_path, *words))
+        await s.until_state("Suspended")
+        label = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}
+        await s.cluster.api.patch(JOBS, s.namespace, s.name, label)
+        code, output = await waiting
+        assert (code, "digits: Rejected: InvalidSpec: metadata.labels[kueue" in output) == (1, True), output
+
+
 async def test_who_follows_a_job_is_told_of_the_next_attempt(tmp_path: Path) -> None:
     """Once its launcher runs; and that there is none any more when the job has ended."""
     async with open_scenario(fake_cluster, tmp_path / "nodes") as s:
