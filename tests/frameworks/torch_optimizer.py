@@ -144,6 +144,23 @@ def check_closures():
     same_everywhere(net)
 
 
+def check_a_closure_of_fewer_backward_passes_than_announced():
+    """Its gradients are reduced all the same, as those of `step()` are."""
+    net = model()
+    optimizer = distributed(net, backward_passes_per_step=2)
+    for x, y in batches(RANK, 5):
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    agree(net, reference("sgd", 5))
+    same_everywhere(net)
+
+
 def check_clipping_between_synchronize_and_step():
     net, other = model(), model()
     optimizer, plain = distributed(net), torch.optim.SGD(other.parameters(), lr=0.1)
@@ -436,6 +453,22 @@ def check_optimizer_keeps_its_class_and_scheduler():
     plain.step()
     earlier.step()
     assert wrapped.param_groups[0]["lr"] == 5e-3
+
+
+def check_a_group_of_parameters_that_is_added_later():
+    """Its gradients are reduced like those that the optimizer was made with; with Adasum its steps are."""
+    net = model()
+    optimizer = hvd.DistributedOptimizer(TORCH_RULES["sgd"](net[0].parameters()), net[0].named_parameters())
+    optimizer.add_param_group({"params": [*net[2].parameters(), *net[4].parameters()]})
+    agree(train(net, optimizer, batches(RANK, 5)), reference("sgd", 5))
+    same_everywhere(net)
+    if SIZE & (SIZE - 1):
+        return
+    net = model()
+    optimizer = hvd.DistributedOptimizer(TORCH_RULES["sgd"](net[0].parameters()), op=hvd.Adasum)
+    optimizer.add_param_group({"params": [*net[2].parameters(), *net[4].parameters()]})
+    train(net, optimizer, batches(RANK, 5))
+    same_everywhere(net)
 
 
 def check_names_of_parameters():

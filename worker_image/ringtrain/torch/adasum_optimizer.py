@@ -11,6 +11,7 @@ from ringtrain.reduction.ops import Adasum
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.handles import synchronize
+from ringtrain.torch.parameters import added_to
 from ringtrain.torch.reduce import allreduce_async
 
 
@@ -23,6 +24,13 @@ class AdasumMixin:
     def begin(self, names: dict[Param, str], compression: type[Compressor], process_set: ProcessSet) -> None:
         """Set it up; called once by `DistributedOptimizer`."""
         self._names, self._compression, self._process_set = names, compression, process_set
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, whose steps are combined from now on. Local: every rank adds the same."""
+        wrapped: Any = super()
+        wrapped.add_param_group(param_group)
+        optimizer: Any = self
+        self._names |= added_to(self._names, optimizer)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""

@@ -3,7 +3,7 @@
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -117,6 +117,17 @@ class GradientSync:
                     hook = partial(self._on_gradient, bucket, member)
                     member.hook = member.param.register_post_accumulate_grad_hook(hook)
 
+    @property
+    def params(self) -> Collection[Param]:
+        """The parameters whose gradients are reduced."""
+        return self._members
+
+    def add(self, names: dict[Param, str]) -> None:
+        """Reduce the gradients of more parameters from now on, in buckets of their own."""
+        self._members |= {param: _Member(param, name, self._passes) for param, name in names.items()}
+        self._buckets += [self._bucket(bucket, False) for bucket in cut_buckets(names)]
+        self.watch()
+
     def set_passes(self, passes: int) -> None:
         """Expect so many backward passes before a step."""
         self._passes = passes
@@ -127,6 +138,11 @@ class GradientSync:
     def busy(self) -> bool:
         """Whether gradients are on their way in the present world."""
         return self._busy and self._world() is current()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was a backward pass since the last step: not all that a step has, perhaps."""
+        return self.busy or any(member.passes_left < self._passes for member in self._members.values())
 
     def finish(self) -> None:
         """Submit what the backward pass left out, wait for everything, and leave reduced gradients in

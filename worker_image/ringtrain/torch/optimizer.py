@@ -19,7 +19,7 @@ from ringtrain.torch.adasum_optimizer import AdasumMixin
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradient_sync import GradientSync, SyncOptions
-from ringtrain.torch.parameters import grouped, named_or_numbered
+from ringtrain.torch.parameters import added_to, grouped, named_or_numbered
 
 
 class DistributedMixin:
@@ -83,6 +83,12 @@ class DistributedMixin:
             )
         self._wrapped().zero_grad(*args, **kwargs)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, whose gradients are reduced from now on. Local: every rank adds the same."""
+        self._wrapped().add_param_group(param_group)
+        optimizer: Any = self
+        self.sync.add(added_to(self.sync.params, optimizer))
+
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Load the wrapped optimizer's state."""
         if self.sync.busy:
@@ -102,7 +108,7 @@ class DistributedMixin:
             if self.sync.busy:
                 self.synchronize()
             loss = closure()
-            if self.sync.busy:
+            if self.sync.begun:
                 self.synchronize()
             return loss
 

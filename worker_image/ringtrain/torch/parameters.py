@@ -1,6 +1,6 @@
 """The names of an optimizer's parameters, and the groups that a user wants to travel together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,12 @@ def named_or_numbered(
             "model.named_parameters() gives"
         )
     return {param: by_param[param] for param in params}
+
+
+def added_to(names: Collection[Param], optimizer: torch.optim.Optimizer) -> dict[Param, str]:
+    """Return the name of each of the optimizer's parameters that `names` does not have: by its position."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return {param: f"gradient.noname.{index}" for index, param in enumerate(params) if param not in names}
 
 
 def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
