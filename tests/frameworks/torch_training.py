@@ -330,6 +330,14 @@ def check_sync_batch_norm():
         hvd.SyncBatchNorm(3)(torch.ones(3))
 
 
+def check_sync_batch_norm_of_a_half_type():
+    """The output has the input's type and the precision of plain batch normalisation, far from zero too."""
+    every = (torch.cat([_images(rank, 2) for rank in range(SIZE)]) * 0.1 + 30).bfloat16()
+    first = sum(len(_images(rank, 2)) for rank in range(RANK))
+    mine = slice(first, first + len(_images(RANK, 2)))
+    torch.testing.assert_close(hvd.SyncBatchNorm(3)(every[mine]), nn.BatchNorm1d(3)(every)[mine])
+
+
 def _images(rank: int, dim: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(rank)
     return torch.randn((rank + 2, 3, *(5,) * (dim - 2)), generator=generator)

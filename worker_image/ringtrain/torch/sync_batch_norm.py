@@ -40,10 +40,11 @@ class SyncBatchNorm(_BatchNorm):
         if self.training and self.track_running_stats:
             self._track(count, mean.detach(), variance.detach())
         shape = (1, -1) + (1,) * (input.dim() - 2)
-        output = (input - mean.to(input.dtype).view(shape)) * torch.rsqrt(variance + self.eps).to(
-            input.dtype
-        ).view(shape)
-        return output * self.weight.view(shape) + self.bias.view(shape) if self.affine else output
+        wide = input.to(mean.dtype)  # a half type would round away what an input differs from its mean by
+        output = (wide - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
+        if self.affine:
+            output = output * self.weight.view(shape) + self.bias.view(shape)
+        return output.to(input.dtype)
 
     def _track(self, count: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
         batches: Any = self.num_batches_tracked
