@@ -100,6 +100,20 @@ def check_host_strategy_trains_like_one_process():
     assert all("CPU" in variable.device for variable in held)
 
 
+def check_host_strategy_pairs_gradients_where_a_rank_has_none():
+    """A gradient that one rank brings later meets that of its own variable, and no other of the same shape."""
+    strategy, optimizer = hvd.HostStrategy(), RULES["sgd"]()
+    variables = [tf.Variable(tf.zeros(2)) for _ in range(3)]
+    ones = [tf.fill(2, float(10**index)) for index in range(3)]
+    optimizer.build(variables)
+    steps = [[ones[0], None, ones[2]], [None, ones[1], None]] if RANK == 0 else [ones]
+    for grads in steps:
+        strategy.apply_gradients(optimizer, zip(grads, variables, strict=True))
+    rate = float(optimizer.learning_rate)
+    for variable, grad in zip(variables, ones, strict=True):
+        np.testing.assert_allclose(variable, -rate * grad, rtol=1e-6)
+
+
 def gradients_of(tape_of, x: tf.Tensor, variables) -> list:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum([tf.reduce_sum(x * variable) for variable in variables])

@@ -52,10 +52,11 @@ class HostStrategy:
 
     def apply_gradients(self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
         """Reduce the gradients over all ranks and apply them, on the host; returns what the optimizer does."""
-        pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
+        pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         grads = self.reduce_gradients([grad for grad, _ in pairs], variables)
-        return self.on_host(lambda: optimizer.apply_gradients(zip(grads, variables, strict=True)))
+        present = [pair for pair in zip(grads, variables, strict=True) if pair[0] is not None]
+        return self.on_host(lambda: optimizer.apply_gradients(present))
 
     def reduce_gradients(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
         """The gradients' average over all ranks (or what `op` is), computed on the host."""
