@@ -21,8 +21,10 @@ from frameworks.tensorflow_training import (
 from tensorflow import keras
 
 import ringtrain.keras as hvd
+import ringtrain.tensorflow
 import ringtrain.tensorflow.keras as hvd_in_tensorflow
 import ringtrain.tensorflow.keras.callbacks as callbacks_in_tensorflow
+from ringtrain.errors import MismatchError
 from ringtrain.tensorflow.keras.api import IS_KERAS_2
 
 STEPS = 50
@@ -121,6 +123,52 @@ def check_wrong_arguments():
     ):
         with pytest.raises(ValueError, match="expected"):
             call()
+
+
+def check_an_overflow_of_one_rank():
+    """All ranks skip the step where the loss scale is inside, and a loss scale around the optimizer is refused."""
+    if IS_KERAS_2:
+        return
+    scaled = keras.mixed_precision.LossScaleOptimizer
+    for eager in (False, True):
+        optimizer = hvd.DistributedOptimizer(scaled(keras.optimizers.SGD(1e-3)))
+        model = _half_model(optimizer, eager)
+        seen = [_step_of_half_model(model, 1000.0 if RANK == 0 and step == 1 else 0.1) for step in range(3)]
+        assert seen[0] == seen[1] != seen[2]
+        assert float(optimizer.dynamic_scale) == 2.0**14
+        refused = _half_model(hvd.DistributedOptimizer(keras.optimizers.SGD(1e-3)), eager)
+        if SIZE == 1:
+            _step_of_half_model(refused, 0.1)
+            continue
+        with pytest.raises(ValueError, match="LossScaleOptimizer is around the DistributedOptimizer"):
+            _step_of_half_model(refused, 0.1)
+
+
+def _half_model(optimizer, eager: bool) -> keras.Model:
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((2,)), dense])
+    model.dtype_policy = "mixed_float16"
+    model.compile(optimizer=optimizer, loss="mse", run_eagerly=eager)
+    return model
+
+
+def _step_of_half_model(model: keras.Model, x: float) -> list[float]:
+    model.train_on_batch(np.full((1, 2), x, np.float32), np.zeros((1, 1), np.float32))
+    return np.ravel(model.get_weights()[0]).tolist()
+
+
+def check_an_error_within_a_layer():
+    """Keras adds what the layer was called with, and the error stays Ringtrain's and TensorFlow's."""
+
+    class Reducing(keras.layers.Layer):
+        def call(self, x):
+            return ringtrain.tensorflow.allreduce(x, name="within_a_layer")
+
+    if SIZE == 1:
+        return
+    with pytest.raises(MismatchError, match=r"shape is .* on rank") as caught:
+        Reducing()(tf.ones(2 + RANK))
+    assert isinstance(caught.value, tf.errors.FailedPreconditionError)
 
 
 def check_broadcast_callback_leaves_local_variables():

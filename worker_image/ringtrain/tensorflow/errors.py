@@ -52,7 +52,8 @@ def _kind_of(error: BaseException) -> Any:
 
 @functools.cache
 def _both(own: Any, kind: Any) -> Any:
-    def made(self: Any, message: str) -> None:
+    def made(self: Any, *args: Any) -> None:
+        message = args[0] if len(args) == 1 else args[2]  # Keras makes them anew, with TensorFlow's arguments
         kind.__init__(self, None, None, message)
         self.args = (message,)
 

@@ -75,8 +75,25 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
     _trainable_variables: Any
     built: bool
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "loss_scale_factor" and value is None:
+            # What Keras' LossScaleOptimizer does to an optimizer that it is put around, and all that tells of it.
+            self.__dict__["_is_scaled_around"] = True
+        super().__setattr__(name, value)
+
+    def _check_scaling(self) -> None:
+        """Raise ConfigurationError where this rank alone would decide whether gradients come here."""
+        if self.__dict__.get("_is_scaled_around") and not stays_alone(self._reducer.options.process_set):
+            raise ConfigurationError(
+                "a LossScaleOptimizer is around the DistributedOptimizer (compile() puts one there for a model of "
+                "mixed_float16): a rank whose gradients overflow would skip the step, and the others wait for it "
+                "and then mix steps. Put it inside: DistributedOptimizer(keras.mixed_precision.LossScaleOptimizer("
+                "optimizer)); or compile with auto_scale_loss=False, or train in mixed_bfloat16"
+            )
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduce `grads`, then apply them; with several backward passes a step, only at the last of them."""
+        self._check_scaling()
         variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         wrapped: Any = super()
 
@@ -140,6 +157,7 @@ class AdasumKeras3Mixin(DistributedKeras3Mixin):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""
+        self._check_scaling()
         variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
         wrapped: Any = super(DistributedKeras3Mixin, self)
