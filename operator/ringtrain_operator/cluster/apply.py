@@ -65,7 +65,7 @@ async def apply_plan(versions: Versions, job: Mapping[str, Any], plan: Plan, mem
     # Admission refuses a pod whose ServiceAccount is not there yet, so pods come second; and none comes where
     # another's object is in the way, or without its Secret.
     if not any(isinstance(outcome, Foreign | Refusal) for outcome in outcomes):
-        if any(obj["kind"] != "PodTemplate" for obj in others):
+        if any(obj["kind"] != "PodTemplate" for obj in others) and not memory.is_outdated:
             memory.looked_at = time.monotonic()  # what was just made need not be read
         outcomes += await _together(*(_create(work, obj) for obj in pods))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))

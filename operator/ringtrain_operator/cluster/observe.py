@@ -67,6 +67,7 @@ class Memory:
     taken_secrets: set[ObjectRef] = field(default_factory=set)
     refusals: tuple[Refusal, ...] = ()
     looked_at: float = float("-inf")
+    is_outdated: bool = False  # an object was deleted since the last look began
     listed: bool = False
     secret_attempt: int = 0
     workload_known: bool = False
@@ -114,7 +115,7 @@ class Memory:
     def object_gone(self, ref: ObjectRef) -> None:
         """One was deleted. Who looks at this moment may have seen it before, so that the next look asks anew."""
         self.owned.discard(ref)
-        self.looked_at = float("-inf")
+        self.looked_at, self.is_outdated = float("-inf"), True
 
     def forget_objects(self, attempt: int) -> None:
         """Look at them again; the Secret, which nobody may read, is made anew once in each attempt."""
@@ -189,7 +190,7 @@ async def look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Memory
     fresh = now - memory.looked_at < REREAD_AFTER_S and not memory.foreign
     if fresh:
         return
-    memory.looked_at = now  # before they are asked for: news that come meanwhile are news
+    memory.looked_at, memory.is_outdated = now, False  # before: news that come while they are asked for are news
     # A pod in our way that does not name the job is in no list of its pods.
     pods = [ref.name for ref in memory.foreign if ref.kind == PODS.kind]
     asked = [(resource, str(job["metadata"]["name"])) for resource in COMPANIONS] + [(PODS, name) for name in pods]

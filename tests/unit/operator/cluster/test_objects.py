@@ -2,21 +2,27 @@
 
 import asyncio
 
+import pytest
 from support import jobs
 from support.fakeapi import FakeApi
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import Connection
 from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, NETWORK_POLICIES
+from ringtrain_operator.cluster.apply import apply_plan
 from ringtrain_operator.cluster.observe import Memory, look_at_objects
+from ringtrain_operator.cluster.versions import Versions
 from ringtrain_operator.observe.model import ObjectRef
+from ringtrain_operator.plan.result import Plan
 
 POLICIES = NETWORK_POLICIES.plural
 POLICY = ObjectRef("NetworkPolicy", "digits")
 
 
-async def test_one_that_is_deleted_during_a_look_is_looked_for_again() -> None:
-    """Its deletion may be told before the look ends, which has seen it; nothing else would ever tell of it."""
+@pytest.mark.parametrize("makes", [False, True], ids=["another-look", "what-is-missing-is-made"])
+async def test_one_that_is_deleted_during_a_look_is_looked_for_again(makes: bool) -> None:
+    """Its deletion may be told before the look ends, which has seen it; nothing else would ever tell of it. What
+    is made after the look is all that need not be read."""
     async with FakeApi() as fake, ApiClient(Connection(fake.url)) as api:
         job = await api.create(JOBS, "default", jobs.job())
         owner = {"kind": "DistributedTrainingJob", "uid": job["metadata"]["uid"], "controller": True}
@@ -34,6 +40,10 @@ async def test_one_that_is_deleted_during_a_look_is_looked_for_again() -> None:
             memory.object_gone(POLICY)
             held.set()
             await look
+            if makes:
+                await apply_plan(
+                    Versions(api), job, Plan(create=(made | {"metadata": meta | {"name": "x"}},)), memory
+                )
             await look_at_objects(api, job, memory)
         assert POLICY not in memory.owned
         assert len(memory.owned) == len(COMPANIONS) - 1
