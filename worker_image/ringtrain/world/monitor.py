@@ -207,6 +207,8 @@ class Monitor:
                 return None
             needed_for = f"rank {self._ring.rank} needs it for {report.activity.label}"
             text = f"rank {report.peer} has shut down, and {needed_for}"
+        elif report.activity is None and self._stopped and self.watches.are_sparse:
+            return None  # this rank leaves, and has asked nobody how the peer ended: who needs that one finds out
         else:
             text = f"{self._ring.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}"
         return WorldFailure("lost", text, report.peer)

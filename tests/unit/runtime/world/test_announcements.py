@@ -12,6 +12,7 @@ from ringtrain.wire.messages import dump
 from ringtrain.world.failure_state import FailureState
 from ringtrain.world.monitor import Monitor
 from ringtrain.world.neighbours import MESH_MOST, told
+from ringtrain.world.reports import Closed
 from ringtrain.world.ring_config import RingConfig
 
 SIZE = MESH_MOST + 4
@@ -78,3 +79,14 @@ def test_a_rank_that_has_left_says_that_it_passes_nothing_on() -> None:
     passed_on = len(transport.asked)
     knows.heed(ANNOUNCEMENT)
     assert len(transport.asked) == passed_on > 0
+
+
+def test_a_rank_that_leaves_takes_no_leaver_for_lost() -> None:
+    """It finds a watch broken and leaves before it could ask how that peer ended: nobody is told of a loss."""
+    transport, failure_state = Answering(threading.Event()), FailureState()
+    monitor = monitor_of(transport, failure_state)
+    monitor.knows_all = True
+    transport.asked.clear()
+    monitor.report(Closed(1, "connection refused", None))
+    monitor.stop()
+    assert (failure_state.failure, transport.asked) == (None, [])
