@@ -16,6 +16,7 @@
 Errors of other libraries are mapped to these at one border each (`raise … from exc`).
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 # What an elastic rank logs of a loss that does not end it.
@@ -96,6 +97,7 @@ class CheckpointError(RingtrainError, OSError):
 
 
 _SHOWN_CHARACTERS = 200
+_NAMED_MOST = 8
 
 
 def shown(value: object) -> str:
@@ -110,6 +112,25 @@ def shown(value: object) -> str:
 def quoted(value: object) -> str:
     """As `shown`, with texts in quotes."""
     return shown(repr(value)) if isinstance(value, str) else shown(value)
+
+
+def some_of(names: Sequence[str]) -> str:
+    """`names` for a message, which must stay short where a job has thousands: the first, and how many follow."""
+    more = len(names) - _NAMED_MOST
+    return ", ".join(names[:_NAMED_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def in_ranges(numbers: Iterable[int]) -> str:
+    """Numbers of ranks, workers or attempts for a message: `0-2, 5, 7, 8 and 12 more`; `none`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if not runs or number != runs[-1][-1] + 1:
+            runs.append([])
+        runs[-1].append(number)
+    parts = [part for run in runs for part in ([run] if len(run) > 2 else [[number] for number in run])]
+    more = sum(map(len, parts[_NAMED_MOST:]))
+    texts = [str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts[:_NAMED_MOST]]
+    return ", ".join(texts) + (f" and {more} more" if more else "") or "none"
 
 
 def kind_of(value: object) -> str:

@@ -10,7 +10,7 @@ import click
 
 from ringtrain import contract
 from ringtrain.control.environment import Environment
-from ringtrain.errors import ConfigurationError, StorageError
+from ringtrain.errors import ConfigurationError, StorageError, in_ranges
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.reading import LogMissing, find_attempt, find_log, follow, read_from, tail_position
 from ringtrain.logs.shipping import read_shipped, shipped_attempts, shipped_names
@@ -88,7 +88,7 @@ def _shipped(env: Environment, wanted: _Wanted) -> Iterator[bytes] | None:
         attempts = shipped_attempts(store)
         if number in attempts and (wanted.rank is None or wanted.rank < _ranks(env)):
             return iter(())  # nothing was written there
-        kept = ", ".join(map(str, attempts)) or "none"
+        kept = in_ranges(attempts)
         raise LogMissing(f"{uri} has no {path.name} of attempt {number}; it has logs of attempts {kept}")
     return read_shipped(store, number, path.name, wanted.tail)
 

@@ -13,7 +13,7 @@ from typing import Any
 from ringtrain import contract
 from ringtrain.control.model import Failure, Form, Outcome, Prepare, RankPhase, RankState, Reason, Verdict
 from ringtrain.control.termination import failure_json
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, in_ranges, some_of
 from ringtrain.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain.launcher.elastic_end import RUIN_REASON, AttemptEnd, OwnFailures, Ruin
 from ringtrain.launcher.formation import FormationPhase, FormationState, Formed, advance, joined, where
@@ -192,7 +192,7 @@ class ElasticWorld:
         """A sentence for each change of the world."""
         if after.phase is FormationPhase.RUNNING:
             if before.phase is not FormationPhase.RUNNING:
-                names = ", ".join(str(process.slot) for process in after.members)
+                names = in_ranges(process.slot for process in after.members)
                 log.info("formation %d is made of slots %s", after.number, names)
                 self._say_state_lost(before, after, gang)
             return
@@ -280,7 +280,7 @@ def _why(before: FormationState, view: View) -> str:
     leaving = sorted({slot.worker for slot in view.slots.values() if slot.leaving and not slot.lost})
     inside = {process.slot for process in before.members}
     if leaving:
-        return f"worker(s) {', '.join(map(str, leaving))} were asked to stop"
+        return f"worker(s) {in_ranges(leaving)} were asked to stop"
     if inside - view.asked:
         return f"{len(inside - view.asked)} rank(s) are not wanted any more"
     return "more ranks have come"
@@ -288,7 +288,7 @@ def _why(before: FormationState, view: View) -> str:
 
 def _not_assembled(config: LauncherConfig, least: int, view: View) -> str:
     absent = sorted({slot.worker for slot in view.slots.values() if slot.slot in view.asked and not slot.instance})
-    names = ", ".join(f"{config.job.name}-worker-{index}" for index in absent)
+    names = some_of([f"{config.job.name}-worker-{index}" for index in absent])
     missing = f"; not registered: {names}" if names else ""
     return f"fewer than {least} ranks were ready within {config.start_timeout_s:g} s{missing}"
 

@@ -18,7 +18,7 @@ from ringtrain.control.data_members import DATA_SERVICE
 from ringtrain.control.model import Failure, Outcome, Reason, Release, Start, Stop, Verdict
 from ringtrain.control.rpc import Peer
 from ringtrain.control.termination import termination_message, write_termination_message
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.gen import coordinator_pb2_grpc
 from ringtrain.launcher.config import ElasticSettings, LauncherConfig
 from ringtrain.launcher.console import Console
@@ -433,7 +433,7 @@ def _not_assembled(config: LauncherConfig, gang: Gang) -> Verdict:
     noun = "worker" if config.workers == 1 else "workers"
     message = (
         f"{len(missing)} of {config.workers} {noun} did not register within {config.start_timeout_s:g} s: "
-        f"{', '.join(missing)}"
+        f"{some_of(missing)}"
     )
     failure = Failure(Reason.NOT_ASSEMBLED, message)
     return Verdict(Outcome.FAILED, contract.EXIT_NOT_ASSEMBLED, failure=failure)

@@ -21,7 +21,7 @@ from functools import cached_property
 
 from ringtrain import contract
 from ringtrain.control.model import ENDED, Failure, Outcome, RankPhase, RankState, Reason, Verdict
-from ringtrain.errors import GOES_ON
+from ringtrain.errors import GOES_ON, in_ranges
 
 # Signals that a process brings on itself or on others because a peer went away, or that stop it in an orderly way.
 _SOFT_SIGNALS = frozenset({"SIGABRT", "SIGPIPE", "SIGTERM", "SIGINT", "SIGHUP"})
@@ -207,11 +207,12 @@ def _blamed(view: GangView, failed: Sequence[Exit], accused: Sequence[int]) -> F
         return _rank_failure(view, failed[0])
     rank = min(votes, key=lambda candidate: (-votes[candidate], candidate))
     worker = view.worker_of(rank)
-    names = ", ".join(str(witness) for witness in sorted(witnesses))
+    ended_well = view.ranks[rank].phase is RankPhase.SUCCEEDED
+    how = "exited with 0 and was needed" if ended_well else "stopped answering and was lost"
     said = next(line for line in reversed(failed[0].state.log_tail) if _PEER_LOST.search(line))
     return Failure(
         reason=Reason.RANK_FAILED,
-        message=f"rank {rank} stopped answering and was lost by rank(s) {names}: {said.strip()}",
+        message=f"rank {rank} {how} by rank(s) {in_ranges(witnesses)}: {said.strip()}",
         rank=rank,
         pod=worker.pod,
         pod_uid=worker.pod_uid,
@@ -238,7 +239,6 @@ def _rank_failure(view: GangView, exit: Exit) -> Failure:
 
 
 def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
-    ranks = ", ".join(str(rank) for rank in view.ranks_of(worker))
     where = f" on node {worker.node}" if worker.node else ""
     if worker.leaving:
         message = f"worker {worker.index} (pod {worker.pod}{where}) was asked to stop by {worker.leaving}"
@@ -248,7 +248,7 @@ def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
         exit_code = None
     return Failure(
         reason=Reason.AGENT_LOST,
-        message=f"{message}; its rank(s) {ranks} are lost",
+        message=f"{message}; its rank(s) {in_ranges(view.ranks_of(worker))} are lost",
         rank=next(iter(view.ranks_of(worker)), None),
         pod=worker.pod,
         pod_uid=worker.pod_uid,
@@ -260,10 +260,9 @@ def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
 
 def _incomplete(view: GangView) -> Failure:
     missing = [state.rank for state in view.ranks if state.phase is not RankPhase.SUCCEEDED]
-    names = ", ".join(str(rank) for rank in missing)
     return Failure(
         reason=Reason.WORLD_INCOMPLETE,
-        message=f"only {view.succeeded} of {len(view.ranks)} ranks finished; rank(s) {names} did not",
+        message=f"only {view.succeeded} of {len(view.ranks)} ranks finished; rank(s) {in_ranges(missing)} did not",
         rank=missing[0],
         pod=view.worker_of(missing[0]).pod,
         pod_uid=view.worker_of(missing[0]).pod_uid,

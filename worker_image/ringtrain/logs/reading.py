@@ -2,11 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ringtrain.errors import RingtrainError
+from ringtrain.errors import RingtrainError, in_ranges
 from ringtrain.logs.layout import AttemptFiles
 
 _CHUNK = 1 << 20
@@ -26,9 +26,9 @@ def find_log(files: AttemptFiles, rank: int | None) -> Path:
         return path
     if not files.directory.is_dir():
         kept = sorted(int(p.name) for p in files.directory.parent.glob("*") if p.name.isdecimal())
-        raise LogMissing(f"{files.directory} is not there; logs are kept of attempts {_listed(kept)}")
+        raise LogMissing(f"{files.directory} is not there; logs are kept of attempts {in_ranges(kept)}")
     ranks = sorted(int(p.stem.removeprefix("rank-")) for p in files.directory.glob("rank-*.log"))
-    raise LogMissing(f"{path.name} is not there: ranks that have written something are {_listed(ranks)}")
+    raise LogMissing(f"{path.name} is not there: ranks that have written something are {in_ranges(ranks)}")
 
 
 def find_attempt(where: Path, attempt: int | None) -> AttemptFiles:
@@ -93,7 +93,3 @@ def tail_position(path: Path, lines: int) -> int:
                 if seen == lines:
                     return position + found + 1
         return 0
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) or "none"

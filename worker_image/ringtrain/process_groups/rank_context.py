@@ -182,8 +182,11 @@ class RankContext:
         for runner in stopped:
             runner.wait_stopped(self.config.timeout_s)
         further = range(further_number(process_set, 0), further_number(process_set, PER_SET - 1) + 1)
-        for number in [n for n in self._communicators if n == process_set or n in further]:
-            self._communicators.pop(number).close()
+        with self._lock:  # a queue's thread may open a communicator of another set meanwhile
+            of_set = [number for number in self._communicators if number == process_set or number in further]
+            closed = [self._communicators.pop(number) for number in of_set]
+        for communicator in closed:
+            communicator.close()
 
     def open_group(self, process_set: int, ranks: tuple[int, ...] | None = None) -> ProcessGroup:
         """Return another group of a set's ranks, with an executor of its own. Its ranks open the same in the same

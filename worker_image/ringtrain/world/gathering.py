@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, in_ranges
 from ringtrain.transport.address import listening_address, split_address
 from ringtrain.world import authentication
 
@@ -69,9 +69,9 @@ class _Gathering:
     def _turn(self, listener: socket.socket, end: float) -> None:
         now = time.monotonic()
         if now >= end:
-            missing = [str(rank) for rank in range(self._size) if rank not in self._addresses]
+            missing = [rank for rank in range(self._size) if rank not in self._addresses]
             raise ConfigurationError(
-                f"rank(s) {', '.join(missing)} of {self._size} have not called ringtrain.init() within "
+                f"rank(s) {in_ranges(missing)} of {self._size} have not called ringtrain.init() within "
                 f"{self._timeout_s:g} s (waited for by rank 0); start every rank, with the same MASTER_ADDR and "
                 f"MASTER_PORT"
             )

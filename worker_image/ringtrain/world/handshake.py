@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
+from ringtrain.errors import some_of
 from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain.wire.messages import (
@@ -338,7 +339,7 @@ class Handshake:
         if missing and not is_mesh and (absence := self.absence(transport, self._ring.peers)) is not None:
             self._fail(absence)  # a partner waits for a rank that is no partner of this one
         if missing:
-            names = ", ".join(self._ring.name(peer) for peer in missing)
+            names = some_of([self._ring.name(peer) for peer in missing])
             one_way = f"{names} can be reached from rank {self._ring.rank}, but does not reach it"
             self._fail(WorldFailure("lost", one_way, missing[0]))
 

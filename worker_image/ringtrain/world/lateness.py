@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from ringtrain.errors import in_ranges
 from ringtrain.world.offers import NETWORK_HALF, Begun, Key, OfferTable
 from ringtrain.world.ring_config import RingConfig
 
@@ -73,12 +74,11 @@ class Lateness:
         if not late or min([self._ring.rank, *waiting]) != self._ring.rank:
             return  # one of those who wait says it
         named = late[:_NAMED_MOST]
-        ranks = ", ".join(map(str, named)) + (f" and {len(late) - len(named)} more" if late != named else "")
         doing = "; ".join(_described(rank, begun, answers.get(rank)) for rank in named)
         log.warning(
             "rank %d has waited %.0f s in %s for rank(s) %s, connected but not there: %s. After %g s "
             "(RINGTRAIN_STALL_TIMEOUT) the world ends",
-            self._ring.rank, waited_s, self._offers.label(key, begun.what), ranks, doing,
+            self._ring.rank, waited_s, self._offers.label(key, begun.what), in_ranges(late), doing,
             self._ring.stall_timeout_s,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ringtrain.control.ports import HeldPorts
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, in_ranges
 from ringtrain.world.mpi_environment import MpiRank
 
 _LOOK_S = 0.01
@@ -63,7 +63,7 @@ def _meet_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) 
             return tuple(addresses[rank] for rank in range(found.size))
         if time.monotonic() >= deadline:
             raise ConfigurationError(
-                f"rank(s) {', '.join(map(str, missing))} of {found.size} have not called ringtrain.init() within "
+                f"rank(s) {in_ranges(missing)} of {found.size} have not called ringtrain.init() within "
                 f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that mpirun starts must"
             )
         time.sleep(_LOOK_S)

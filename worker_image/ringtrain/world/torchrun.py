@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from ringtrain.control.ports import HeldPorts
-from ringtrain.errors import ConfigurationError, shown
+from ringtrain.errors import ConfigurationError, in_ranges, shown
 from ringtrain.transport.address import own_address, split_address
 from ringtrain.world import authentication
 from ringtrain.world.gathering import gather_addresses
@@ -117,7 +117,7 @@ def _meet_in_store(
     except RuntimeError as error:
         missing = [rank for rank in range(found.size) if not _has(store, f"{key}/{rank}")]
         raise ConfigurationError(
-            f"rank(s) {', '.join(map(str, missing))} of {found.size} have not called ringtrain.init() within "
+            f"rank(s) {in_ranges(missing)} of {found.size} have not called ringtrain.init() within "
             f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that torchrun starts must"
         ) from error
     addresses = []

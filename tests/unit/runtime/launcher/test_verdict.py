@@ -78,6 +78,10 @@ KILLED = Ended(3, 10.2, 137, "SIGKILL", says="step 7")
             gang(lost(0, 10.0, 2), lost(1, 10.0, 2), lost(3, 10.0, 2)), 2, 1, "stopped answering", id="hangs",
         ),
         pytest.param(
+            gang(lost(0, 10.0, 2), lost(1, 10.0, 2), Ended(2, 9.0, 0, phase=SUCCEEDED), lost(3, 10.0, 2)), 2, 1,
+            "rank 2 exited with 0 and was needed by rank(s) 0, 1, 3: ringtrain.errors.PeerLost", id="ends-early",
+        ),
+        pytest.param(
             gang(lost(0, 10.0, 3), lost(1, 10.1, 2), lost(3, 10.1, 2)), 2, 1, "lost by rank(s) 0, 1, 3",
             id="hangs-and-one-names-a-witness",
         ),
@@ -100,8 +104,8 @@ def test_the_first_cause(view: GangView, rank: int, code: int, words: str) -> No
     assert (verdict.failure.rank, verdict.failure.reason) == (rank, Reason.RANK_FAILED)
     assert (verdict.failure.pod, verdict.failure.node) == (f"job-worker-{rank // 2}", f"node-{rank // 2}")
     assert words in verdict.failure.message
-    hangs = "stopped answering" in verdict.failure.message
-    assert bool(verdict.failure.log_tail) is not hangs  # whoever hangs has not sent the end of its log
+    accused = " by rank(s) " in verdict.failure.message
+    assert bool(verdict.failure.log_tail) is not accused  # whoever hangs has not sent the end of its log
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ringtrain.control.model import Failure, Outcome, RankPhase, Reason, Verdict
+from ringtrain.errors import in_ranges
 from ringtrain.launcher.verdict import GangView, Patience, decide
 
 
@@ -98,7 +99,7 @@ def _failure(view: GangView, command: CommandEnd) -> Failure:
             "start them with the mpirun that it finds in PATH"
         )
         return Failure(Reason.WORLD_INCOMPLETE, message, log_tail=tail)
-    names = ", ".join(map(str, absent)) or "none is missing, but some have not ended"
+    names = in_ranges(absent) if absent else "none is missing, but some have not ended"
     message = (
         f"the launcher's command ended well with {view.succeeded} of {size} ranks; missing: {names}. The job "
         f"declares {len(view.workers)} workers x {view.slots} slots"
