@@ -4,6 +4,9 @@ import ctypes
 import logging
 import signal
 import time
+from collections.abc import Sequence
+from functools import partial
+from random import Random
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from ringtrain.process_groups.context import current
 from ringtrain.wire.signature import Signature, Tensor
 from ringtrain.world.failure_state import FailureState
 from ringtrain.world.lateness import Lateness
-from ringtrain.world.offers import OfferTable
+from ringtrain.world.offers import Begun, OfferTable
 from ringtrain.world.ring_config import RingConfig
 
 OVER = pytest.mark.parametrize("transport", ["grpc", "auto"])
@@ -69,8 +72,8 @@ def _warning(offers: OfferTable, answers: dict[int, object], caplog: pytest.LogC
     ring = RingConfig(1, 4, ("a:1",) * 4)
     looks = []
 
-    def statuses(peers: tuple[int, ...]) -> dict[int, object]:
-        looks.append(peers)
+    def statuses(peers: Sequence[int]) -> dict[int, object]:
+        looks.append(tuple(peers))
         return answers
 
     lateness = Lateness(ring, offers, statuses, lambda key: None, first_s=0.05)
@@ -106,13 +109,36 @@ def test_who_waits_names_the_late_ranks_the_tensor_and_what_they_last_did(
     assert "After 600 s (RINGTRAIN_STALL_TIMEOUT) the world ends" in text
 
 
-def test_of_many_late_ranks_all_are_named_in_short_and_some_say_what_they_do(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_in_a_large_set_ranks_ask_those_near_them(caplog: pytest.LogCaptureFixture) -> None:
+    """If all asked all, a pause of half a minute would cost the square of the ranks. Some say what they do."""
     others = (0, *range(2, 1000))
     text = _warning(waiting_offers(others), {rank: status(6, "last did that") for rank in others}, caplog)
-    assert "for rank(s) 0, 2-999, connected but not there: rank 0 last did that;" in text
-    assert "rank 8 last did that. After" in text
+    named = "0, 2, 3, 5, 9, 17, 33, 65 and 12 more (of 20 that it asked)"
+    assert f"for rank(s) {named}, connected but not there: rank 0 last did that;" in text
+    assert "rank 65 last did that. After" in text
+
+
+def _of(answers: dict[int, object], peers: Sequence[int]) -> dict[int, object]:
+    return {peer: answers[peer] for peer in peers}
+
+
+@pytest.mark.parametrize("size", [17, 64, 1000])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_a_large_set_that_waits_somebody_says_it(
+    size: int, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever is late, alone or with many: at least one rank says it, and of one late rank no more than one."""
+    random = Random(f"{size} {seed}")
+    for late in (random.sample(range(size), 1), random.sample(range(size), size // 3), range(1, size)):
+        answers = {rank: status(6 if rank in late else 7, "") for rank in range(size)}
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "ringtrain"):
+            for rank in set(range(size)).difference(late):
+                offers = OfferTable(rank, FailureState())
+                lateness = Lateness(RingConfig(rank, size, ()), offers, partial(_of, answers), lambda key: None)
+                others = tuple(peer for peer in range(size) if peer != rank)
+                lateness._warn((0, 7), Begun(7, Signature("barrier"), others, 0.0, None), 31.0)
+        assert 1 <= len(caplog.messages) <= len(late)
 
 
 def test_one_of_those_who_wait_says_it(caplog: pytest.LogCaptureFixture) -> None:

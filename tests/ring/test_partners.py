@@ -1,8 +1,10 @@
 """Large worlds, in which a rank meets only its partners, and reaches all others when it needs them."""
 
 import re
+import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from ringtrain.world.handshake import Handshake
 from ringtrain.world.neighbours import MESH_MOST, partners
 from ringtrain.world.ring_config import RingConfig
 from ringtrain.world.roster import RosterEntry
+from ringtrain.world.watches import has_gone
 
 SIZE = MESH_MOST + 4
 FAR = 9  # no partner of rank 0
@@ -189,6 +192,17 @@ def test_a_rank_that_dies_while_ranks_meet_is_named_on_all() -> None:
     for error in errors:
         assert isinstance(error, PeerLost), error
         assert error.rank == FAR
+
+
+def test_a_rank_that_takes_a_connection_late_is_not_gone() -> None:
+    """On a host with more ranks than cores a handshake takes seconds. The question ends by its own deadline."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as busy:  # the kernel accepts for it
+        own, theirs = free_addresses(1)[0], f"127.0.0.1:{busy.getsockname()[1]}"
+        transport = RpcTransport(0, (own, theirs), timeout_s=12.0)
+        answer = transport.ask(1, WATCH, b"", 2.0)
+        assert isinstance(answer.exception(60), Broken)
+        assert not has_gone(answer)
+        transport.close(0.0)
 
 
 def test_a_process_of_another_world_is_no_member() -> None:

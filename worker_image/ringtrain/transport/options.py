@@ -22,9 +22,9 @@ def channel_options(timeout_s: float) -> Options:
         ("grpc.use_local_subchannel_pool", 1),
         # Ranks of one job come up within seconds of each other: gRPC's own backoff would add a second or more.
         ("grpc.initial_reconnect_backoff_ms", 50),
-        # How long an attempt may take (one that is refused ends at once): ranks that are busy accept late, and a
-        # question to one that was not dialled before fails with the first attempt.
-        ("grpc.min_reconnect_backoff_ms", max(50, min(2000, int(timeout_s * 80)))),
+        # How long an attempt may take (one that is refused ends at once): as long as a ping. A rank on a busy host
+        # accepts late, and whom a question can't reach with its first attempt is taken for lost.
+        ("grpc.min_reconnect_backoff_ms", _silent_ms(timeout_s)),
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.enable_retries", 0),
         ("grpc.client_idle_timeout_ms", _CLIENT_IDLE_MS),
@@ -52,9 +52,14 @@ def _common(timeout_s: float) -> Options:
         # A stopped process or a cut network is noticed after at most half of the timeout: pings are answered by
         # gRPC's own threads, so that a rank that computes without releasing the interpreter is not taken for lost.
         ("grpc.keepalive_time_ms", max(1, int(timeout_s * 1000 / 6))),
-        ("grpc.keepalive_timeout_ms", max(1, int(timeout_s * 1000 / 3))),
+        ("grpc.keepalive_timeout_ms", _silent_ms(timeout_s)),
         # What the timer of a keepalive ping really goes by in current gRPC; 60 s unless it is set.
-        ("grpc.http2.ping_timeout_ms", max(1, int(timeout_s * 1000 / 3))),
+        ("grpc.http2.ping_timeout_ms", _silent_ms(timeout_s)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
+
+
+def _silent_ms(timeout_s: float) -> int:
+    """How long a peer's gRPC may keep silent before the connection to it counts as broken."""
+    return max(50, int(timeout_s * 1000 / 3))

@@ -7,10 +7,11 @@ there, and validates, writes a file or holds the interpreter) is no fault until 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ringtrain.errors import in_ranges
+from ringtrain.world import neighbours
 from ringtrain.world.offers import NETWORK_HALF, Begun, Key, OfferTable
 from ringtrain.world.ring_config import RingConfig
 
@@ -20,7 +21,7 @@ FIRST_WARNING_S: Final = 30.0
 _LOOKS: Final = 6  # between two warnings
 _NAMED_MOST: Final = 8  # ranks in a warning
 
-Statuses = Callable[[tuple[int, ...]], Mapping[int, Any]]
+Statuses = Callable[[Sequence[int]], Mapping[int, Any]]
 
 
 class Lateness:
@@ -67,20 +68,29 @@ class Lateness:
                     self._warn(key, begun, waited_s)
 
     def _warn(self, key: Key, begun: Begun, waited_s: float) -> None:
-        answers = self._statuses(begun.others)
-        reached = {rank: int(answer["reached"].get(str(key[0]), 0)) for rank, answer in answers.items()}
-        late = [rank for rank in begun.others if reached.get(rank, 0) < key[1]]
-        waiting = [rank for rank in begun.others if rank not in late]
-        if not late or min([self._ring.rank, *waiting]) != self._ring.rank:
-            return  # one of those who wait says it
+        own, ranks = self._ring.rank, {self._ring.rank, *begun.others}
+        asked = neighbours.near(own, ranks)
+        answers = self._statuses(asked)
+        late = [rank for rank in asked if _is_late(answers.get(rank), key)]
+        if not late:
+            return
+        before = [rank for rank in neighbours.near(late[0], ranks) if rank < own]
+        theirs = {**self._statuses([rank for rank in before if rank not in asked]), **answers}
+        if not all(_is_late(theirs.get(rank), key) for rank in before):
+            return  # one of those who wait says it: of those near the first late one the first
         named = late[:_NAMED_MOST]
+        of_asked = "" if len(asked) == len(begun.others) else f" (of {len(asked)} that it asked)"
         doing = "; ".join(_described(rank, begun, answers.get(rank)) for rank in named)
         log.warning(
             "rank %d has waited %.0f s in %s for rank(s) %s, connected but not there: %s. After %g s "
             "(RINGTRAIN_STALL_TIMEOUT) the world ends",
-            self._ring.rank, waited_s, self._offers.label(key, begun.what), in_ranges(late), doing,
+            own, waited_s, self._offers.label(key, begun.what), in_ranges(late) + of_asked, doing,
             self._ring.stall_timeout_s,
         )  # fmt: skip
+
+
+def _is_late(answer: Any, key: Key) -> bool:
+    return answer is None or int(answer["reached"].get(str(key[0]), 0)) < key[1]
 
 
 def _described(rank: int, begun: Begun, answer: Any) -> str:

@@ -189,7 +189,7 @@ class Membership:
 
     def _await_failure(self) -> None:
         """Wait until what follows from a report is known to all, or this rank leaves."""
-        self.failure_state.wait_over(self.ring.timeout_s / 5)
+        self.failure_state.wait_over(self.ring.timeout_s)
         self.monitor.await_announced(2 * self.ring.probe_timeout_s)
 
     def leave(self) -> None:

@@ -8,9 +8,9 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 from ringtrain.transport.base import Broken, How, Transport
 from ringtrain.wire.failure import PullRefused, WorldFailure
@@ -21,6 +21,8 @@ from ringtrain.world.reports import Activity, Closed, Report, Stalled
 from ringtrain.world.ring_config import RingConfig
 from ringtrain.world.spread import Spread, await_answers, is_answered
 from ringtrain.world.watches import Watches, has_gone
+
+_ASKED_AT_ONCE: Final = 32  # beyond those that are near
 
 
 class Monitor:
@@ -71,7 +73,7 @@ class Monitor:
         self._announced.set()  # if there was something to announce, it has been
 
     def report(self, report: Report) -> None:
-        """Hand in what was noticed. Returns at once; the verdict follows, within a fifth of the timeout."""
+        """Hand in what was noticed. Returns at once; the verdict follows, mostly within a fifth of the timeout."""
         self._reports.put(report)
 
     def answers(self, peer: int) -> bool:
@@ -80,7 +82,7 @@ class Monitor:
         await_answers([answer], self._ring.probe_timeout_s)
         return is_answered(answer)
 
-    def statuses(self, peers: tuple[int, ...]) -> dict[int, Any]:
+    def statuses(self, peers: Sequence[int]) -> dict[int, Any]:
         """What those of `peers` that answer say of themselves."""
         asked = {peer: self._ask_status(peer) for peer in peers}
         await_answers(list(asked.values()), self._ring.probe_timeout_s)
@@ -229,13 +231,33 @@ class Monitor:
         return False
 
     def _judge_stall(self, stall: Stalled) -> WorldFailure:
-        """Ask those who kept this rank waiting: not there, behind, or waiting themselves?"""
+        """Ask those who kept this rank waiting: not there, behind, or waiting themselves?
+
+        Of many those near this rank. Where all of those wait, whoever is near the one to blame finds it out, and
+        tells all. Only where nobody does the others are asked, some at a time.
+        """
+        near = {stall.peers[0], *neighbours.near(self._ring.rank, {self._ring.rank, *stall.peers})}
+        further = [peer for peer in stall.peers if peer not in near]
+        failure = self._kept_by([peer for peer in stall.peers if peer in near], stall)
+        if failure is None and further and self._failure_state.wait(2 * self._ring.probe_timeout_s):
+            failure = self._failure_state.failure
+        while failure is None and further and not self._is_over():
+            failure = self._kept_by(further[:_ASKED_AT_ONCE], stall)
+            del further[:_ASKED_AT_ONCE]
+        waited = f"{stall.activity.label} after {stall.waited_s:.3g} s"
+        first = stall.peers[0]
+        return failure or WorldFailure(
+            "lost", f"{self._ring.name(first)} answers, but has not finished {waited}", first
+        )
+
+    def _kept_by(self, peers: Sequence[int], stall: Stalled) -> WorldFailure | None:
+        """What those of `peers` have that do not wait themselves."""
         label, waited = stall.activity.label, f"after {stall.waited_s:.3g} s"
-        answers = self.statuses(stall.peers)
+        answers = self.statuses(peers)
         for answer in answers.values():
             if answer["failure"] is not None:
                 return WorldFailure.decode(answer["failure"])
-        for peer in stall.peers:
+        for peer in peers:
             if peer not in answers:
                 return WorldFailure("lost", f"{self._ring.name(peer)} does not answer {waited} in {label}", peer)
         for peer, answer in answers.items():
@@ -246,7 +268,4 @@ class Monitor:
                     f"{peer} {answer['activity']}. RINGTRAIN_STALL_TIMEOUT says how long ranks wait",
                     peer,
                 )
-        first = stall.peers[0]
-        return WorldFailure(
-            "lost", f"{self._ring.name(first)} answers, but has not finished {label} {waited}", first
-        )
+        return None

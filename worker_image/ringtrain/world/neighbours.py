@@ -30,6 +30,15 @@ def partners(rank: int, size: int) -> tuple[int, ...]:
     return tuple(sorted({(rank + sign * distance) % size for distance in distances for sign in (1, -1)}))
 
 
+def near(rank: int, ranks: Collection[int]) -> tuple[int, ...]:
+    """The partners of `rank` among `ranks`, as if these were a world; `rank` is one of them.
+
+    Whom it asks about the others: if all asked all, questions would grow with the square of the ranks.
+    """
+    ordered = sorted(ranks)
+    return tuple(ordered[position] for position in partners(ordered.index(rank), len(ordered)))
+
+
 def watched(rank: int, size: int, left: Collection[int] = ()) -> tuple[int, ...]:
     """The ranks that `rank` watches, where those in `left` have left in good order."""
     peers = [peer for peer in _after(rank, size) if peer not in left]
