@@ -78,7 +78,7 @@ def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | No
         ),
         pytest.param(
             gang(rank(0, RankPhase.SUCCEEDED, 0)), CommandEnd(0, 10.0), None, Reason.WORLD_INCOMPLETE,
-            "ended well with 1 of 4 ranks; missing: 1, 2, 3. The job declares 2 workers x 2 slots", id="too-few",
+            "ended well with 1 of 4 ranks; missing: 1-3. The job declares 2 workers x 2 slots", id="too-few",
         ),
     ],
 )  # fmt: skip
