@@ -194,6 +194,13 @@ def test_a_rank_that_dies_while_ranks_meet_is_named_on_all() -> None:
         assert error.rank == FAR
 
 
+@pytest.mark.parametrize("size", [64, 256, 1024, 8192, 65_536])
+def test_all_partners_are_heard_at_once(size: int) -> None:
+    """To greet and to prove, each has a call without a session: none of them is one stranger too many."""
+    transport = RpcTransport(0, ("127.0.0.1:1",) * size, timeout_s=1.0, data_path=False)
+    assert transport._strangers.most >= 2 * len(partners(0, size))
+
+
 def test_a_rank_that_takes_a_connection_late_is_not_gone() -> None:
     """On a host with more ranks than cores a handshake takes seconds. The question ends by its own deadline."""
     with closing(socket.create_server(("127.0.0.1", 0))) as busy:  # the kernel accepts for it

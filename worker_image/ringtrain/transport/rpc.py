@@ -26,8 +26,10 @@ from ringtrain.wire.messages import METHODS
 _SERVICE: Final = "ringtrain.Ring"
 _PULL: Final = "Pull"
 _SESSION_KEY: Final = "ringtrain-session"
-# Calls without a session at a time: each holds a thread, and a message of at most 64 KiB.
+# Calls without a session at a time: each holds a thread, and a message of at most 64 KiB. Ranks that meet have no
+# session yet: in a world that is twice as large each has two more partners, of which each has two calls.
 _MOST_CALLS: Final = 16
+_MORE_CALLS: Final = 4
 
 
 class RpcCaller:
@@ -108,7 +110,7 @@ class RpcTransport:
         self._methods: dict[tuple[int, str], Any] = {}
         self._data = DataPath(rank, addresses, timeout_s, tls) if data_path else None
         self._data_port: int | None = None
-        self._strangers = Strangers(_MOST_CALLS)
+        self._strangers = Strangers(_MOST_CALLS + _MORE_CALLS * (len(addresses) // 16).bit_length())
         self._sessions: dict[int, tuple[tuple[str, str]]] = {}
 
     @property
@@ -228,7 +230,7 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._tls = tls
         self._strangers = strangers
         # Twice as many as may stay: those that have to go need a moment.
-        self._calls = threading.BoundedSemaphore(2 * _MOST_CALLS)
+        self._calls = threading.BoundedSemaphore(2 * strangers.most)
         self._of_peers = {
             method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS
         }

@@ -29,7 +29,7 @@ class Strangers:
     """
 
     def __init__(self, most: int = MOST_STRANGERS, limit_s: float = STRANGER_S) -> None:
-        self._most = most
+        self.most = most
         self._limit_s = limit_s
         self._changed = threading.Condition()
         self._here: dict[Stranger, None] = {}  # oldest first
@@ -43,7 +43,7 @@ class Strangers:
         """Count one more; `end` is called, from any thread, if it has to go before `leave`."""
         stranger = Stranger(time.monotonic() + self._limit_s, end)
         with self._changed:
-            oldest = next(iter(self._here)) if len(self._here) >= self._most else None
+            oldest = next(iter(self._here)) if len(self._here) >= self.most else None
             if oldest is not None:
                 del self._here[oldest]
             self._here[stranger] = None
