@@ -7,9 +7,10 @@ _UNLIMITED = -1
 _MOST_CONNECTIONS = 256
 _HANDSHAKE_MS = 10_000
 # Who asks nothing for so long is no peer: one that watches this rank has a question open, and any other one closes
-# its connection before, and opens it again for its next question.
-_IDLE_MS = 20_000
-_CLIENT_IDLE_MS = 10_000
+# its connection before, within twice its time, and opens it again for its next question. With one time for both
+# that question could meet a server that is closing, and its rank be lost.
+_IDLE_MS = 30_000
+_CLIENT_IDLE_MS = 5_000
 
 Options = list[tuple[str, int]]
 

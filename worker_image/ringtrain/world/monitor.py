@@ -96,7 +96,27 @@ class Monitor:
         return self._stopped or self._failure_state.failure is not None
 
     def _ask_status(self, peer: int) -> "Future[bytes]":
-        return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._ring.probe_timeout_s)
+        """Once more where the connection breaks: one that rests may be closed at the moment when it is used."""
+        answer: Future[bytes] = Future()
+
+        def ask() -> "Future[bytes]":
+            return self._transport.ask(peer, STATUS, dump(self._identity(peer)), self._ring.probe_timeout_s)
+
+        def first(asked: "Future[bytes]") -> None:
+            error = asked.exception()
+            if isinstance(error, Broken) and error.how is How.CLOSED:
+                ask().add_done_callback(last)
+            else:
+                last(asked)
+
+        def last(asked: "Future[bytes]") -> None:
+            if (error := asked.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(asked.result())
+
+        ask().add_done_callback(first)
+        return answer
 
     def await_announced(self, timeout_s: float) -> None:
         """Wait until the peers know the failure_state, so that this process may end."""

@@ -79,3 +79,20 @@ def test_a_rank_that_hears_nothing_asks_on() -> None:
     transport = Waiting()
     assert verdict(3, transport, FailureState(), timeout_s=0.5).rank == LATE
     assert len(set(transport.asked)) == len(transport.asked) <= SIZE
+
+
+class Closing(Waiting):
+    """Each peer's resting connection is closed as the first question comes to it."""
+
+    def ask(self, peer: int, method: str, request: bytes, timeout_s: float) -> "Future[bytes]":
+        if peer in self.asked:
+            return super().ask(peer, method, request, timeout_s)
+        self.asked.append(peer)
+        broken: Future[bytes] = Future()
+        broken.set_exception(Broken(How.CLOSED, "connection idle"))
+        return broken
+
+
+def test_a_connection_that_was_closed_for_resting_is_no_loss() -> None:
+    """Its peer is asked once more, over another one: here it is alive, and the late one is named."""
+    assert "has not reached barrier #7" in verdict(LATE - 64, Closing(), FailureState()).message
