@@ -8,6 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable
 from datetime import datetime
+from inspect import cleandoc
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le, MaxLen, MinLen
@@ -38,7 +39,7 @@ def object_schema(model: type[BaseModel]) -> OpenAPI:
         properties[alias] = field_schema(info, f"{model.__name__}.{name}")
         if info.is_required():
             required.append(alias)
-    promise = (model.__doc__ or "").strip().splitlines()[0]
+    promise = " ".join(cleandoc(model.__doc__ or "").partition("\n\n")[0].split())
     schema: OpenAPI = {"type": "object", "description": promise, "properties": properties}
     if required:
         schema["required"] = required
@@ -59,7 +60,9 @@ def field_schema(info: FieldInfo, where: str) -> OpenAPI:
     if not info.description:
         raise SchemaUnsupported(f"{where}: has no description")
     annotation, optional = _without_none(info.annotation, where)
-    schema = {"description": info.description, **_typed(annotation, info.metadata, where)}
+    typed = _typed(annotation, info.metadata, where)
+    typed.pop("description", None)  # what the type is; the field's says what this one is for
+    schema = {"description": info.description, **typed}
     default = info.get_default(call_default_factory=True, validated_data={})
     if default is PydanticUndefined:
         return schema

@@ -68,7 +68,8 @@ class DataWorkers(SpecModel):
         "Training, in the ranks' processes, is for a compute job of its own, and refused here.",
     )
     autoscale: Autoscale | None = Field(
-        default=None, description="How many there are, by how long ranks wait for input. Unset: replicas."
+        default=None,
+        description="How many data workers there are, by how long ranks wait for input. Unset: replicas.",
     )
     template: PartialTemplate | None = Field(
         default=None,

@@ -174,10 +174,14 @@ class JobSpec(SpecModel):
     )
     mpi: Mpi | None = Field(default=None, description="How ranks are started under the mpi backend.")
     data_workers: DataWorkers | None = Field(
-        default=None, description="Pods that prepare input for the ranks. Unset: ranks prepare their own."
+        default=None,
+        description="Pods that prepare input for the ranks. They are replaced one by one and outlive attempts. "
+        "Unset: ranks prepare their own.",
     )
     evaluator: Evaluator | None = Field(
-        default=None, description="One pod beside the ranks that evaluates checkpoints. Unset: none."
+        default=None,
+        description="One pod beside the ranks that evaluates checkpoints. Its failure fails nothing, and it ends "
+        "with the job. Unset: none.",
     )
     scheduling: Scheduling = Field(
         default=Scheduling(),
@@ -186,9 +190,15 @@ class JobSpec(SpecModel):
     run_policy: RunPolicy = Field(
         default=RunPolicy(), description="When the job starts, restarts, ends and is cleaned up."
     )
-    logs: Logs = Field(default=Logs(), description="Where the launcher keeps every rank's log.")
+    logs: Logs = Field(
+        default=Logs(),
+        description="Where the launcher keeps every rank's log. Default: an emptyDir, gone with the launcher's "
+        "pod.",
+    )
     checkpoint: Checkpoint | None = Field(
-        default=None, description="Where checkpoints outlive an attempt. Unset: training starts over."
+        default=None,
+        description="Where checkpoints outlive an attempt: a claim, an object store, or both. Unset: an attempt "
+        "has none, and training starts over.",
     )
     networking: Networking = Field(
         default=Networking(), description="Deadlines and encryption of the gang's own network."

@@ -104,5 +104,7 @@ class Scheduling(SpecModel):
         "attempt; pods are made when they are there. Not for a job in a queue of Kueue.",
     )
     topology: Topology | None = Field(
-        default=None, description="Workers near each other. Unset: wherever there is room."
+        default=None,
+        description="Workers near each other: on nodes that have the same value of a label. Unset: wherever there "
+        "is room.",
     )

@@ -32,7 +32,8 @@ class Logs(SpecModel):
     """Where the launcher keeps every rank's log. Default: an emptyDir, gone with the launcher's pod."""
 
     persistent_volume_claim: ClaimSource | None = Field(
-        default=None, description="Claim that only the launcher mounts; ReadWriteOnce is enough."
+        default=None,
+        description="Claim of the job's namespace that only the launcher mounts; ReadWriteOnce is enough.",
     )
     empty_dir: EmptyDir | None = Field(default=None, description="An emptyDir's own fields, such as sizeLimit.")
     report: bool = Field(
@@ -48,8 +49,8 @@ class Logs(SpecModel):
     )
     secret_ref: SecretSource | None = Field(
         default=None,
-        description="Secret whose keys are variables of the launcher, such as AWS_ACCESS_KEY_ID. Unset: the "
-        "identity of the pod's service account.",
+        description="Secret of the job's namespace whose keys are variables of the launcher, such as "
+        "AWS_ACCESS_KEY_ID. Unset: the identity of the pod's service account.",
     )
 
     RULES = (
@@ -72,7 +73,10 @@ class Checkpoint(SpecModel):
     """Where checkpoints outlive an attempt: a claim that every pod mounts, with several nodes ReadWriteMany, an
     object store, or both."""
 
-    persistent_volume_claim: ClaimSource | None = Field(default=None, description="Claim that all pods mount.")
+    persistent_volume_claim: ClaimSource | None = Field(
+        default=None,
+        description="Claim of the job's namespace that all pods mount; with several nodes it is ReadWriteMany.",
+    )
     uri: str | None = Field(
         default=None,
         pattern=STORE_URI,
@@ -83,8 +87,8 @@ class Checkpoint(SpecModel):
     )
     secret_ref: SecretSource | None = Field(
         default=None,
-        description="Secret whose keys are variables of the ranks and the evaluator, such as AWS_ACCESS_KEY_ID "
-        "and AWS_ENDPOINT_URL. Unset: the identity of the pods' service account.",
+        description="Secret of the job's namespace whose keys are variables of the ranks and the evaluator, such "
+        "as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. Unset: the identity of the pods' service account.",
     )
     mount_path: str = Field(
         default=CHECKPOINT_DIR,

@@ -55,8 +55,8 @@ class ReplicaStatus(StatusModel):
 class ReplicaStatuses(StatusModel):
     """Pods of the present attempt by role."""
 
-    launcher: ReplicaStatus = Field(default=ReplicaStatus(), description="The launcher's pod.")
-    worker: ReplicaStatus = Field(default=ReplicaStatus(), description="The workers' pods.")
+    launcher: ReplicaStatus = Field(default=ReplicaStatus(), description="The launcher's pod, by phase.")
+    worker: ReplicaStatus = Field(default=ReplicaStatus(), description="The workers' pods, by phase.")
 
 
 class Progress(StatusModel):
@@ -161,11 +161,15 @@ class Ledger(StatusModel):
     gang_scheduler: Literal["Kubernetes", "Coscheduling", "Volcano"] | None = Field(
         default=None, description="Who places all pods of the present attempt or none; absent: nobody does."
     )
-    incarnations: Incarnations | None = Field(default=None, description="Pods of an elastic job's workers.")
+    incarnations: Incarnations | None = Field(
+        default=None, description="Pods of an elastic job's workers, of each one after the other."
+    )
     ended_pods: tuple[EndedPod, ...] = Field(
         default=(), description="Of each data worker, and of the evaluator, the last pod that ended."
     )
-    data_scale: DataScale | None = Field(default=None, description="How many data workers autoscale wants.")
+    data_scale: DataScale | None = Field(
+        default=None, description="How many data workers autoscale wants, and what it has learned."
+    )
     line_since: Time | None = Field(
         default=None, description="Place among the jobs that wait to be placed whole; the earliest comes first."
     )
@@ -188,17 +192,25 @@ class JobStatus(StatusModel):
     replicas: int = Field(default=0, description="Worker pods that exist (scale subresource).")
     selector: str = Field(default="", description="Labels of the worker pods (scale subresource).")
     workers: str = Field(default="", description="Workers ready of workers wanted; - when the job has ended.")
-    replica_statuses: ReplicaStatuses = Field(default=ReplicaStatuses(), description="Pods by role and phase.")
-    elastic: ElasticStatus | None = Field(default=None, description="The world of an elastic job.")
+    replica_statuses: ReplicaStatuses = Field(
+        default=ReplicaStatuses(), description="Pods of the present attempt."
+    )
+    elastic: ElasticStatus | None = Field(
+        default=None, description="The world of an elastic job. Sums are over all attempts."
+    )
     data_workers: DataWorkersStatus | None = Field(
         default=None, description="Data workers, and what ranks wait for them."
     )
     evaluator: EvaluatorStatus | None = Field(default=None, description="The evaluator.")
-    progress: Progress | None = Field(default=None, description="How far training is.")
+    progress: Progress | None = Field(default=None, description="How far training is, as the launcher last told.")
     progress_summary: str = Field(default="", description="The same in a few characters.")
-    failure: Failure | None = Field(default=None, description="The last failure; it outlives its pod.")
+    failure: Failure | None = Field(
+        default=None, description="First failure of the last attempt that failed. It outlives its pod."
+    )
 
-    ledger: Ledger = Field(default=Ledger(), description="The operator's own notes, from which it decides.")
+    ledger: Ledger = Field(
+        default=Ledger(), description="The operator's own notes on a job's past; of no interest to users."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -96,6 +96,22 @@ def test_a_field_without_description_raises() -> None:
         object_schema(model)
 
 
+def test_a_field_says_what_it_is_for() -> None:
+    """Not what its type is, which others have, too; a promise of two lines is whole."""
+
+    class Claim(SpecModel):
+        """A claim, or
+        two."""
+
+    class Holder(SpecModel):
+        """Holds one."""
+
+        claim: Claim = Field(description="Claim that only the launcher mounts.")
+
+    assert object_schema(Claim)["description"] == "A claim, or two."
+    assert object_schema(Holder)["properties"]["claim"]["description"] == "Claim that only the launcher mounts."
+
+
 def test_rules_become_cel() -> None:
     """A rule's CEL, message and field are in the schema."""
 
