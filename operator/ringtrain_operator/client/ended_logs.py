@@ -14,6 +14,7 @@ from ringtrain_operator.cluster.api.execute import execute
 from ringtrain_operator.cluster.api.resources import PODS
 from ringtrain_operator.errors import OperatorError
 from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.status.counts import counted
 
 from .following import ENDED, state_of
 from .launcher_output import Missing, Printed, Shown, Wanted, launcher_output, missing_lines
@@ -66,6 +67,8 @@ async def read_ended(
         while chunk := kept.read(_CHUNK):
             yield chunk
     if missing is None:
+        if not own and not 0 < attempt <= _present(job):
+            raise LogsElsewhere(_no_attempt(job, wanted))
         if own:
             found = f"nothing can be read of the output of {wanted.pod}"
         elif pod:
@@ -128,6 +131,13 @@ async def from_claim(
 
 def _present(job: Json) -> int:
     return int((job.get("status") or {}).get("attempt") or 0)
+
+
+def _no_attempt(job: Json, wanted: Wanted) -> str:
+    """That there is nothing to look for, as the attempt has not begun."""
+    if not (had := _present(job)):
+        return f"{wanted.name} has not started yet, and has no logs; dtj why {wanted.name} says what it waits for"
+    return f"--attempt {wanted.attempt}: {wanted.name} has had {counted(had, 'attempt')}"
 
 
 def _is_over(job: Json, attempt: int) -> bool:

@@ -14,6 +14,8 @@ from ..cluster.api.errors import ApiError, NotFound
 from ..cluster.api.forward import Ends, port_forward
 from ..cluster.api.resources import JOBS, PODS
 from ..observe.pods import page_token, status_token
+from .errors import JobEnded
+from .following import ENDED, state_of
 from .session import Session
 
 _MOST_HEAD = 16 << 10
@@ -55,7 +57,7 @@ class _Forward:
             await ends.write(_REFUSED.encode())
             return
         try:
-            port, token = await self._launcher()
+            port, token = await self.launcher()
             self._given.add(token)
             for old in shown:
                 head = head.replace(old, token)
@@ -66,7 +68,7 @@ class _Forward:
             if not ends.answered:
                 await ends.write(_not_there(self.name, exc).encode())
 
-    async def _launcher(self) -> tuple[int, bytes]:
+    async def launcher(self) -> tuple[int, bytes]:
         """The port of the present launcher, and its page's token. Raises NotFound where no launcher runs."""
         pod = await self.session.api.get(PODS, self.session.namespace, f"{self.name}-launcher")
         if (pod.get("status") or {}).get("phase") != "Running":
@@ -90,12 +92,20 @@ def _not_there(name: str, why: ApiError) -> str:
 
 @asynccontextmanager
 async def serving_page(session: Session, name: str, port: int = 0) -> AsyncGenerator[str]:
-    """The link to the page of job `name`, which works until this ends. Raises NotFound without that job.
+    """The link to the page of job `name`, which works until this ends.
 
-    `port`: of this machine, 0 for a free one.
+    `port`: of this machine, 0 for a free one. Raises NotFound without that job, JobEnded if no launcher will come.
     """
-    await session.api.get(JOBS, session.namespace, name)
+    job = await session.api.get(JOBS, session.namespace, name)
     forward = _Forward(session, name)
+    if (state := state_of(job)) in ENDED:
+        try:
+            await forward.launcher()
+        except NotFound as exc:
+            raise JobEnded(
+                f"{session.namespace}/{name} has ended ({state}), and its page with its launcher; dtj why and "
+                "dtj logs have what is left, and docs/page.md says how a run's page is kept"
+            ) from exc
     server = await asyncio.start_server(forward.serve, "127.0.0.1", port, limit=_MOST_HEAD)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/?token={forward.link_token}"

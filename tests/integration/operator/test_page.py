@@ -71,7 +71,8 @@ def _ask(url: str) -> tuple[int, str]:
 
 async def test_one_link_shows_all_attempts(control_plane: ControlPlane, tmp_path: Path, venv_bin: Path) -> None:
     """The page follows the job into its second attempt, whose launcher has another token; without the link's token
-    the forward answers 401, before it asks the cluster; at the end each attempt's report is in the log store."""
+    the forward answers 401, before it asks the cluster; at the end each attempt's report is in the log store, and
+    there is no link to a page that nobody serves."""
     runtime = ProcessRuntime(ROOT, {"PATH": f"{venv_bin}:{os.environ['PATH']}"})
     async with partial(real_cluster, control_plane)() as c:
         ns = await c.new_namespace()
@@ -99,5 +100,15 @@ async def test_one_link_shows_all_attempts(control_plane: ControlPlane, tmp_path
             await c.until(JOBS, ns, "seen", lambda j: state(j) == "Succeeded")
             pod = await c.api.get(PODS, ns, "seen-launcher")
             assert pod["status"]["phase"] == "Succeeded"
+            ended = await asyncio.create_subprocess_exec(
+                *(*DTJ, "ui", "seen", "--namespace", ns),
+                env={**os.environ, "KUBECONFIG": str(c.kubeconfig(tmp_path))},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            async with asyncio.timeout(60):
+                out, err = await ended.communicate()
+            assert (out, ended.returncode) == (b"", 1)
+            assert f"{ns}/seen has ended (Succeeded)".encode() in err
         reports = sorted(path.parent.name for path in tmp_path.rglob("report.html"))
         assert reports == ["1", "2"]

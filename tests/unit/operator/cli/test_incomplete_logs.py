@@ -85,6 +85,7 @@ def read(
     tail: int | None = None,
     attempt: int | None = None,
     pod: dict[str, Any] | None = None,
+    status: dict[str, Any] | None = None,
     **spec: Any,
 ) -> tuple[bytes, str]:
     """What is printed, and the error."""
@@ -93,7 +94,8 @@ def read(
     async def collect() -> None:
         nonlocal found
         wanted = Wanted("digits", rank, attempt, False, tail)
-        async for chunk in read_ended(Session(Api(kept), "team", print), wanted, job(**spec), pod, Printed()):  # type: ignore[arg-type]
+        made = job(**spec) if status is None else job(**spec) | {"status": status}
+        async for chunk in read_ended(Session(Api(kept), "team", print), wanted, made, pod, Printed()):  # type: ignore[arg-type]
             found += chunk
 
     try:
@@ -145,6 +147,18 @@ def test_no_launcher() -> None:
     )
     out, error = read(4, 0, attempt=1, pod=launcher(attempt=2, **TOTAL), logs=CLAIM)
     assert (out, error.partition(";")[0]) == (b"", "the launcher of digits is of attempt 2")
+
+
+def test_an_attempt_that_never_was() -> None:
+    """It left no logs anywhere, nor did a job that has not started."""
+    for logs in ({}, {"logs": CLAIM}):
+        assert read(4, 0, attempt=7, pod=launcher(**TOTAL), **logs) == (
+            b"",
+            "--attempt 7: digits has had 1 attempt",
+        )
+    for state in ({"state": "Queued"}, {}):
+        out, error = read(4, None, status=state)
+        assert (out, error.partition(",")[0]) == (b"", "digits has not started yet")
 
 
 def test_a_node_that_is_gone() -> None:
