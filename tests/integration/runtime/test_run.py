@@ -104,6 +104,18 @@ def test_interrupted(settings: dict[str, str], most: int, tmp_path: Path, monkey
     assert not [process for process in processes if runs(process)]
 
 
+def test_a_launcher_that_ends_before_its_agent_has_reached_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with it, and with its words: the agent neither waits for another one nor tells that it does."""
+    monkeypatch.setenv("RINGTRAIN_OTEL", "metrics")
+    run = _start(tmp_path, "-np", "2", "sh", "-c", "echo here; sleep 1000")
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert (run.returncode, out) == (64, "")
+    assert "RINGTRAIN_OTEL='metrics': expected traces, logs, or both with a comma" in err
+    assert "has not been reached" not in err
+
+
 def test_on_a_terminal(tmp_path: Path) -> None:
     """Progress is one line that stays below all others and is gone at the end; nothing is broken within a word."""
     script = (

@@ -16,6 +16,8 @@ from ringtrain.world.horovod_variables import log_level, with_counterparts
 _POLL_S: Final = 0.2
 # The launcher is gone: its agents have their own deadlines, and this long beyond a rank's grace to keep them.
 AGENT_S: Final = 30.0
+# How long an agent that the launcher has released takes to end.
+_RELEASED_S: Final = 3.0
 # What this process must not hand on when it is itself a rank of an elastic run.
 _OF_AN_ELASTIC_RUN: Final = frozenset(
     {
@@ -81,13 +83,25 @@ def wait_for(
         if ended is not None:
             return _wait_after(ended.returncode, launcher, patience_s)
         time.sleep(_POLL_S)
-    end = time.monotonic() + AGENT_S
-    for agent in agents:
-        try:
-            agent.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            agent.kill()
+    _end(agents)
     return _code(launcher.returncode)
+
+
+def _end(agents: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """Those that the launcher has released end by themselves. One that never reached it is told, as are the others
+    of a launcher that was killed: none comes in its place."""
+    if still := _not_ended(agents, _RELEASED_S):
+        for agent in still:
+            agent.terminate()
+        for agent in _not_ended(still, AGENT_S):
+            agent.kill()
+
+
+def _not_ended(agents: "Sequence[subprocess.Popen[bytes]]", within_s: float) -> "list[subprocess.Popen[bytes]]":
+    end = time.monotonic() + within_s
+    while (still := [agent for agent in agents if agent.poll() is None]) and time.monotonic() < end:
+        time.sleep(_POLL_S)
+    return still
 
 
 def _wait_after(agent_code: int, launcher: "subprocess.Popen[bytes]", patience_s: float) -> int:
