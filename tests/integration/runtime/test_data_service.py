@@ -341,6 +341,17 @@ def test_a_split_that_is_done_stays_done(service: DataWorkers, tmp_path: Path) -
     assert found == [f"{name}{line}" for name in "abc" for line in range(3)]
 
 
+def test_positions_of_one_rank_alone_are_refused(service: DataWorkers, tmp_path: Path) -> None:
+    """Each rank would leave to the others what it does not know of, and read theirs again."""
+    uris = [str(tmp_path / f"{name}.txt") for name in "abc"]
+    own = distribute_splits(uris, "support.loaders:lines", rank=1, size=2).positions
+    with pytest.raises(
+        ConfigurationError, match=r"positions lacks 2 of 3 uris, .*a\.txt' first; expected those of all"
+    ):
+        distribute_splits(uris, "support.loaders:lines", rank=1, size=2, positions=own)
+    distribute_splits(uris, "support.loaders:lines", rank=1, size=2, positions=dict.fromkeys(uris, 0) | own)
+
+
 def test_a_split_goes_on_at_another_data_worker(own_service: Callable[..., DataWorkers], tmp_path: Path) -> None:
     """From the last offset."""
     file = tmp_path / "lines.txt"

@@ -181,7 +181,8 @@ def distribute_splits(
     the reader's own (bytes, records) and grow. Where a data worker is lost, another one calls the function with
     the last offset.
 
-    `positions`: of an earlier stream (`SplitStream.positions`) of all ranks together, to go on from.
+    `positions`: of an earlier stream (`SplitStream.positions`) of all ranks together, to go on from; it has each
+    of `uris`. One rank's own would leave the others' splits to nobody.
     `prefetch`: splits that are read at a time, one item ahead of the loop each. `rank`, `size`: of
     `ringtrain.init()` unless given together. Ranks may get different numbers of items.
 
@@ -190,6 +191,11 @@ def distribute_splits(
     _check(function, prefetch)
     if isinstance(uris, str) or len(set(uris)) != len(uris) or not all(uris):
         raise ConfigurationError(f"distribute_splits: uris is {uris!r:.200}; expected a list of URIs, each once")
+    if positions and (absent := [uri for uri in uris if uri not in positions]):
+        raise ConfigurationError(
+            f"distribute_splits: positions lacks {len(absent)} of {len(uris)} uris, {absent[0]!r:.200} first; "
+            "expected those of all ranks' streams together (ringtrain.allgather_object), and 0 for one that is new"
+        )
     if rank is None and size is None:
         world = group_of()
         rank, size = world.rank, world.size
