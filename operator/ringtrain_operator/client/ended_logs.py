@@ -67,8 +67,11 @@ async def read_ended(
         while chunk := kept.read(_CHUNK):
             yield chunk
     if missing is None:
-        if not own and not 0 < attempt <= _present(job):
-            raise LogsElsewhere(_no_attempt(job, wanted))
+        if not pod and _has_not_begun(job, attempt):
+            text = f"attempt {max(1, attempt)} of {wanted.name} has not begun, and has no logs"
+            raise LogsElsewhere(f"{text}; dtj why {wanted.name} says what it waits for")
+        if attempt > _present(job):
+            raise LogsElsewhere(f"--attempt {attempt}: {wanted.name} has had {counted(_present(job), 'attempt')}")
         if own:
             found = f"nothing can be read of the output of {wanted.pod}"
         elif pod:
@@ -133,11 +136,9 @@ def _present(job: Json) -> int:
     return int((job.get("status") or {}).get("attempt") or 0)
 
 
-def _no_attempt(job: Json, wanted: Wanted) -> str:
-    """That there is nothing to look for, as the attempt has not begun."""
-    if not (had := _present(job)):
-        return f"{wanted.name} has not started yet, and has no logs; dtj why {wanted.name} says what it waits for"
-    return f"--attempt {wanted.attempt}: {wanted.name} has had {counted(had, 'attempt')}"
+def _has_not_begun(job: Json, attempt: int) -> bool:
+    """Whether the present attempt, which has no launcher, has never had one: it is numbered before it has pods."""
+    return attempt == _present(job) and (not attempt or state_of(job) in ("Pending", "Queued", "Restarting"))
 
 
 def _is_over(job: Json, attempt: int) -> bool:

@@ -156,9 +156,13 @@ def test_an_attempt_that_never_was() -> None:
             b"",
             "--attempt 7: digits has had 1 attempt",
         )
-    for state in ({"state": "Queued"}, {}):
-        out, error = read(4, None, status=state)
-        assert (out, error.partition(",")[0]) == (b"", "digits has not started yet")
+    for status in ({}, {"state": "Queued", "attempt": 1}):
+        assert read(4, None, status=status) == (
+            b"",
+            "attempt 1 of digits has not begun, and has no logs; dtj why digits says what it waits for",
+        )
+    out, error = read(4, None, status={"state": "Restarting", "attempt": 2}, logs=CLAIM)
+    assert (out, error.partition(",")[0]) == (b"", "attempt 2 of digits has not begun")
 
 
 def test_a_node_that_is_gone() -> None:
