@@ -53,6 +53,36 @@ def test_members_use_a_set_for_the_first_time_when_they_like(transport: str) -> 
 
 
 @OVER
+@pytest.mark.parametrize(
+    ("dtype", "kind", "said"),
+    [
+        ("complex64", "allreduce", "complex64 can't be reduced; expected one of float16, "),
+        ("uint64", "reducescatter", "uint64 can't be reduced; expected one of float16, "),
+        ("object", "broadcast", "text and objects can't travel as a tensor; send them by broadcast_object"),
+    ],
+)
+def test_what_cannot_travel_is_named_on_all_ranks(transport: str, dtype: str, kind: str, said: str) -> None:
+    """And costs nothing but that collective: the next one is carried out."""
+    with world_of(2, transport) as world:
+
+        def submit(rank: int) -> str:
+            given = [np.ones(2, dtype)]
+            how = arrays.Reduction("Sum", rt.global_process_set)
+            calls = {
+                "allreduce": lambda: arrays.allreduce(given, how, "x"),
+                "reducescatter": lambda: arrays.reducescatter(given, how, "x"),
+                "broadcast": lambda: arrays.broadcast(given, 0, rt.global_process_set, "x"),
+            }
+            with pytest.raises(ConfigurationError) as caught:
+                calls[kind]()
+            assert summed("next") == 2.0
+            return str(caught.value)
+
+        for message in world.run(submit):
+            assert said in message
+
+
+@OVER
 def test_a_set_with_a_collective_in_flight_is_not_removed(transport: str) -> None:
     """Every rank raises who waits for what; the set goes on, and can be removed afterwards."""
     with world_of(3, transport) as world:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.collectives.tensors import Array
+from ringtrain.negotiation.execution import dtypes_error
 from ringtrain.negotiation.queues import name_for, queue_of
 from ringtrain.negotiation.request import KNOWN_MAX, CollectiveKind, Request, described
 from ringtrain.negotiation.splits import scalar_error, splits_error
@@ -69,7 +70,7 @@ def begin(request: Request, arrays: Sequence[Array], process_set: ProcessSet, er
     held = [np.asarray(array) for array in arrays]
     dtypes, shapes = tuple(name_of(array.dtype) for array in held), tuple(array.shape for array in held)
     full = described(request, dtypes, shapes, request.device)
-    if error:
+    if error := error or dtypes_error(full.kind, full.dtypes):
         full = replace(full, error=error)
     return queue_of(process_set).submit(full, lambda: held)
 

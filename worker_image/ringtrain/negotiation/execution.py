@@ -14,7 +14,7 @@ from ringtrain.collectives import work
 from ringtrain.collectives.tensors import Array, as_array, flat
 from ringtrain.communicators.base import Communicator
 from ringtrain.negotiation.agreement import Agreed
-from ringtrain.negotiation.request import CollectiveKind, Request
+from ringtrain.negotiation.request import KNOWN_MAX, CollectiveKind, Request
 from ringtrain.reduction.arithmetic import scaled
 from ringtrain.reduction.cuts import Bounds, offsets
 from ringtrain.reduction.ops import Average, ReduceOp, Sum
@@ -135,6 +135,16 @@ def reduce_packed(communicator: Communicator, request: Request, packed: Array) -
     if wide is not packed.dtype or carried_op is not op:
         carried = _narrowed(carried, op, packed.dtype, len(communicator.ranks))
     return scaled(carried, request.postscale)
+
+
+@functools.lru_cache(maxsize=KNOWN_MAX)
+def dtypes_error(kind: CollectiveKind, dtypes: tuple[str, ...]) -> str:
+    """Return why a collective of `kind` cannot take tensors of these dtypes; empty if it can."""
+    if "object" in dtypes:
+        return "text and objects can't travel as a tensor; send them by broadcast_object or allgather_object"
+    reduces = kind in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER)
+    strange = [name for name in dtypes if reduces and name not in CODES and name not in _WIDER]
+    return f"{strange[0]} can't be reduced; expected one of {', '.join({**CODES, **_WIDER})}" if strange else ""
 
 
 def _packing(entries: Sequence[Agreed]) -> Bounds:
