@@ -236,6 +236,11 @@ def _fill(
 
 
 def _check(context: UpdateContext, state: Mapping[str, Any]) -> None:
+    if absent := [key for key in ("updates", "rule", "arrays") if key not in state]:
+        raise ConfigurationError(
+            f"load_state_dict was given {sorted(map(str, state))}, without {absent}; expected what state_dict() "
+            "or shard_dict() has returned: where a checkpoint has it under a name, give that entry alone"
+        )
     rule = type(context.rule).__name__
     if state["rule"] != rule:
         raise ConfigurationError(

@@ -160,6 +160,14 @@ def test_a_state_of_something_else_is_refused(params: Any, rule: Rule, message: 
     assert all(not weights.any() for weights in opt.weights.values())
 
 
+@pytest.mark.parametrize("given", [{"optimizer": {}, "epoch": 3}, {}], ids=["a-checkpoint", "nothing"])
+def test_what_is_no_state_is_refused(given: dict[str, Any]) -> None:
+    """A checkpoint that has the state under a name, or the nothing that ranks other than the root get."""
+    opt = HostOptimizer({"w": np.ones(3)}, AdamW(), group=_alone())
+    with pytest.raises(ConfigurationError, match=r"without \['updates', .*what state_dict\(\) or shard_dict\(\)"):
+        opt.load_state_dict(given)
+
+
 def test_momentum_that_was_not_saved_is_named() -> None:
     """SGD without momentum saves none; loading it into SGD with momentum says so."""
     state = HostOptimizer({"w": np.ones(3)}, SGD(0.1), group=_alone()).state_dict()
