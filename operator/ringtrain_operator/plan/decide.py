@@ -13,6 +13,7 @@ from ..errors import SpecInvalid
 from ..observe.model import Observed
 from ..spec.job import Job
 from ..spec.parse import parse_job
+from ..status.clock import not_ahead
 from ..status.compose import compose, rejected
 from ..status.model import JobStatus, dump_status, parse_status
 from ..status.situation import Situation
@@ -100,7 +101,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     """
     now = now.replace(microsecond=0)
     previous = parse_status(observed.status)
-    s = Situation(job, observed, previous, now)
+    s = Situation(job, observed, not_ahead(previous, now), now)
     if not job.deleting and job.spec.managed_by == MULTIKUEUE:
         return Plan(workload=elsewhere(s, settings))
     if job.deleting or job.spec.managed_by not in (None, OURS):

@@ -396,6 +396,24 @@ def test_losses_of_one_worker_are_followed_by_longer_and_longer_pauses() -> None
     assert w.status.attempt == 1
 
 
+def test_losses_that_a_clock_ahead_noted_hold_no_pod_back_for_longer() -> None:
+    """The next operator's clock is right, an hour behind: the pod is made after its pause, counted from now."""
+    w = elastic()
+    for _ in range(2):
+        w.pod_ends(VICTIM, 1)
+        w.run(seconds=5)
+        w.pods_go()
+        w.settle()
+        if VICTIM in w.pods:
+            w.pod_runs(VICTIM)
+            w.settle()
+    w.run(hours=-1)
+    assert VICTIM not in w.pods
+    w.run(seconds=1)
+    assert VICTIM in w.pods
+    assert w.plan().status is None
+
+
 def test_a_worker_that_fails_before_the_gang_began_fails_the_attempt() -> None:
     """A bad configuration is told at once, and not after start timeouts."""
     w = elastic()

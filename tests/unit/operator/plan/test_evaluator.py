@@ -95,6 +95,22 @@ def test_all_its_failures_are_counted() -> None:
     assert (w.status.evaluator.failures, state(w)) == (3, "Running")
 
 
+def test_an_end_that_a_clock_ahead_noted_holds_it_back_no_longer() -> None:
+    """The next operator's clock is right, an hour behind: it is made after its pause, counted from now."""
+    w = evaluated()
+    for _ in range(2):
+        w.pod_ends(NAME, 3)
+        w.settle()
+        w.settle()
+        if NAME in w.pods:
+            w.pod_runs(NAME)
+            w.settle()
+    w.run(hours=-1)
+    assert NAME not in w.pods
+    w.run(seconds=1)
+    assert NAME in w.pods
+
+
 def test_one_that_ended_well_is_done() -> None:
     """It knows when it has seen the last checkpoint: it is not made again, nor in the next attempt."""
     w = evaluated()

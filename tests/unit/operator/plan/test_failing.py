@@ -67,6 +67,23 @@ def test_delays_double_and_start_over_after_a_steady_attempt() -> None:
     assert waits == [0, 2, 4, 0]
 
 
+def test_a_delay_that_a_clock_ahead_noted_is_no_longer_than_from_now() -> None:
+    """The next operator's clock is right, an hour behind: the attempt starts 2 s later, and not an hour."""
+    w = running(backoffLimit=10)
+    for _ in range(2):
+        w.launcher_ends(1)
+        w.settle()
+        w.pods_go()
+        w.settle()
+        if not w.pods:
+            break
+        w.start_gang()
+    w.run(hours=-1)
+    assert w.pods == {}
+    w.run(seconds=2)
+    assert sorted(w.pods) == ["digits-launcher", "digits-worker-0", "digits-worker-1"]
+
+
 RULES = [
     {"action": "FailJob", "onExitCodes": {"values": [3]}},
     {"action": "Ignore", "onExitCodes": {"ranges": [{"min": 40, "max": 49}]}},
