@@ -15,6 +15,7 @@ from ..spec.job import Job
 from ..spec.parse import parse_job
 from ..status.clock import not_ahead
 from ..status.compose import compose, rejected
+from ..status.elsewhere import kept_here
 from ..status.model import JobStatus, dump_status, parse_status
 from ..status.situation import Situation
 from .active_deadline import active_deadline
@@ -103,7 +104,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     previous = parse_status(observed.status)
     s = Situation(job, observed, not_ahead(previous, now), now)
     if not job.deleting and job.spec.managed_by == MULTIKUEUE:
-        return Plan(workload=elsewhere(s, settings))
+        return _answer(Plan(workload=elsewhere(s, settings)), previous, kept_here(s))
     if job.deleting or job.spec.managed_by not in (None, OURS):
         return Plan()
     decision, timers = _decide(s)

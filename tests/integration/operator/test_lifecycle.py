@@ -207,7 +207,7 @@ async def test_a_scaled_job_starts_again_with_its_new_world(open_cluster: OpenCl
 async def test_somebody_elses_job_is_left_alone(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A job with another managedBy gets neither pods nor a status."""
     async with open_scenario(open_cluster, tmp_path) as s:
-        await s.submit(managedBy="kueue.x-k8s.io/multikueue")
+        await s.submit(managedBy="example.com/another")
         s.name = "ours"
         await s.submit()
         await s.until_running()

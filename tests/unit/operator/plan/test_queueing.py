@@ -328,6 +328,39 @@ def test_a_job_for_another_cluster_has_a_workload_and_no_pods() -> None:
     assert (w.pods, w.job.get("status")) == ({}, None)
 
 
+def elsewhere(**fields: Any) -> World:
+    """A job that MultiKueue is to run on another cluster, after the first looks at it."""
+    w = World(job(managedBy="kueue.x-k8s.io/multikueue", **fields), kueue=PlayedKueue())
+    w.settle()
+    return w
+
+
+def test_a_job_for_another_cluster_without_a_queue_says_so() -> None:
+    """MultiKueue never learns of it. When it has a queue it gets a Workload, and its status does not deny that."""
+    w = elsewhere()
+    assert (w.status.state, w.status.reason) == ("Pending", "NoQueue")
+    assert "scheduling.queue" in condition(w, "Running")[2]
+    w.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    w.settle()
+    assert w.kueue is not None
+    assert w.kueue.workload is not None
+    assert (w.status.state, w.status.reason) == ("Pending", "WaitingForMultiKueue")
+    w.job["status"] = theirs = {"state": "Running", "attempt": 1}
+    w.settle()
+    assert w.job["status"] == theirs
+
+
+@pytest.mark.parametrize("problem", ["not-served", "refused"])
+def test_a_job_for_another_cluster_that_gets_no_workload_says_why(problem: str) -> None:
+    """Kueue is not there, or refuses the Workload."""
+    kueue = PlayedKueue(problem="PriorityClass 'high' does not exist") if problem == "refused" else None
+    w = World(job(scheduling=QUEUE, managedBy="kueue.x-k8s.io/multikueue"), kueue=kueue)
+    w.settle()
+    why = "PriorityClass 'high' does not exist" if problem == "refused" else "are not served here"
+    assert (w.status.state, w.status.reason) == ("Pending", "WaitingForQueue")
+    assert why in condition(w, "Running")[2]
+
+
 def test_a_workload_that_was_made_for_the_job_becomes_its_own() -> None:
     """On the cluster that MultiKueue chose the Workload is there already."""
     other, theirs = queued()
