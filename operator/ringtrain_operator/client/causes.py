@@ -10,6 +10,7 @@ from .. import contract
 from ..cluster.api.errors import ApiError
 from ..cluster.api.resources import EVENTS, JOBS, PODS
 from ..observe.pods import view_pod
+from ..spec.job import is_ours
 from ..status.counts import counted
 from ..status.incarnations import avoided_because, avoided_nodes
 from ..status.lasting import EndedPod
@@ -87,7 +88,7 @@ def explain(
 
 def _unlooked(job: Json) -> Iterator[str]:
     owner = job["spec"].get("managedBy")
-    if owner and owner != "ringtrain.dev/operator":
+    if not is_ours(owner):
         yield f"  spec.managedBy is {owner!r}: the operator leaves it to that controller"
     else:
         yield "  is the operator running, and does it serve this namespace? See"

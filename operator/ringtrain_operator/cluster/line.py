@@ -7,7 +7,7 @@ from typing import Any
 
 from ringtrain_operator.cluster.queue import Key
 from ringtrain_operator.observe.model import Contender, Contention
-from ringtrain_operator.plan.decide import OURS
+from ringtrain_operator.spec.job import is_ours
 from ringtrain_operator.spec.parse import parse_time
 
 
@@ -25,7 +25,7 @@ class WaitingLine:
 
         A job that is being deleted never has its turn; the status of one that runs elsewhere was written there.
         """
-        is_here = "deletionTimestamp" not in job["metadata"] and job["spec"].get("managedBy") in (None, OURS)
+        is_here = "deletionTimestamp" not in job["metadata"] and is_ours(job["spec"].get("managedBy"))
         ledger = ((job.get("status") or {}).get("ledger") or {}) if is_here else {}
         since: datetime | None = parse_time(ledger.get("lineSince"))
         now = Contender(since, str(job["metadata"].get("uid")), str(key)) if since is not None else None

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..contract import KIND
 from ..errors import ManifestUnreadable, Problem, SpecInvalid
-from ..plan.decide import OURS
 from ..spec.documents import read_documents
+from ..spec.job import is_ours
 from ..spec.parse import parse_job, update_problems
 from ..status.model import format_time
 
@@ -36,7 +36,7 @@ def load_job(path: Path) -> dict[str, Any]:
 def as_stored(job: dict[str, Any]) -> dict[str, Any]:
     """The job of a manifest as an API server would hold it. Raises SpecInvalid."""
     parsed = parse_job(job)
-    if parsed.spec.managed_by not in (None, OURS):
+    if not is_ours(parsed.spec.managed_by):
         message = f"is {parsed.spec.managed_by!r}, a controller that is not on this machine; remove it"
         raise SpecInvalid([Problem("spec.managedBy", message)])
     metadata = {

@@ -8,10 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from ..build import Settings
-from ..contract import GROUP
 from ..errors import SpecInvalid
 from ..observe.model import Observed
-from ..spec.job import Job
+from ..spec.job import Job, is_ours
 from ..spec.parse import parse_job
 from ..status.clock import not_ahead
 from ..status.compose import compose, rejected
@@ -37,9 +36,6 @@ from .relaunch import launcher_away, launcher_wakes_at, note_launcher
 from .result import Plan
 from .scale import scale
 from .suspend import suspension
-
-# Of spec.managedBy: a job that names another controller is left alone.
-OURS = f"{GROUP}/operator"
 
 # A success that came in time is one, whatever else happened since; a suspension, or quota that is asked back, goes
 # before judging a failure;
@@ -85,7 +81,8 @@ def plan_object(
 def _is_told_here(obj: Mapping[str, Any]) -> bool:
     """Whether it is for this operator to say that the job can't run: no other controller was named for it."""
     spec = obj.get("spec")
-    return not isinstance(spec, Mapping) or spec.get("managedBy") in (None, OURS, MULTIKUEUE)
+    owner = spec.get("managedBy") if isinstance(spec, Mapping) else None
+    return is_ours(owner) or owner == MULTIKUEUE
 
 
 def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
@@ -105,7 +102,7 @@ def plan(job: Job, observed: Observed, now: datetime, settings: Settings) -> Pla
     s = Situation(job, observed, not_ahead(previous, now), now)
     if not job.deleting and job.spec.managed_by == MULTIKUEUE:
         return _answer(Plan(workload=elsewhere(s, settings)), previous, kept_here(s))
-    if job.deleting or job.spec.managed_by not in (None, OURS):
+    if job.deleting or not is_ours(job.spec.managed_by):
         return Plan()
     decision, timers = _decide(s)
     decided = replace(s, status=name_credentials(replace(s, status=enter(s, decision))))

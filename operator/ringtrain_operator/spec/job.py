@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..contract import GROUP
 from .base import MOST_WORKERS, Rule, SpecModel
 from .data_workers import DataWorkers
 from .elastic import Elastic
@@ -29,6 +30,8 @@ KUEUE_PROVISIONS = (
     "scheduling.provisioning is not for a job in a queue of Kueue, which asks for nodes itself: give the "
     "ClusterQueue an admission check of kueue.x-k8s.io/provisioning-request, or remove one of the two"
 )
+# Of spec.managedBy.
+OURS = f"{GROUP}/operator"
 # Of spec.scheduling.gang.
 VOLCANO = "Volcano"
 DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
@@ -343,6 +346,11 @@ class JobSpec(SpecModel):
             return self.slots_per_worker
         amounts = self.worker.devices or template_devices(self.worker.template)
         return device_count(next(iter(amounts.values()), 1)) or 1
+
+
+def is_ours(managed_by: object) -> bool:
+    """Whether this operator runs the job with this spec.managedBy; else it leaves the job alone."""
+    return managed_by in (None, OURS)
 
 
 def kueue_queue(queue: object, labels: Mapping[str, Any], gang: object = None) -> str:
