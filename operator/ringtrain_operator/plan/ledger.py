@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from ..spec.job import comparable
 from ..status.model import JobStatus
 from ..status.situation import Situation
 from .decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Resize, Restart
@@ -52,7 +53,7 @@ def enter(s: Situation, decision: Decision | None) -> JobStatus:
 def _as_this_version_notes(s: Situation) -> JobStatus:
     """The status; what an operator of another version has noted of the spec that the job began with anew."""
     noted, fixed = s.status.ledger.begun_with, s.job.spec.fixed
-    if noted is None or noted.partition(":")[0] == fixed.partition(":")[0]:
+    if noted is None or comparable(fixed, noted):
         return s.status
     return s.status.noted(begun_with=fixed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..spec.job import comparable
 from ..status.situation import Situation
 from .decision import NO_DECISION, Begin, Enqueue, Halt, PolicyResult
 
@@ -27,8 +28,7 @@ def suspension(s: Situation) -> PolicyResult:
 def missed_suspension(s: Situation) -> bool:
     """Whether the job was suspended, changed and resumed since it began, while nobody looked.
 
-    Its pods are those of another spec, and what they attest is not what this one asks for. What an operator of
-    another version noted can't be compared.
+    Its pods are those of another spec, and what they attest is not what this one asks for.
     """
     begun_with, fixed = s.status.ledger.begun_with or "", s.job.spec.fixed
-    return begun_with != fixed and begun_with.partition(":")[0] == fixed.partition(":")[0]
+    return begun_with != fixed and comparable(fixed, begun_with)

@@ -328,7 +328,7 @@ class JobSpec(SpecModel):
     def fixed(self) -> str:
         """A digest of all that can change only while the job is suspended. A default counts as left out.
 
-        In front of a colon stands what the digest depends on besides: only where that is equal are two compared.
+        In front of a colon stands what the digest depends on besides, see `comparable`.
         """
         follows: dict[str, Any] = {
             "worker": {"replicas"},
@@ -346,6 +346,11 @@ class JobSpec(SpecModel):
             return self.slots_per_worker
         amounts = self.worker.devices or template_devices(self.worker.template)
         return device_count(next(iter(amounts.values()), 1)) or 1
+
+
+def comparable(fixed: str, noted: str) -> bool:
+    """Whether both digests are of the same version's models: what another version noted can't be compared."""
+    return fixed.partition(":")[0] == noted.partition(":")[0]
 
 
 def is_ours(managed_by: object) -> bool:
