@@ -1,18 +1,19 @@
-{{/* Name of everything that is installed once a release. */}}
+{{/* Name of everything that is installed once a release. A Service has at most 63 characters, 8 of them "-metrics".
+     Helm allows releases 53. */}}
 {{- define "operator.fullname" -}}
 {{- if contains "ringtrain-operator" .Release.Name -}}
-{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- .Release.Name -}}
 {{- else if eq .Release.Name "ringtrain" -}}
 ringtrain-operator
 {{- else -}}
-{{- printf "%s-ringtrain-operator" .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-ringtrain-operator" .Release.Name | trunc 55 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
 {{/* What the selectors match. */}}
 {{- define "operator.selectorLabels" -}}
 app.kubernetes.io/name: ringtrain-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ toYaml .Release.Name }}
 {{- end -}}
 
 {{- define "operator.labels" -}}

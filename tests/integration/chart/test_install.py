@@ -137,3 +137,19 @@ def test_the_operators_pod_is_admitted_where_restricted_is_enforced(admin: Admin
     )
     assert "created" in created
     assert "Warning" not in created
+
+
+@pytest.mark.parametrize(
+    ("release", "namespace"),
+    [("x" * 53, "long"), ("numbers", "2026"), ("words", "null")],
+    ids=["long-release", "number", "word-of-yaml"],
+)
+def test_any_name_that_kubernetes_takes_can_be_installed(admin: Admin, release: str, namespace: str) -> None:
+    """Helm's longest name of a release; names that YAML takes for something else."""
+    values = [f"--set-string=namespaces={{{namespace}}}", f"--set-string=priorityClassName={namespace}"]
+    where = (release, f"--namespace={namespace}", "--create-namespace")
+    admin.helm("install", *where, str(CHART), *values, "--set=crds.install=false")
+    (deployment,) = admin.get("deployments", f"--namespace={namespace}")["items"]
+    assert deployment["spec"]["template"]["spec"]["priorityClassName"] == namespace
+    assert len(admin.get("services", f"--namespace={namespace}")["items"]) == 1
+    admin.helm("uninstall", release, f"--namespace={namespace}")
