@@ -203,6 +203,7 @@ REJECTED = [
     Case("slots-zero", manifest(slotsPerWorker=0), "spec.slotsPerWorker", "greater than or equal to 1"),
     Case("slots-too-many", manifest(slotsPerWorker=65), "spec.slotsPerWorker", "64"),
     Case("device-without-domain", manifest(worker=worker(devices={"gpu": 1})), "spec.worker.devices", "domain"),
+    Case("device-with-newline", manifest(worker=worker(devices={"a.b/c\n": 1})), "spec.worker.devices", "domain"),
     Case("device-count-zero", manifest(worker=worker(devices={"nvidia.com/gpu": 0})), "spec.worker.devices", "1"),
     Case(
         "two-devices-no-slots",

@@ -65,7 +65,7 @@ class Worker(SpecModel):
             cel=f"!has(self.devices) || self.devices.all(name, name.matches({DEVICE_NAME!r}))",
             message="a device is an extended resource with a domain, for example nvidia.com/gpu",
             path="devices",
-            holds=lambda w: all(re.search(DEVICE_NAME, name) for name in w.devices),
+            holds=lambda w: all(re.fullmatch(DEVICE_NAME, name) for name in w.devices),
         ),
         # For the models spec/template.py says the next two, with the container's path.
         Rule(
