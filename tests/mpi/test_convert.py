@@ -75,6 +75,14 @@ def test_a_job_keeps_its_meaning() -> None:
     }
 
 
+def test_a_field_that_is_null_is_one_that_is_not_set() -> None:
+    """The default is MPIJob's, 6 failures, and not ours."""
+    assert convert_mpijob(changed(runPolicy={"backoffLimit": None})).manifest["spec"]["runPolicy"] == {
+        "cleanPodPolicy": "None",
+        "backoffLimit": 6,
+    }
+
+
 def test_its_pods_run_agent_and_launcher() -> None:
     """The launcher's mpirun names the program; the workers have no command of their own."""
     job = parse_job(convert_mpijob(MPIJOB).manifest)

@@ -224,7 +224,8 @@ def _run_policy(spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     for name in ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):
         if given.get(name) is not None:
             made[name] = given[name]
-    made["backoffLimit"] = given.get("backoffLimit", _BACKOFF_LIMIT)
+    limit = given.get("backoffLimit")
+    made["backoffLimit"] = _BACKOFF_LIMIT if limit is None else limit
     dropped = [(name, why) for name, why in _DROPPED_POLICY.items() if given.get(name)]
     notes += [f"spec.runPolicy.{name} is left out: {why}" for name, why in dropped]
     return made

@@ -32,6 +32,8 @@ _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 def read_documents(path: Path) -> list[Any]:
     """Every document of the file, made of dicts with string keys, lists, strings, numbers, booleans and None.
 
+    A List, as `kubectl get` prints several objects, is its items.
+
     Raises ManifestUnreadable, which names the file, the line and what is wrong: no file, no YAML, a number or a
     text that JSON cannot hold, a key given twice, or a document that is deeper or larger than any manifest.
     """
@@ -43,11 +45,18 @@ def read_documents(path: Path) -> list[Any]:
     if len(content) > MAX_BYTES:
         raise ManifestUnreadable(f"{path}: has more than {MAX_BYTES >> 20} MiB; no manifest is so large")
     try:
-        return list(yaml.load_all(content, Loader=_Loader))
+        return [one for document in yaml.load_all(content, Loader=_Loader) for one in _items(document)]
     except _NotJson as exc:
         raise ManifestUnreadable(f"{path}: {exc}") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise ManifestUnreadable(f"{path}: not YAML: {exc}") from exc
+
+
+def _items(document: Any) -> list[Any]:
+    if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
+        items: list[Any] = document["items"]
+        return items
+    return [document]
 
 
 class _NotJson(yaml.YAMLError):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import yaml
 from click.testing import CliRunner
 from support.jobs import job
@@ -40,3 +41,14 @@ def test_every_pod_of_a_job_is_rendered(tmp_path: Path) -> None:
     pods = [obj["metadata"]["name"] for obj in yaml.safe_load_all(result.stdout) if obj["kind"] == "Pod"]
     gang = ["digits-launcher", "digits-worker-0", "digits-worker-1"]
     assert pods == [*gang, "digits-data-0", "digits-data-1", "digits-evaluator"]
+
+
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_a_list_is_its_items(command: str, tmp_path: Path) -> None:
+    """`kubectl get --output=yaml` of several jobs is a List; what kubectl applies, dtj reads."""
+    path = tmp_path / "jobs.yaml"
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [job(), job("faces")]}))
+    result = CliRunner().invoke(main, [command, str(path)])
+    assert result.exit_code == 0, result.output
+    assert "digits" in result.stdout
+    assert "faces" in result.stdout
