@@ -173,6 +173,9 @@ def _beside(status: Json) -> Iterator[str]:
     for note in sorted(notes, key=lambda note: note.time)[-LOSSES_SHOWN:]:
         node = f" on node {note.node}" if note.node else ""
         yield f"{format_time(note.time)} {note.pod}{node} {note.cause}"
+    message = evaluator.get("message")
+    if message and not any(message == f"{note.pod} {note.cause}" for note in notes):
+        yield f"the evaluator is {evaluator.get('state')}: {message}"
     if evaluator.get("failures"):
         yield f"the evaluator failed {counted(evaluator['failures'], 'time')}, which fails nothing else"
 

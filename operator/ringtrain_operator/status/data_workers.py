@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Literal
 
 from ..build import evaluator_name
@@ -15,6 +16,8 @@ from .times import format_time
 
 # Less than this is said nowhere but in figures: it costs nothing that a person would look for.
 INPUT_BOUND = 0.05
+# How a message begins that holds only as long as the refusal.
+_REFUSED = "the API refused"
 
 
 def lasting_fields(s: Situation, seen: Situation, ended: bool) -> dict[str, Any]:
@@ -79,9 +82,8 @@ def input_stalled(s: Situation) -> ConditionChange | None:
 def _why_none(s: Situation) -> tuple[str, str]:
     """What keeps data workers away, in one word and in a sentence."""
     names = [name for name in s.lasting_names if name != evaluator_name(s.job)]
-    for refusal in s.observed.refusals:
-        if refusal.ref.name in names:
-            return "CreationRefused", f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
+    if refused := _refused(s, names):
+        return "CreationRefused", refused
     pods = [pod for pod in s.lasting_pods if pod.role == "data"]
     for pod in pods:
         if pod.waiting:
@@ -117,11 +119,24 @@ def _evaluator(s: Situation, seen: Situation, ended: bool) -> EvaluatorStatus:
     name = evaluator_name(s.job)
     note = next((note for note in s.status.ledger.ended_pods if note.pod == name), None)
     new = note is not None and not note.done and note not in seen.status.ledger.ended_pods
+    last = "" if before.message.startswith(_REFUSED) else before.message
+    if note is not None and not note.done:
+        last = f"{note.pod} {note.cause}"
     return EvaluatorStatus(
         state=_evaluator_state(s, note, ended),
         failures=before.failures + (1 if new else 0),
-        message=f"{note.pod} {note.cause}" if note is not None and not note.done else before.message,
+        message=_refused(s, (name,)) or last,
     )
+
+
+def _refused(s: Situation, names: Container[str]) -> str:
+    """Why the API does not take a pod of these names; empty: it does."""
+    said = (
+        f"{_REFUSED} {one.ref} ({one.reason}): {one.message}"
+        for one in s.observed.refusals
+        if one.ref.name in names
+    )
+    return next(said, "")
 
 
 State = Literal["Pending", "Running", "Succeeded", "Failed", "Stopped"]

@@ -28,7 +28,9 @@ class EvaluatorStatus(StatusModel):
         description="Failed: it ended badly, and is made anew while the job runs. Stopped: it was asked to end."
     )
     failures: int = Field(default=0, description="Pods of it that ended badly.")
-    message: str = Field(default="", description="What became of the last one that did.")
+    message: str = Field(
+        default="", description="What became of the last one that did, or why the API refuses the next one."
+    )
 
 
 class EndedPod(StatusModel):

@@ -9,7 +9,9 @@ import pytest
 from support.jobs import job
 from support.planworld import World
 
+from ringtrain_operator.client.causes import explain
 from ringtrain_operator.contract import CHECKPOINT_DIR
+from ringtrain_operator.observe.model import ObjectRef, Refusal
 
 NAME = "digits-evaluator"
 CLAIM = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
@@ -79,6 +81,23 @@ def test_its_failure_fails_nothing_and_is_said() -> None:
         event.message
         == f"{NAME} on node node-of-{NAME} ended with exit code 3: ValueError: no such layer; it is made anew"
     )
+
+
+def test_a_refusal_of_its_pod_is_said() -> None:
+    """The gang runs without it, so nothing else tells. When the API takes the pod, the message is gone."""
+    w = World(job(evaluator={"devices": {"gpu": 1}}))
+    refused = Refusal(ObjectRef("Pod", NAME), 422, "Invalid", "limits[gpu]: must be a standard resource type")
+    w.refusals = (refused,)
+    w.start_gang()
+    del w.pods[NAME]
+    w.settle()
+    assert w.status.evaluator is not None
+    assert w.status.evaluator.message == f"the API refused {refused.ref} (Invalid): {refused.message}"
+    why = [line for line in explain(w.job, [], []) if "evaluator" in line]
+    assert why == [f"  the evaluator is {state(w)}: {w.status.evaluator.message}"]
+    w.refusals = ()
+    w.settle()
+    assert (state(w), w.status.evaluator.message) == ("Pending", "")
 
 
 def test_all_its_failures_are_counted() -> None:
