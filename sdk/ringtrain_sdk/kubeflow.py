@@ -286,13 +286,17 @@ def _runtime(name: str) -> Runtime:
 
 def _train_job(run: Run) -> TrainJob:
     stored = run.job()
-    parsed = parse_job(stored, templates=False)
+    try:
+        parsed = parse_job(stored, templates=False)
+        workers, amounts = parsed.num_workers, parsed.worker_devices
+    except SpecInvalid:  # the API server takes more than the operator runs, and has it among the others
+        workers, amounts = stored["spec"]["worker"].get("replicas", 1), {}
     state = _STATES.get(str((stored.get("status") or {}).get("state")), "Created")
-    devices = next(iter(parsed.worker_devices.items()), (UNKNOWN, UNKNOWN))
+    devices = next(iter(amounts.items()), (UNKNOWN, UNKNOWN))
     steps = [
         Step(f"node-{index}", state, f"{run.name}-worker-{index}", devices[0], str(devices[1]))
-        for index in range(parsed.num_workers)
+        for index in range(workers)
     ]
     created = parse_time(stored["metadata"]["creationTimestamp"])
     assert created is not None
-    return TrainJob(run.name, _runtime(RUNTIMES[0]), steps, parsed.num_workers, created, state)
+    return TrainJob(run.name, _runtime(RUNTIMES[0]), steps, workers, created, state)

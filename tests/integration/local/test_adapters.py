@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs import job
 
+from ringtrain_operator.local.kept import keep_job
 from ringtrain_sdk import Invalid, LocalBackend, NotFound
 from ringtrain_sdk import kubeflow as ours
 
@@ -104,6 +106,21 @@ def test_a_trainer_trains(client: ours.TrainerClient) -> None:
     client.delete_job(name)
     with pytest.raises(NotFound):
         client.get_job(name)
+
+
+def test_a_rejected_job_has_failed(client: ours.TrainerClient, tmp_path: Path) -> None:
+    """The API server took it, the operator does not: it is listed among the others, and waiting for it ends."""
+    for name, data in (("runs", {}), ("refused", {"kind": "tensorflow", "dispatcherSide": "Training"})):
+        made = job(name, **({"dataWorkers": data} if data else {}))
+        made["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        made["status"] = {"state": "Rejected" if data else "Running"}
+        directory = tmp_path / f"runs/{name}-20260101-010000"
+        directory.mkdir(parents=True)
+        keep_job(directory, made)
+    assert {(found.name, found.num_nodes) for found in client.list_jobs()} == {("runs", 2), ("refused", 2)}
+    assert client.get_job("refused").status == "Failed"
+    with pytest.raises(RuntimeError):
+        client.wait_for_job_status("refused", timeout=100, polling_interval=0)
 
 
 def test_a_failure_ends_the_wait(client: ours.TrainerClient) -> None:
