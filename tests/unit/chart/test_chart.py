@@ -139,9 +139,18 @@ def test_the_operator_understands_its_arguments() -> None:
     assert context.params["leader_election"] is False
 
 
+def test_null_takes_a_default_away() -> None:
+    """As with any chart: launchers then have no resources but those of their template."""
+    from ringtrain_operator.cli.operator import operator
+
+    arguments = container(render("jobs.launcher.resources=null"))["args"]
+    assert operator.make_context("ringtrain-operator", list(arguments)).params["launcher_resources"] == {}
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
+        pytest.param("replicas=2,operator.leaderElection=false", "leaderElection: true", id="two-without-lease"),
         pytest.param("replicas=-1", "replicas", id="negative-replicas"),
         pytest.param("image.digest=latest", "digest", id="tag-as-digest"),
         pytest.param("operator.logLevel=loud", "logLevel", id="unknown-log-level"),
