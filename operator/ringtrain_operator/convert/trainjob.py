@@ -127,11 +127,17 @@ def _spec(reader: _Reader) -> dict[str, Any]:
     resources = trainer.pop("resourcesPerNode", None)
     if resources is not None:
         node["spec"]["containers"][0]["resources"] = copy.deepcopy(resources)
+    devices = take_devices(node["spec"]["containers"][0])
     made: dict[str, Any] = {"backend": "ring" if mpi is None else "mpi", "agent": "Inject"}
     if mpi is not None:
         made["mpi"] = {"implementation": str(mpi.pop("mpiImplementation", None) or "OpenMPI")}
         if mpi.pop("runLauncherAsNode", False):
-            made["mpi"]["runLauncherAsWorker"], workers = True, workers - 1
+            if workers > 1 and not devices:
+                made["mpi"]["runLauncherAsWorker"], workers = True, workers - 1
+            else:
+                why = "a launcher never gets devices" if devices else "a gang has a worker"
+                reader.notes.append(f"runLauncherAsNode is left out: {why}, so all nodes are workers")
+            _add_variables(node["spec"]["containers"][0], trainer.get("env") or [])
         launcher = _template(jobs, _LAUNCHER, reader)
         _lay_over(launcher["spec"]["containers"][0], trainer)
         take_devices(launcher["spec"]["containers"][0])
@@ -144,7 +150,6 @@ def _spec(reader: _Reader) -> dict[str, Any]:
         main["command"] = _without_torchrun(
             [*(main.get("command") or []), *(main.pop("args", None) or [])], reader
         )
-    devices = take_devices(node["spec"]["containers"][0])
     made["worker"] = {"replicas": workers, **({"devices": devices} if devices else {}), "template": node}
     made |= _slots(slots, devices, reader)
     made |= _scheduling(reader)
@@ -205,10 +210,13 @@ def _lay_over(container: dict[str, Any], trainer: dict[str, Any]) -> None:
         if trainer.get(name) is not None:
             container[name] = trainer[name]
         trainer.pop(name, None)
-    added = trainer.pop("env", None) or []
+    _add_variables(container, trainer.pop("env", None) or [])
+
+
+def _add_variables(container: dict[str, Any], added: list[dict[str, Any]]) -> None:
     if added:
         names = {variable["name"] for variable in added}
-        container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + added
+        container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + copy.deepcopy(added)
 
 
 def _without_torchrun(command: list[str], reader: _Reader) -> list[str]:

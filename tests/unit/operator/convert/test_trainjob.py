@@ -100,6 +100,30 @@ def test_mpi() -> None:
     assert any("sshAuthMountPath is left out: there are no ssh keys" in note for note in converted.notes)
 
 
+def test_variables_of_the_job_reach_all_ranks() -> None:
+    """Trainer gives them to the launcher and to the nodes, where the launcher counts as one."""
+    job = documents()[0]
+    job["spec"] = {"runtimeRef": {"name": "pi"}, "trainer": {"env": [{"name": "SIZE", "value": "9"}]}}
+    spec = convert_trainjob(job, yaml.safe_load(MPI)).manifest["spec"]
+    for role in ("launcher", "worker"):
+        assert spec[role]["template"]["spec"]["containers"][0]["env"] == [{"name": "SIZE", "value": "9"}]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "workers"),
+    [({"numNodes": 1}, 1), ({"resourcesPerNode": {"limits": {"nvidia.com/gpu": 2}}}, 3)],
+    ids=["one-node", "devices"],
+)
+def test_nodes_are_workers_where_the_launcher_cannot_be_one(trainer: dict[str, Any], workers: int) -> None:
+    """A gang has a worker, and a launcher no devices: the ranks are as many as there, and all have theirs."""
+    job = documents()[0]
+    job["spec"] = {"runtimeRef": {"name": "pi"}, "trainer": trainer}
+    converted = convert_trainjob(job, yaml.safe_load(MPI))
+    spec = converted.manifest["spec"]
+    assert (spec["worker"]["replicas"], spec["mpi"]) == (workers, {"implementation": "OpenMPI"})
+    assert any("runLauncherAsNode is left out" in note for note in converted.notes)
+
+
 @pytest.mark.parametrize(
     ("patch", "expected"),
     [
