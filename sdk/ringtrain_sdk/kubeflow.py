@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -17,6 +18,7 @@ from typing import Any
 from ringtrain_operator.client.backends import Backend, ClusterBackend
 from ringtrain_operator.client.blocking import Client, Run
 from ringtrain_operator.client.runs import Options
+from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.errors import Problem, SpecInvalid
 from ringtrain_operator.spec.parse import parse_job, parse_time
 
@@ -171,7 +173,11 @@ class TrainerClient:
 
     def list_jobs(self, runtime: Runtime | None = None) -> list[TrainJob]:
         """All jobs; all are of the one runtime."""
-        return [_train_job(run) for run in self._client.list()]
+        found = []
+        for run in self._client.list():
+            with suppress(NotFound):  # deleted meanwhile
+                found.append(_train_job(run))
+        return found
 
     def get_job_logs(self, name: str, step: str = "node-0", follow: bool | None = False) -> Iterator[str]:
         """The lines of all ranks of a worker, `node-0` and so on."""

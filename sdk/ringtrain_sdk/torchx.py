@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -89,11 +90,12 @@ class RingtrainScheduler(Scheduler):
 
     def list(self) -> list[ListAppResponse]:
         """The jobs of the kubeconfig's namespace."""
-        runs = self._client("").list()
-        return [
-            ListAppResponse(f"{run.namespace}:{run.name}", _STATES.get(run.snapshot().state, AppState.UNKNOWN))
-            for run in runs
-        ]
+        found = []
+        for run in self._client("").list():
+            with suppress(NotFound):  # deleted meanwhile
+                state = _STATES.get(run.snapshot().state, AppState.UNKNOWN)
+                found.append(ListAppResponse(f"{run.namespace}:{run.name}", state))
+        return found
 
     def _cancel_existing(self, app_id: str) -> None:
         self._run(app_id).delete()

@@ -123,6 +123,24 @@ def test_a_rejected_job_has_failed(client: ours.TrainerClient, tmp_path: Path) -
         client.wait_for_job_status("refused", timeout=100, polling_interval=0)
 
 
+def test_a_job_that_is_deleted_meanwhile_is_not_listed(tmp_path: Path) -> None:
+    """Each job of the list is read after it: one that is gone by then takes nothing from the others."""
+
+    class Backend(LocalBackend):
+        async def select(self, *, everywhere: bool = False) -> list[dict[str, Any]]:
+            gone = job("gone")
+            gone["metadata"]["namespace"] = "default"
+            return [gone, *await super().select(everywhere=everywhere)]
+
+    made = job("stays")
+    made["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    (tmp_path / "stays-20260101-010000").mkdir()
+    keep_job(tmp_path / "stays-20260101-010000", made)
+    client = ours.TrainerClient(Backend(tmp_path))
+    assert [found.name for found in client.list_jobs()] == ["stays"]
+    client.close()
+
+
 def test_a_failure_ends_the_wait(client: ours.TrainerClient) -> None:
     """With the reason, instead of the time-out."""
     name = client.train(trainer=ours.CustomTrainer(fails))
