@@ -35,5 +35,5 @@ def _not_handed_over(s: Situation) -> ConditionChange | None:
         )
         return ConditionChange("Running", "False", "NoQueue", message)
     if kueue is None or kueue.problem or (view is not None and view.foreign):
-        return ConditionChange("Running", "False", "WaitingForQueue", queued_because(s))
+        return ConditionChange("Running", "False", "NoWorkload", queued_because(s))
     return None
