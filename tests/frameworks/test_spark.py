@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from ring.leftovers import leftovers
 
 import ringtrain.spark
-from ringtrain.errors import ConfigurationError, RankFailed
+from ringtrain.errors import ConfigurationError, RankFailed, RingtrainError
 from ringtrain.spark.plan import SparkPlace, Task, places
 
 # As a cluster has them: two executors, each a JVM of its own.
@@ -55,6 +55,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         builder = SparkSession.builder.master(getattr(request, "param", CLUSTER)).config(
             "spark.ui.enabled", "false"
         )
+        builder = builder.config("spark.driver.maxResultSize", "1m")
         session = builder.config("spark.log.level", "FATAL").config("spark.task.maxFailures", "1").getOrCreate()
         yield session
         session.stop()
@@ -106,6 +107,13 @@ def test_a_rank_that_raises_is_named(spark: SparkSession, tmp_path: Path) -> Non
     with pytest.raises(RankFailed, match="ValueError: no such file") as caught:
         ringtrain.spark.run(trains("raise", 1), args=(1.0,), num_proc=2, log_dir=tmp_path, stdout=io.StringIO())
     assert caught.value.rank == 1
+
+
+def test_results_that_spark_does_not_deliver(spark: SparkSession, tmp_path: Path) -> None:
+    """The error has Spark's reason, and names no rank: all have succeeded."""
+    with pytest.raises(RingtrainError, match=r"bigger than spark\.driver\.maxResultSize") as caught:
+        ringtrain.spark.run(lambda: bytes(2 << 20), num_proc=2, log_dir=tmp_path, stdout=io.StringIO())
+    assert not isinstance(caught.value, RankFailed)
 
 
 def test_a_task_that_dies_is_named(spark: SparkSession, tmp_path: Path) -> None:

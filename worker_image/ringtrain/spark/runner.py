@@ -281,7 +281,7 @@ class _Stage:
     def is_running(self) -> bool:
         return self.thread is not None and self.thread.is_alive()
 
-    def join(self, timeout_s: float) -> None:
+    def join(self, timeout_s: float | None) -> None:
         if self.thread is not None:
             self.thread.join(timeout_s)
 
@@ -292,10 +292,16 @@ def _results(launcher: _RunLauncher, stage: _Stage, size: int) -> list[Any]:
         if not stage.is_running() and stage.error is not None:
             raise _of_a_dead_task(launcher, stage.error) from stage.error
         time.sleep(_POLL_S)
-    stage.join(_END_S)
+    # What ranks have returned may be large, and is on its way only now.
+    stage.join(_END_S if launcher.process.returncode else None)
     outcome = read_outcome(launcher.files)
     if launcher.process.returncode:
         raise _of_a_verdict(launcher, outcome, stage.error)
+    if stage.error is not None:
+        raise RingtrainError(
+            f"run: all ranks have succeeded, and Spark did not deliver what they returned: {_said(stage.error)}; "
+            f"logs: {launcher.files.directory}"
+        ) from stage.error
     found = dict(stage.results)
     missing = [rank for rank in range(size) if found.get(rank) is None]
     if missing:
@@ -306,7 +312,7 @@ def _results(launcher: _RunLauncher, stage: _Stage, size: int) -> list[Any]:
 
 
 def _of_a_dead_task(launcher: _RunLauncher, error: BaseException) -> RingtrainError:
-    text = str(error).partition("\n\tat ")[0]  # without the frames of Java
+    text = _said(error)
     found = _FAILED_TASK.search(text)
     rank = launcher.rank_of(int(found[1] or found[2])) if found else None
     launcher.process.send_signal(signal.SIGTERM)
@@ -314,6 +320,11 @@ def _of_a_dead_task(launcher: _RunLauncher, error: BaseException) -> RingtrainEr
         return RingtrainError(f"run: the Spark stage of the ranks failed: {text}")
     who = f"the Spark task of rank {rank} (partition {found[1] or found[2]})"
     return RankFailed(rank, f"run: {who} died; logs: {launcher.files.directory}\n\n{text}")
+
+
+def _said(error: BaseException) -> str:
+    """What an error of Spark's says, without the frames of Java."""
+    return str(error).partition("\n\tat ")[0]
 
 
 def _of_a_verdict(launcher: _RunLauncher, outcome: Any, error: BaseException | None) -> RingtrainError:
