@@ -59,11 +59,18 @@ class Terminal:
             pass
         return self.process.wait(max(1.0, deadline - time.monotonic()))
 
+    def hang_up(self) -> int:
+        """Close the window, which sends SIGHUP; returns the exit status."""
+        os.close(self._ours)
+        self._ours = -1
+        return self.process.wait(DEADLINE_S)
+
     def close(self) -> None:
         """End what still runs."""
         self.process.kill()
         self.process.wait()
-        os.close(self._ours)
+        if self._ours >= 0:
+            os.close(self._ours)
 
     def _read(self, deadline: float) -> bool:
         """Take in what was written; False at the deadline, and when nobody has the terminal open any more."""

@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
-from support.gang import DEADLINE_S, runs, until
+from support.gang import DEADLINE_S, runs, until, until_ended
 from support.terminal import Terminal
 
 
@@ -158,3 +159,58 @@ def test_killed(tmp_path: Path) -> None:
     run.kill()
     run.communicate(timeout=DEADLINE_S)
     until("nothing left", lambda: not any(runs(process) for process in processes))
+
+
+@pytest.mark.parametrize("level", ["", "error"])
+def test_verbose_counts_whatever_the_environment_says(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launcher and agent say what they do, also where RINGTRAIN_LOG_LEVEL asks for less."""
+    monkeypatch.setenv("RINGTRAIN_LOG_LEVEL", level)
+    _, err = _start(tmp_path, "-np", "1", "-v", "true").communicate(timeout=DEADLINE_S)
+    assert "ringtrain launcher: all workers are here" in err
+    assert "ringtrain agent: " in err
+
+
+def test_what_the_launcher_refuses_is_said_before_anything_starts(tmp_path: Path) -> None:
+    """Once, and not after the agent has looked for a launcher for half a minute."""
+    words = ("-np", "1", "--replace-timeout", "nan", "true")  # a number of click's ranges
+    run = _start(tmp_path, *words)
+    _, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 64
+    assert "ringtrain run: RINGTRAIN_ELASTIC_REPLACE_TIMEOUT='nan': expected seconds above 0" in err
+    assert "has not been reached" not in err
+
+
+def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
+    """Asks the ranks to end, as Ctrl-C does: they can still save. No secret is left."""
+    ranks = "trap 'touch saved.$RANK; exit 0' TERM; echo here; while :; do sleep 0.1; done"
+    terminal = Terminal(
+        [sys.executable, "-m", "ringtrain", "run", "-np", "2", "sh", "-c", ranks], tmp_path, columns=80
+    )
+    try:
+        terminal.until(r"here\n.*here")
+        assert terminal.hang_up() == 128 + signal.SIGHUP
+    finally:
+        terminal.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "saved.0", "saved.1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_stopped_before_hosts_have_answered(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for them, and no secret is left in the directory of temporary files."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec sleep 1000\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run = _start(tmp_path, "-np", "2", "-H", "node-a:1,node-b:1", "true")
+    hosts = until("ssh", lambda: len(found := psutil.Process(run.pid).children()) == 2 and found)
+    run.send_signal(number)
+    begun = time.monotonic()
+    run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 128 + number
+    assert time.monotonic() - begun < 60  # agents that were at work get 40 s each
+    until_ended(hosts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "ssh"]

@@ -102,7 +102,10 @@ def elastic_options(command: F) -> F:
 
 
 def elastic_run(ranks: int, hosts: str, options: ElasticOptions) -> ElasticRun | None:
-    """What `options` make of a run of `ranks` ranks; None without any. Raises a usage error for what cannot be."""
+    """What `options` make of a run of `ranks` ranks; None without any. Raises a usage error for what cannot be.
+
+    `hosts`: the option that names them, with its value; empty without one.
+    """
     if not options.given:
         return None
     low = ranks if options.min_ranks is None else options.min_ranks
@@ -112,7 +115,7 @@ def elastic_run(ranks: int, hosts: str, options: ElasticOptions) -> ElasticRun |
     _check_loss(on_loss, low, ranks, options)
     if options.discovery is not None and hosts:
         raise click.UsageError(
-            f"-H {hosts} and --host-discovery-script {options.discovery}: both say where ranks are; leave one out"
+            f"{hosts} and --host-discovery-script {options.discovery}: both say where ranks are; leave one out"
         )
     settings = {
         contract.ENV_ELASTIC: on_loss,

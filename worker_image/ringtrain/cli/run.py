@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
@@ -25,9 +25,18 @@ from ringtrain.cli.horovod_values import HorovodValues, horovod_options
 from ringtrain.cli.hosts import Host, find_hosts
 from ringtrain.cli.live_page import page_settings, say_link, without_token
 from ringtrain.cli.main import log_to_stderr
-from ringtrain.cli.run_processes import AGENT_S, forward_signals, inherited, level_of, start, wait_for
+from ringtrain.cli.run_processes import (
+    AGENT_S,
+    forward_signals,
+    inherited,
+    level_of,
+    start,
+    undo_when_asked,
+    wait_for,
+)
 from ringtrain.cli.several_hosts import run_on_hosts
 from ringtrain.control.ports import HeldPorts
+from ringtrain.launcher.config import LauncherConfig
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.reading import read_outcome
 
@@ -89,9 +98,11 @@ def run(
     Options stand before COMMAND; those behind it are COMMAND's own. Ends with the exit status of the first rank
     that failed, else 0.
     """
-    world = elastic_run(ranks, hosts, elastic)
+    hostfile = horovod.of("hostfile")
+    given = f"-H {hosts}" if hosts else f"--hostfile {hostfile}" if hostfile else ""
+    world = elastic_run(ranks, given, elastic)
     slots = ranks if world is None else world.slots
-    placed = find_hosts(hosts, horovod.of("hostfile"), slots)
+    placed = find_hosts(hosts, hostfile, slots)
     _check_elastic(placed, world)
     _check_data_workers(placed, data_workers)
     check_name(name)
@@ -108,13 +119,13 @@ def run(
     settings = horovod.variables | ({} if world is None else world.variables)
     settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **page_settings(ui)}
     place = _environment(slots, log_dir.resolve(), job, settings)
-    level = "info" if verbose else "warning"
     if all(host.is_here for host in placed):
-        code = exit_code_of(lambda: _run(ranks, place, command, level))
+        code = exit_code_of(lambda: _run(ranks, place, command, verbose))
     else:
-        code = exit_code_of(lambda: run_on_hosts(placed, horovod.ssh, place, command, level))
+        code = exit_code_of(lambda: run_on_hosts(placed, horovod.ssh, place, command, verbose))
     if code or not quiet:
-        say_end(files, read_outcome(files), time.monotonic() - started)
+        with suppress(OSError):  # the terminal was closed
+            say_end(files, read_outcome(files), time.monotonic() - started)
     sys.exit(code)
 
 
@@ -142,8 +153,9 @@ def _program(command: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+", "", Path(script).stem)[:100] or "run"
 
 
-def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level: str) -> int:
+def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], verbose: bool) -> int:
     with ExitStack() as stack:
+        undo_when_asked(stack)
         secret_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-")))
         (secret_dir / "token").write_text(secrets.token_hex(32))
         held = HeldPorts()
@@ -157,7 +169,8 @@ def _run(ranks: int, settings: Mapping[str, str], command: Sequence[str], level:
             contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
         }
         held.share()
-        level = level_of(environment, level)
+        level = level_of(environment, verbose)
+        LauncherConfig.from_env(environment)  # of what it refuses, agents would hear by waiting for it
         grace_s = AgentConfig.from_env(environment).save_s
         launcher = start(
             stack,

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from ringtrain import contract
@@ -36,10 +36,13 @@ def inherited(environment: Mapping[str, str], settings: Mapping[str, str]) -> di
     return {name: value for name, value in merged.items() if name in settings or name not in _OF_AN_ELASTIC_RUN}
 
 
-def level_of(environment: Mapping[str, str], default: str) -> str:
-    """From which level on launcher and agents say what they do. Raises ConfigurationError."""
-    asked = environment.get(contract.ENV_LOG_LEVEL)
-    return log_level(contract.ENV_LOG_LEVEL, asked) if asked else default
+def level_of(environment: Mapping[str, str], verbose: bool) -> str:
+    """From which level on launcher and agents say what they do; `verbose`: "info" at the least.
+
+    Raises ConfigurationError.
+    """
+    level = log_level(contract.ENV_LOG_LEVEL, environment.get(contract.ENV_LOG_LEVEL) or "warning")
+    return "info" if verbose and level != "debug" else level
 
 
 def start(stack: ExitStack, role: str, environment: dict[str, str], words: list[str]) -> "subprocess.Popen[bytes]":
@@ -55,19 +58,37 @@ def start(stack: ExitStack, role: str, environment: dict[str, str], words: list[
     return process
 
 
+def undo_when_asked(stack: ExitStack) -> None:
+    """Until `forward_signals` is called a signal that asks this run to end undoes what is on `stack`."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    stack.enter_context(signal_handler(leave, *_asking()))
+
+
+def _asking() -> tuple[signal.Signals, ...]:
+    """Signals that ask a run to end; SIGHUP, of a terminal that was closed, unless nohup has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
+
+
 def forward_signals(stack: ExitStack, stop: Callable[[], None], ranks: str, grace_s: float) -> list[int]:
-    """On SIGINT and SIGTERM `stop` the launcher, which stops the gang; returns the list they are noted in."""
+    """When asked to end `stop` the launcher, which stops the gang; returns the list in which signals are noted."""
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:
+        if received and number == signal.SIGHUP:  # of the kernel and of a shell, for one terminal
+            return
         received.append(number)
-        if len(received) == 1:
-            say(f"stopping: waiting for {ranks} to end, for at most {grace_s:.0f} s; once more: at once")
-        else:
-            say("stopping: ranks are killed")
+        with suppress(OSError):  # the terminal was closed
+            if len(received) == 1:
+                say(f"stopping: waiting for {ranks} to end, for at most {grace_s:.0f} s; once more: at once")
+            else:
+                say("stopping: ranks are killed")
         stop()
 
-    stack.enter_context(signal_handler(forward, signal.SIGINT, signal.SIGTERM))
+    stack.enter_context(signal_handler(forward, *_asking()))
     return received
 
 

@@ -19,10 +19,19 @@ from ringtrain.cli.hosts import Host
 from ringtrain.cli.interfaces import first_address
 from ringtrain.cli.live_page import say_link, without_token
 from ringtrain.cli.remote_agent import Greeting, Order
-from ringtrain.cli.run_processes import AGENT_S, forward_signals, inherited, level_of, start, wait_for
+from ringtrain.cli.run_processes import (
+    AGENT_S,
+    forward_signals,
+    inherited,
+    level_of,
+    start,
+    undo_when_asked,
+    wait_for,
+)
 from ringtrain.cli.ssh import HostDeadlines, RemoteAgent, SshOptions, connect, portable
 from ringtrain.control.ports import HeldPorts
 from ringtrain.errors import ConfigurationError
+from ringtrain.launcher.config import LauncherConfig
 from ringtrain.transport.address import host_port
 
 # Set anew on each host: where its secrets are, and its own address.
@@ -66,13 +75,14 @@ class _Run:
 
 
 def run_on_hosts(
-    hosts: Sequence[Host], options: SshOptions, settings: Mapping[str, str], command: Sequence[str], level: str
+    hosts: Sequence[Host], options: SshOptions, settings: Mapping[str, str], command: Sequence[str], verbose: bool
 ) -> int:
     """Run `command` on all `hosts`, with the launcher in this process's care; returns the run's exit code.
 
     Raises ConfigurationError, which names the host that cannot be had, before any rank is started.
     """
     with ExitStack() as stack:
+        undo_when_asked(stack)
         secrets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-")))
         write_secrets(secrets, settings[contract.ENV_JOB_UID])
         held = HeldPorts()
@@ -88,7 +98,8 @@ def run_on_hosts(
             contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
         }
         held.share()
-        level = level_of(environment, level)
+        level = level_of(environment, verbose)
+        LauncherConfig.from_env(environment)  # of what it refuses, agents would hear by waiting for it
         config = AgentConfig.from_env(environment)
         others = [host for host in hosts if not host.is_here]
         deadlines = HostDeadlines(config.start_timeout_s, config.timeout_s, config.save_s + AGENT_S)

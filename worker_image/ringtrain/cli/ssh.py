@@ -145,8 +145,11 @@ class RemoteAgent:
             self._join()  # what it said at last may not have been read
 
     def end(self) -> None:
-        """Let the host go: its agent ends when stdin does. ssh is killed when that takes too long."""
+        """Let the host go: its agent ends when stdin does. ssh is killed when that takes too long, or at once if
+        the host has not answered."""
         assert self.process.stdin is not None
+        if self._greeting is None:
+            self.process.kill()
         with suppress(OSError):
             self.process.stdin.close()
         try:

@@ -101,6 +101,10 @@ def test_numbers_of_progress_are_explained() -> None:
         (["-np", "2", "--host-discovery-script", "hosts.sh"], "hosts.sh: there is no such file"),
         (["-np", "2", "--host-discovery-script", "notes.sh"], "is not executable; chmod +x notes.sh"),
         (["-np", "2", "--host-discovery-script", "notes.sh", "-H", "localhost:2"], "both say where ranks are"),
+        (
+            ["-np", "2", "--host-discovery-script", "notes.sh", "--hostfile", "notes.sh"],
+            "--hostfile notes.sh and --host-discovery-script notes.sh: both say where ranks are",
+        ),
     ],
     ids=[
         *(
@@ -112,6 +116,7 @@ def test_numbers_of_progress_are_explained() -> None:
             "no-such-word",
         ),
         *("no-time", "negative-limit", "too-few-slots", "no-script", "script-not-executable", "two-places"),
+        "hostfile-and-script",
     ],
 )
 def test_usage_errors_of_elastic_runs(
