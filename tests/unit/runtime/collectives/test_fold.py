@@ -59,3 +59,17 @@ def test_special_values_fold_alike(dtype: str, op: rt.ReduceOp, native: bool) ->
     out = np.empty_like(left)
     Folder(op, left.dtype, 3, 0, native).fold(iter(parts), out)
     assert_same(out, folded(parts, op))
+
+
+@pytest.mark.parametrize("native", [NATIVE, pytest.param(False, id="numpy")])
+def test_a_processor_that_flushes_subnormal_numbers_keeps_small_halves(native: bool) -> None:
+    """What is subnormal in float16 is a normal number in float32, in which it is folded."""
+    torch = pytest.importorskip("torch")
+    part = np.array([6e-8, 3e-5, -5e-5, 1e-3], np.float16)
+    out = np.empty_like(part)
+    try:
+        torch.set_flush_denormal(True)
+        Folder(rt.Sum, part.dtype, 2, 0, native).fold(iter([part, part]), out)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same(out, part * 2)

@@ -71,13 +71,13 @@ WIDE static void narrow_bf16(uint16_t *into, const uint32_t *source, size_t coun
 WIDE static void widen_f16(float *into, const uint16_t *source, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t magnitude = source[i] & 0x7fff, sign = (uint32_t)(source[i] & 0x8000) << 16;
-        uint32_t shifted = magnitude << 13;
-        float scaled;
-        memcpy(&scaled, &shifted, 4);
-        scaled *= 0x1p112f; /* from the exponent's bias of 15 to 127; exact, subnormal numbers included */
+        uint32_t normal = (magnitude << 13) + 0x38000000u; /* from the exponent's bias of 15 to 127 */
+        /* From an integer: a processor that is told to take subnormal numbers for 0 is told so of floats alone. */
+        float small = (float)(int32_t)magnitude * 0x1p-24f;
         uint32_t bits;
-        memcpy(&bits, &scaled, 4);
-        bits = magnitude >= 0x7c00 ? shifted | 0x7f800000 : bits;
+        memcpy(&bits, &small, 4);
+        bits = magnitude >= 0x0400 ? normal : bits;
+        bits = magnitude >= 0x7c00 ? normal | 0x7f800000 : bits;
         bits |= sign;
         memcpy(&into[i], &bits, 4);
     }
