@@ -1,9 +1,10 @@
 """A curve of any number of points in a bounded number of bins."""
 
-import math
 from dataclasses import dataclass, field
 
 MOST_BINS = 1000
+# Sums of no more than so large values, and differences of their means, are numbers that JSON and a page have.
+_LARGEST = 1e300
 
 
 @dataclass
@@ -17,8 +18,8 @@ class Curve:
     _bins: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def add(self, position: float, value: float | None) -> None:
-        """Take in `value` at `position`; None, NaN and infinities are left out."""
-        if value is None or not math.isfinite(value):
+        """Take in `value` at `position`; None, NaN, infinities and what is nearly one are left out."""
+        if value is None or not abs(value) <= _LARGEST:
             return
         total, count = self._bins.get(key := int(position / self.width), (0.0, 0))
         self._bins[key] = (total + value, count + 1)

@@ -32,7 +32,7 @@ def test_a_few_points_are_themselves() -> None:
     assert curve.means() == [[1.0, 4.0], [3.0, 2.0]]
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, 1.7e308, -1.7e308])
 def test_what_is_no_number_is_left_out(value: float | None) -> None:
     """It has no place on an axis."""
     curve = Curve()
