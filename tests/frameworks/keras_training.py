@@ -1,5 +1,6 @@
 """Checks of training with ringtrain.keras, run on every rank of a world."""
 
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -127,27 +128,31 @@ def check_wrong_arguments():
 
 def check_an_overflow_of_one_rank():
     """All ranks skip the step where the loss scale is inside, and a loss scale around the optimizer is refused."""
-    if IS_KERAS_2:
-        return
     scaled = keras.mixed_precision.LossScaleOptimizer
-    for eager in (False, True):
-        optimizer = hvd.DistributedOptimizer(scaled(keras.optimizers.SGD(1e-3)))
-        model = _half_model(optimizer, eager)
-        seen = [_step_of_half_model(model, 1000.0 if RANK == 0 and step == 1 else 0.1) for step in range(3)]
-        assert seen[0] == seen[1] != seen[2]
-        assert float(optimizer.dynamic_scale) == 2.0**14
-        refused = _half_model(hvd.DistributedOptimizer(keras.optimizers.SGD(1e-3)), eager)
+    rules = [keras.optimizers.SGD, keras.optimizers.legacy.SGD] if IS_KERAS_2 else [keras.optimizers.SGD]
+    for rule, eager, op in itertools.product(rules, (False, True), (hvd.Average, hvd.Adasum)):
+        if SIZE & (SIZE - 1) and op is hvd.Adasum:
+            continue
+        if op is hvd.Average:
+            optimizer = hvd.DistributedOptimizer(scaled(rule(1e-3), initial_scale=2.0**10))
+            model = _half_model(optimizer, eager)
+            seen = [_step_of_half_model(model, 1000.0 if RANK == 0 and step == 1 else 0.1) for step in range(3)]
+            assert seen[0] == seen[1] != seen[2]
+            assert float(optimizer.loss_scale if IS_KERAS_2 else optimizer.dynamic_scale) == 2.0**9
+        inner = hvd.DistributedOptimizer(rule(1e-3), op=op)
+        refused = _half_model(scaled(inner, initial_scale=2.0**10) if IS_KERAS_2 else inner, eager)
         if SIZE == 1:
             _step_of_half_model(refused, 0.1)
             continue
-        with pytest.raises(ValueError, match="LossScaleOptimizer is around the DistributedOptimizer"):
+        with pytest.raises(Exception, match="LossScaleOptimizer is around the DistributedOptimizer"):
             _step_of_half_model(refused, 0.1)
 
 
 def _half_model(optimizer, eager: bool) -> keras.Model:
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="mixed_float16")
     model = keras.Sequential([keras.Input((2,)), dense])
-    model.dtype_policy = "mixed_float16"
+    if not IS_KERAS_2:
+        model.dtype_policy = "mixed_float16"
     model.compile(optimizer=optimizer, loss="mse", run_eagerly=eager)
     return model
 

@@ -44,6 +44,22 @@ class DistributedKerasMixin:
         if self._sums is not None:
             self._sums.clear()
 
+    @property
+    def _is_scaled_around(self) -> bool:
+        """Whether Keras put a LossScaleOptimizer around this one."""
+        raise NotImplementedError
+
+    def _check_scaling(self) -> None:
+        """Raise ConfigurationError where this rank alone would decide whether gradients come here."""
+        if self._is_scaled_around and not stays_alone(self._reducer.options.process_set):
+            no_scaling = "" if IS_KERAS_2 else "compile with auto_scale_loss=False, or "
+            raise ConfigurationError(
+                "a LossScaleOptimizer is around the DistributedOptimizer (compile() puts one there for a model of "
+                "mixed_float16): a rank whose gradients overflow would skip the step, and the others wait for it "
+                "and then mix steps. Put it inside: DistributedOptimizer(keras.mixed_precision.LossScaleOptimizer("
+                f"optimizer)); or {no_scaling}train in mixed_bfloat16"
+            )
+
     def _register_local_layers(self) -> None:
         for variable in trainable(self._local_layers):  # known when a layer was built
             self._reducer.register_local(variable)
@@ -78,18 +94,12 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "loss_scale_factor" and value is None:
             # What Keras' LossScaleOptimizer does to an optimizer that it is put around, and all that tells of it.
-            self.__dict__["_is_scaled_around"] = True
+            self.__dict__["_scale_was_taken_away"] = True
         super().__setattr__(name, value)
 
-    def _check_scaling(self) -> None:
-        """Raise ConfigurationError where this rank alone would decide whether gradients come here."""
-        if self.__dict__.get("_is_scaled_around") and not stays_alone(self._reducer.options.process_set):
-            raise ConfigurationError(
-                "a LossScaleOptimizer is around the DistributedOptimizer (compile() puts one there for a model of "
-                "mixed_float16): a rank whose gradients overflow would skip the step, and the others wait for it "
-                "and then mix steps. Put it inside: DistributedOptimizer(keras.mixed_precision.LossScaleOptimizer("
-                "optimizer)); or compile with auto_scale_loss=False, or train in mixed_bfloat16"
-            )
+    @property
+    def _is_scaled_around(self) -> bool:
+        return bool(self.__dict__.get("_scale_was_taken_away"))
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduce `grads`, then apply them; with several backward passes a step, only at the last of them."""
@@ -169,8 +179,13 @@ class AdasumKeras3Mixin(DistributedKeras3Mixin):
 class DistributedKeras2Mixin(DistributedKerasMixin):
     """For optimizers of Keras 2, where all gradients come to `apply_gradients`."""
 
+    @property
+    def _is_scaled_around(self) -> bool:
+        return bool(getattr(self, "_is_wrapped_by_loss_scale_optimizer", False))
+
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduce the gradients, then apply them; with several backward passes a step, only at the last of them."""
+        self._check_scaling()
         pairs = list(grads_and_vars)
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         wrapped: Any = super()
@@ -193,6 +208,7 @@ class AdasumKeras2Mixin(DistributedKeras2Mixin):
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""
+        self._check_scaling()
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         before = [tf.identity(variable) for variable in variables]
