@@ -4,6 +4,7 @@ The reference is one process on the pooled batch, computed on every rank without
 """
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -139,6 +140,28 @@ def check_options_of_the_tape():
     for wrong in ({"op": hvd.Max}, {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, {"groups": -1}):
         with pytest.raises(ValueError, match=r"expected|needs"):
             hvd.DistributedGradientTape(tf.GradientTape(), **wrong)
+
+
+def check_groups_where_ranks_lack_different_gradients():
+    """Groups with other members are no pair, though they begin with the same and have the same shapes."""
+    variables = [tf.Variable(tf.ones(2)) for _ in range(3)]
+
+    def gradients(lacking: int, groups) -> list:
+        with tf.GradientTape() as tape:
+            used = [(10.0**i) * variables[i] for i in range(3) if i != lacking]
+            loss = tf.reduce_sum(tf.add_n(used))
+        return hvd.DistributedGradientTape(tape, groups=groups).gradient(loss, variables)
+
+    order = [1, 2] if RANK == 0 else [2, 1]
+    for groups in (1, [variables]):
+        with ThreadPoolExecutor(2) as pool:
+            under_way = {lacking: pool.submit(gradients, lacking, groups) for lacking in order}
+        for lacking, future in under_way.items():
+            for index, grad in enumerate(future.result()):
+                assert (grad is None) is (index == lacking)
+                np.testing.assert_array_equal(
+                    [] if grad is None else grad, [] if grad is None else [10.0**index] * 2
+                )
 
 
 def check_structure_of_sources_and_missing_gradients():

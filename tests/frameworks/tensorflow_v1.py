@@ -93,6 +93,22 @@ def check_v1_optimizer_with_adasum():
         assert (len(np.unique(hvd.allgather(between[None, :1]))) == SIZE) is (passes == 2 or SIZE == 1)
 
 
+def check_v1_optimizer_with_adasum_where_ranks_lack_different_gradients():
+    """A step meets that of its own variable, which stands still on the ranks that have no gradient of it."""
+    if SIZE & (SIZE - 1):
+        return
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variables = [tf.compat.v1.get_variable(name, initializer=tf.zeros([2])) for name in "ab"]
+        grads = [tf.fill([2], 1.0), None] if RANK == 0 else [None, tf.fill([2], 10.0)]
+        optimizer = hvd.DistributedOptimizer(RULES["sgd"](), op=hvd.Adasum)
+        update = optimizer.apply_gradients(zip(grads, variables, strict=True))
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(update)
+        first, second = session.run(variables)
+    np.testing.assert_allclose(first, [-0.1] * 2)
+    np.testing.assert_allclose(second, [-1.0 if SIZE > 1 else 0.0] * 2)
+
+
 def check_v1_optimizer_eagerly():
     """Without a graph a loss is a function; sums over several passes need a graph."""
     weight = tf.Variable(1.0)

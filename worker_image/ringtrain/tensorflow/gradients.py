@@ -118,6 +118,8 @@ class GradientReducer:
         name = name_of_call(self.name) or self.name
         small = [options.compression.compress(results[index]) for index in dense]
         slices = [results[index] for index in sparse]
+        # Ranks may lack different gradients, and groups of one length then hold different ones.
+        lacking = "".join(f"-{index}" for index in range(len(results)) if index not in dense)
         inputs = [tensor for tensor, _ in small] + [part for s in slices for part in (s.values, s.indices)]
 
         def on_host(*given: Any) -> Any:
@@ -127,7 +129,8 @@ class GradientReducer:
             how = options.reduction
             begun = []
             for group in groups:
-                own = name_for("gradients", f"{name}.{dense[group[0]]}", process_set)
+                own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}"
+                own = name_for("gradients", own, process_set)
                 begun.append(arrays.begin(how.request(own), [given[i] for i in group], process_set))
             begun_slices = [
                 arrays.begin_allgather(gathered[2 * i : 2 * i + 2], process_set, f"{name}.{index}")

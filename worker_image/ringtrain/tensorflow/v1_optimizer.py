@@ -105,8 +105,8 @@ class AdasumV1Optimizer(WrappedOptimizer):
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """Step locally; in every last of `passes` runs leave on all ranks the weights at the beginning plus the
         combined difference."""
-        pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
-        variables = _variables(pairs)
+        pairs = list(grads_and_vars)
+        variables = _variables(pairs)  # all: ranks may lack different gradients
         if stays_alone(self._reducer.options.process_set):
             return super().apply_gradients(pairs, global_step, name)
         first, last = _run_of_cycle(self._passes)
