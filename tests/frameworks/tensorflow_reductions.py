@@ -63,6 +63,39 @@ def check_allreduce_gradient():
             same(grad, allreduce_gradient(dim, op), (op, dtype, dim, graph), dtype)
 
 
+def check_second_derivative():
+    """It would be without what the collective adds to it; where that is nothing, it is as it should be."""
+
+    def second(x, function):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.reduce_sum(function(x)) + tf.reduce_sum(x**3)
+            grad = inner.gradient(y, x)
+        return outer.gradient(grad, x)
+
+    x = value(RANK, 1, "float32")
+    for collective in (hvd.allreduce, hvd.allgather, lambda x: hvd.alltoall(x, [len(x)] + [0] * (SIZE - 1))[0]):
+        same(second(x, collective), 6 * numbers(RANK, 1), "nothing", "float32")
+        for call in (second, tf.function(second)):
+            with pytest.raises(tf.errors.UnimplementedError, match="no second derivative"):
+                call(x, lambda x, c=collective: c(x) ** 3)
+
+
+def check_derivative_of_a_function_within_two_tapes():
+    """TensorFlow builds the second derivative of a function there, which nobody asks for."""
+    function = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum) ** 2)
+    x = tf.fill([2], 1.0)
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = function(x)
+        grad = inner.gradient(y, x)
+    np.testing.assert_allclose(grad, [2.0 * SIZE**2] * 2)
+
+
 def allreduce_gradient(dim: int, op: str) -> np.ndarray:
     inputs, total = np.stack([numbers(rank, dim) for rank in RANKS]), sum(rank + 1.0 for rank in RANKS)
     if op in ("Sum", "Average"):

@@ -236,6 +236,17 @@ def check_backward_after_a_tensor_was_overwritten():
             y.sum().backward()
 
 
+def check_second_derivative():
+    """It would be without what the collective adds to it; where that is nothing, it is as it should be."""
+    x = value(RANK, 1, "float32").requires_grad_()
+    for collective in (hvd.allreduce, hvd.allgather, lambda x: hvd.broadcast(x, 0)):
+        (grad,) = torch.autograd.grad((collective(x).sum() + (x**3).sum()), x, create_graph=True)
+        same(torch.autograd.grad(grad.sum(), x)[0], 6 * numbers(x), collective, "float32")
+        (grad,) = torch.autograd.grad((collective(x) ** 3).sum() + (x**3).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            grad.sum().backward()
+
+
 def adasum_reference(arrays: list[np.ndarray]) -> np.ndarray:
     if len(arrays) == 1:
         return arrays[0]

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringtrain.collectives.tensors import Array
-from ringtrain.tensorflow.errors import as_tensorflow
+from ringtrain.tensorflow.errors import NotSupportedError, as_tensorflow
 from ringtrain.tensorflow.names import name_of_gradient
 from ringtrain.tensorflow.operation import Function, add_operation
 from ringtrain.transport.threads import DaemonPool
@@ -110,11 +110,33 @@ def differentiable_call(
                 return backward(own_name, arrays[: len(grads)], arrays[len(grads) :])
 
             needed = [*map(value_of, grads), *kept(given, outputs)]
-            return host_call(on_host, needed, dtypes, [tensor.shape for tensor in inputs])
+            return call_of_gradient(on_host, needed, dtypes, [tensor.shape for tensor in inputs])
 
         return tuple(outputs), gradient
 
     return list(call(*inputs))
+
+
+@tf.autograph.experimental.do_not_convert
+def call_of_gradient(
+    function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]
+) -> list[Any]:
+    """As `host_call`, of what makes a gradient. A second derivative through it raises NotSupportedError: it would
+    be silently without this part."""
+
+    @tf.custom_gradient
+    def once(*given: Any) -> Any:
+        def second(*grads: Any) -> Any:
+            # TensorFlow also builds it where nobody asks for it, so a graph raises when it runs.
+            return host_call(_no_second, grads, [t.dtype for t in given], [t.shape for t in given])
+
+        return tuple(host_call(function, given, dtypes, shapes)), second
+
+    return list(once(*inputs))
+
+
+def _no_second(*_: Array) -> Sequence[Array]:
+    raise NotSupportedError("a collective has no second derivative; expected no gradient of its gradient")
 
 
 def _until_ended(ticket: Any, running: Any) -> Any:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ringtrain.collectives.tensors import Array
 from ringtrain.negotiation import arrays
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain.tensorflow.calls import any_rows, differentiable_call, host_call, value_of
+from ringtrain.tensorflow.calls import any_rows, call_of_gradient, differentiable_call, host_call, value_of
 from ringtrain.tensorflow.names import name_of_call, name_of_gradient
 
 
@@ -97,7 +97,7 @@ def alltoall(
 
         def gradient(grad: Any, _: Any) -> Any:
             own_name = name_of_gradient(full)
-            (back,) = host_call(
+            (back,) = call_of_gradient(
                 lambda array, lengths: arrays.alltoall(array, lengths, process_set, own_name)[:1],
                 [value_of(grad), received],
                 [value.dtype],

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from ringtrain.collectives.tensors import Array
 from ringtrain.negotiation.queues import queue_of
@@ -134,6 +135,7 @@ class _Differentiable(torch.autograd.Function):
         return tuple(forward(tensors))
 
     @staticmethod
+    @once_differentiable  # a second derivative would be silently without what goes through here
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return (None, None, *ctx.gradients(grads))
 
