@@ -96,6 +96,16 @@ def check_derivative_of_a_function_within_two_tapes():
     np.testing.assert_allclose(grad, [2.0 * SIZE**2] * 2)
 
 
+def check_types_that_can_not_be_reduced():
+    """The ranks go on."""
+    for tensor in (tf.constant(["a"]), tf.constant([1j])):
+        with pytest.raises(ValueError, match="can't be reduced"):
+            hvd.allreduce(tensor)
+    with pytest.raises(ValueError, match="can't travel"):
+        hvd.broadcast(tf.constant(["a"]), 0)
+    np.testing.assert_array_equal(hvd.allgather(tf.constant([1j])), [1j] * SIZE)
+
+
 def allreduce_gradient(dim: int, op: str) -> np.ndarray:
     inputs, total = np.stack([numbers(rank, dim) for rank in RANKS]), sum(rank + 1.0 for rank in RANKS)
     if op in ("Sum", "Average"):

@@ -78,6 +78,15 @@ def check_error_number_of_tensors():
     assert_differs(error_of(lambda: hvd.grouped_allreduce(tensors, name="g")), "dtype is float32 on rank 0 and")
 
 
+def check_error_no_tensor():
+    """Also where it is one rank's alone; the ranks go on."""
+    assert_differs(error_of(lambda: hvd.grouped_allreduce([])), "no tensor was given")
+    assert_differs(error_of(lambda: hvd.grouped_allgather([])), "no tensor was given")
+    if SIZE > 1:
+        error = error_of(lambda: hvd.grouped_allreduce([torch.ones(2)] * min(RANK, 1), name="g"))
+        assert_differs(error, "rank 0: allreduce 'grouped_allreduce.g': no tensor was given")
+
+
 def check_error_root():
     error = error_of(lambda: hvd.broadcast(torch.ones(2), min(RANK, 1)))
     assert_differs(error, "root rank is 0 on rank 0 and 1 on rank 1")

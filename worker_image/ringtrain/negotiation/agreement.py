@@ -138,8 +138,8 @@ def _mismatch(requests: Mapping[int, Request], ranks: tuple[int, ...]) -> str:
     `requests`: by world rank. `ranks`: members of the process set, in order.
     """
     for rank in ranks:
-        if rank in requests and requests[rank].error:
-            return f"rank {rank}: {requests[rank].kind} {requests[rank].name!r}: {requests[rank].error}"
+        if rank in requests and (error := _own_error(requests[rank])):
+            return f"rank {rank}: {requests[rank].kind} {requests[rank].name!r}: {error}"
     first, *others = (rank for rank in ranks if rank in requests)
     for rank in others:
         for attribute, label in _FIELDS:
@@ -155,6 +155,12 @@ def _mismatch(requests: Mapping[int, Request], ranks: tuple[int, ...]) -> str:
             f"{list(ranks)}"
         )
     return ""
+
+
+def _own_error(request: Request) -> str:
+    if not request.dtypes and request.kind is not CollectiveKind.BARRIER:
+        return "no tensor was given; expected one or more"
+    return request.error
 
 
 def _joined_reason(request: Request, joined: list[int]) -> str:
