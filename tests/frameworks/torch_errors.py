@@ -87,6 +87,15 @@ def check_error_no_tensor():
         assert_differs(error, "rank 0: allreduce 'grouped_allreduce.g': no tensor was given")
 
 
+def check_error_shape_of_sparse_tensors():
+    """Entries that lie within no rank's shape but their own."""
+    rows = 3 + min(RANK, 1)
+    sparse = torch.sparse_coo_tensor([[0, rows - 1]], torch.ones(2, 2), (rows, 2))
+    if SIZE > 1:
+        error = error_of(lambda: hvd.sparse_allreduce_async(sparse, "s")())
+        assert_differs(error, "shape", "(0, 3, 2)) on rank 0", "(0, 4, 2)) on rank 1")
+
+
 def check_error_root():
     error = error_of(lambda: hvd.broadcast(torch.ones(2), min(RANK, 1)))
     assert_differs(error, "root rank is 0 on rank 0 and 1 on rank 1")

@@ -9,8 +9,8 @@ import torch
 from ringtrain.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.reduction.ops import Average, chosen_op, only_sums
 from ringtrain.step_time import REDUCTION
-from ringtrain.torch.gather import allgather_async
-from ringtrain.torch.handles import poll, synchronize
+from ringtrain.torch.gather import grouped_allgather_async
+from ringtrain.torch.handles import poll
 
 
 class SparseHandle:
@@ -19,15 +19,17 @@ class SparseHandle:
     def __init__(self, tensor: torch.Tensor, name: str, average: bool, process_set: ProcessSet) -> None:
         coalesced = tensor.coalesce()
         self._shape, self._divisor = tensor.shape, members(process_set) if average else 1
-        self._indices = allgather_async(coalesced.indices().t().contiguous(), f"{name}.indices", process_set)
-        self._values = allgather_async(coalesced.values(), f"{name}.values", process_set)
-        self.future = self._values.future
+        # No rows of the dense shape: ranks compare all of a shape but its rows, and of entries see no more.
+        shape = torch.empty((0, *tensor.shape), dtype=torch.bool, device=tensor.device)
+        entries = [coalesced.indices().t().contiguous(), coalesced.values(), shape]
+        self._entries = grouped_allgather_async(entries, name, process_set)
+        self.future = self._entries.future
 
     def after(self, gathered: Any) -> torch.Tensor:
         """Return the reduced tensor; `gathered`: what `future` gives."""
-        values, indices = self._values.after(gathered), synchronize(self._indices).t()
+        indices, values, _ = self._entries.after(gathered)
         scaled = values / self._divisor if self._divisor != 1 else values
-        return torch.sparse_coo_tensor(indices, scaled, self._shape, check_invariants=False).coalesce()
+        return torch.sparse_coo_tensor(indices.t(), scaled, self._shape, check_invariants=False).coalesce()
 
     def __call__(self) -> torch.Tensor:
         with REDUCTION:
@@ -35,7 +37,7 @@ class SparseHandle:
         return self.after(gathered)
 
     def done(self) -> bool:
-        return poll(self._indices) and poll(self._values)
+        return poll(self._entries)
 
 
 def sparse_allreduce_async(
