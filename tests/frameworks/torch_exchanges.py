@@ -23,6 +23,15 @@ def check_allgather_of_nothing():
     assert hvd.allgather(torch.empty(3, 0)).shape == (3 * SIZE, 0)
 
 
+def check_one_element_of_a_column():
+    """Contiguous, whatever its stride."""
+    column = torch.full((4, 3), float(RANK))[:1, 1]
+    same(hvd.allgather(column), np.arange(SIZE), "allgather")
+    same(hvd.broadcast(column, SIZE - 1), np.array([SIZE - 1]), "broadcast")
+    received, _ = hvd.alltoall(column, [1] + [0] * (SIZE - 1))
+    same(received, np.arange(SIZE if RANK == 0 else 0), "alltoall")
+
+
 def check_allgather_gradient():
     """The mean of all ranks' gradients: every row of the output weighs its place, and ranks weigh theirs
     differently."""

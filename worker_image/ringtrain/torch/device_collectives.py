@@ -110,7 +110,9 @@ def _reduce_scatter(group: DeviceGroup, tensor: torch.Tensor, request: Request) 
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    whole = tensor.contiguous()
+    # Of one element any stride counts as contiguous, and then has no view as bytes.
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
