@@ -40,6 +40,8 @@ _START_TIMEOUT_S: Final = 600.0
 _SLOTS_S: Final = 30.0
 _POLL_S: Final = 0.1
 _END_S: Final = 30.0
+# What ranks have returned, after the last one has ended.
+_DELIVERY_S: Final = 3600.0
 _NO_EFFECT: Final = {
     "use_mpi": "ranks exchange over Ringtrain's own connections",
     "use_gloo": "ranks exchange over Ringtrain's own connections",
@@ -293,13 +295,14 @@ def _results(launcher: _RunLauncher, stage: _Stage, size: int) -> list[Any]:
             raise _of_a_dead_task(launcher, stage.error) from stage.error
         time.sleep(_POLL_S)
     # What ranks have returned may be large, and is on its way only now.
-    stage.join(_END_S if launcher.process.returncode else None)
+    stage.join(_END_S if launcher.process.returncode else _DELIVERY_S)
     outcome = read_outcome(launcher.files)
     if launcher.process.returncode:
         raise _of_a_verdict(launcher, outcome, stage.error)
-    if stage.error is not None:
+    if stage.is_running() or stage.error is not None:
+        why = f"within {_DELIVERY_S:g} s" if stage.error is None else f"({_said(stage.error)})"
         raise RingtrainError(
-            f"run: all ranks have succeeded, and Spark did not deliver what they returned: {_said(stage.error)}; "
+            f"run: all ranks have succeeded, and Spark did not deliver what they returned {why}; "
             f"logs: {launcher.files.directory}"
         ) from stage.error
     found = dict(stage.results)
