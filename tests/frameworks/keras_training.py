@@ -87,6 +87,17 @@ def check_several_backward_passes_a_step():
     assert int(optimizer.iterations) == 10  # every pass counts, as in Horovod
 
 
+def check_passes_of_other_variables_are_refused():
+    """Their sums would be applied to the variables of the last pass, or a cycle later."""
+    first, second = ((tf.Variable if IS_KERAS_2 else keras.Variable)([1.0]) for _ in range(2))
+    one = tf.constant([1.0])
+    for then in ([(one, first)], [(one, first), (None, second)]):
+        optimizer = hvd.DistributedOptimizer(RULES["sgd"](), backward_passes_per_step=2)
+        optimizer.apply_gradients([(one, first), (one, second)])
+        with pytest.raises(ValueError, match="gradients of other variables than the first one"):
+            optimizer.apply_gradients(then)
+
+
 def check_local_layers_stay_local():
     model = network()
     optimizer = hvd.PartialDistributedOptimizer(RULES["sgd"](), local_layers=model.layers[-1])

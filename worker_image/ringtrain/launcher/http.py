@@ -21,7 +21,7 @@ from ringtrain.transport.address import listening_socket
 from ringtrain.transport.strangers import Stranger, Strangers
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
-_MOST_REQUEST_BYTES: Final = 16 << 10
+_MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
 _MOST_CONNECTIONS: Final = 64
 _CONNECTION_S: Final = 10.0
 _LAST_STATE_S: Final = 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -74,7 +75,7 @@ class DistributedKerasMixin:
         if self._sums is None:
             # Past Keras' tracking: the sums are not saved with the model.
             self.__dict__["_sums"] = Accumulator(variables, self._passes, self._average_passes)
-        return self.__dict__["_sums"].add(grads, apply, self.iterations)
+        return self.__dict__["_sums"].add(grads, variables, apply, self.iterations)
 
     def _combine_steps(self, variables: Sequence[Any], before: Sequence[Any]) -> list[Any]:
         """Assign the weights `before` plus the combination of what the ranks' steps have added to them."""
@@ -124,23 +125,35 @@ class Accumulator:
 
     def __init__(self, variables: Sequence[Any], passes: int, average: bool) -> None:
         self._passes, self._average = passes, average
+        self._variables = list(variables)
+        self._present: list[int] | None = None  # of the first pass
         with tf.init_scope():
             self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
 
     def clear(self) -> None:
         """Begin anew."""
+        self._present = None
         self._count.assign(0)
         for total in self._sums:
             total.assign(tf.zeros_like(total))
 
-    def add(self, grads: list[Any], at_last: Any, iterations: Any) -> Any:
+    def add(self, grads: list[Any], variables: Sequence[Any], at_last: Any, iterations: Any) -> Any:
         """Add `grads`; at the last pass call `at_last` with the sums (or means), and begin anew.
+
+        Raises ConfigurationError where a pass has gradients of other variables than the first one.
 
         `iterations`: the optimizer's count, which schedules follow. As in Horovod every pass counts: `at_last`
         counts its own.
         """
         present = [index for index, grad in enumerate(grads) if grad is not None]
+        same = len(variables) == len(self._variables) and all(map(operator.is_, variables, self._variables))
+        if not same or self._present not in (None, present):
+            raise ConfigurationError(
+                f"backward_passes_per_step is {self._passes}, and a pass has gradients of other variables than "
+                "the first one; expected the same in each, with zeros for a variable that has none in this pass"
+            )
+        self._present = present
         for index in present:
             self._sums[index].assign_add(tf.convert_to_tensor(grads[index]))
         self._count.assign_add(1)
