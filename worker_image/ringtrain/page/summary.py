@@ -129,5 +129,5 @@ def _reports(path: Path, position: int) -> Iterator[dict[str, Any]]:
 
 def _log(files: AttemptFiles) -> dict[str, Any]:
     position = tail_position(files.job_log, LOG_LINES)
-    text = b"".join(read_from(files.job_log, position)).decode(errors="replace")
-    return {"lines": text.splitlines(), "before": position}
+    text = b"".join(read_from(files.job_log, position)).decode(errors="replace").removesuffix("\n")
+    return {"lines": text.split("\n") if text else [], "before": position}  # a line may hold other ends of a line

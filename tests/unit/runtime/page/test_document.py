@@ -2,11 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 from hypothesis import given
 from support.lines import TEXTS
 
+from ringtrain.logs.layout import AttemptFiles
 from ringtrain.page.document import page
+from ringtrain.page.summary import summarize
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
@@ -27,3 +30,12 @@ def test_the_page_needs_nothing_beside_it() -> None:
     assert re.findall(r'(?:src|href)="([^"]*)"', html) == ["data:,"]
     assert re.findall(r"https?://[^\"'\s]+", html) == ["http://www.w3.org/2000/svg"]
     assert "default-src 'none'" in html
+
+
+def test_a_line_of_the_log_is_one_line_of_the_report(tmp_path: Path) -> None:
+    """Characters that Python takes for the end of a line leave its rest with its rank."""
+    files = AttemptFiles(tmp_path / "1")
+    files.directory.mkdir()
+    for text, lines in (("", []), ("[0] a\x0cb\u2028c\x85d\n[1] e\n", ["[0] a\x0cb\u2028c\x85d", "[1] e"])):
+        files.job_log.write_text(text)
+        assert summarize(files)["log"]["lines"] == lines
