@@ -8,7 +8,7 @@ import click
 
 from ringtrain.launcher.discovery import own_names
 
-_LINE = re.compile(r"(?P<host>\S+?)(?:\s+slots\s*=\s*(?P<slots>\S+)|:(?P<count>\d+))?(?:\s+max_slots\s*=\s*\S+)?")
+_LINE = re.compile(r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?:\s+max_slots\s*=\s*\S+)?")
 # A name that begins with a dash would be an option of ssh.
 _HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.@%:-]*")
 
@@ -53,11 +53,15 @@ def read_hostfile(path: str, ranks: int) -> list[Host]:
     for number, line in enumerate(lines, 1):
         if not (text := line.partition("#")[0].strip()):
             continue
-        found = _LINE.fullmatch(text)
+        said, found = f"--hostfile {path}, line {number}", _LINE.fullmatch(text)
         if found is None:
-            raise click.UsageError(f"--hostfile {path}, line {number}: {line!r}; expected host slots={ranks}")
-        slots = found["slots"] or found["count"] or ""
-        hosts.append(_host(f"--hostfile {path}, line {number}", found["host"], slots, ranks))
+            raise click.UsageError(f"{said}: {line!r}; expected host slots={ranks}")
+        # Of more colons than one the name is an IPv6 address, where it stands in no brackets.
+        whole = found["host"].count(":") > 1 and not found["host"].startswith("[")
+        name, count = (found["host"], "") if whole else _parts(found["host"])
+        if count and found["slots"]:
+            raise click.UsageError(f"{said}: {text!r} says twice how many slots there are")
+        hosts.append(_host(said, name, count or found["slots"] or "", ranks))
     if not hosts:
         raise click.UsageError(
             f"--hostfile {path}: there is no host in it; expected lines as localhost slots={ranks}"

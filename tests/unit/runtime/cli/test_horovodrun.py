@@ -185,6 +185,8 @@ def test_a_hostfile(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# two hosts\n\na slots=2\nb slots=2 max_slots=4  # the second\n")
     assert find_hosts("", str(path), 4) == [Host("a", 2), Host("b", 2)]
+    path.write_text("::1 slots=1\n[fe80::2]\nfe80::3\nd:1\n")
+    assert find_hosts("", str(path), 4) == [Host(name, 1) for name in ("::1", "fe80::2", "fe80::3", "d")]
 
 
 @pytest.mark.parametrize(
@@ -198,8 +200,9 @@ def test_a_hostfile(tmp_path: Path) -> None:
         ("a slots=3\nb slots=3\n", "", "-np 4 ranks would be a 3, b 1; expected the same number on each host"),
         ("a slots=1\n", "", "1 slots for 4 ranks; expected a:4"),
         ("-oProxyCommand=x slots=4\n", "", "is no name of a host"),
+        ("a:2 slots=4\n", "", "line 1: 'a:2 slots=4' says twice how many slots there are"),
     ],
-    ids=["two-places", "no-slots", "no-number", "empty", "no-file", "uneven", "too-few", "an-option"],
+    ids=["two-places", "no-slots", "no-number", "empty", "no-file", "uneven", "too-few", "an-option", "twice"],
 )
 def test_hosts_that_cannot_be(content: str | None, hosts: str, message: str, tmp_path: Path) -> None:
     """The message names the file, the line, and what was expected."""
