@@ -103,6 +103,8 @@ async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_
     async with open_cluster() as c:
         ns = await c.new_namespace()
         await c.api.create(JOBS, ns, job(logs={"persistentVolumeClaim": {"claimName": "runs"}}))
+        ended = {"state": "Succeeded", "attempt": 1}
+        await c.api.patch(JOBS, ns, "digits", {"status": ended}, subresource="status")
         code, output = await dtj(c, tmp_path, "logs", "digits", "-n", ns)
         assert code == 1
         assert "kept on the volume of claim runs" in output

@@ -126,7 +126,19 @@ def run(
     if code or not quiet:
         with suppress(OSError):  # the terminal was closed
             say_end(files, read_outcome(files), time.monotonic() - started)
+    _drop_what_nobody_reads()
     sys.exit(code)
+
+
+def _drop_what_nobody_reads() -> None:
+    """Python ends with 120 where it can't write the last of its output: to a terminal that was closed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def _check_elastic(hosts: Sequence[Host], world: ElasticRun | None) -> None:
