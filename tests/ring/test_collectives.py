@@ -1,6 +1,7 @@
 """Collectives that move data rather than fold it, over memory and gRPC."""
 
 import re
+import threading
 import time
 from collections.abc import Callable
 
@@ -9,8 +10,9 @@ import pytest
 
 import ringtrain as rt
 from ring.reference import DTYPES, SHAPES, Array, assert_same_bits, folded, made
-from ring.worlds import TRANSPORTS, world_of
+from ring.worlds import SEAM, TRANSPORTS, world_of
 from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.process_groups.process_sets import group_of
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4], ids=["one-rank", "two-ranks", "three-ranks", "four-ranks"])
 OVER = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -293,3 +295,24 @@ def test_a_group_of_long_and_short_tensors(transport: str) -> None:
         for got in world.run(lambda rank: rt.grouped_allreduce(groups[rank], rt.Sum, name="g")):
             for index, tensor in enumerate(got):
                 assert_same_bits(tensor, folded([group[index] for group in groups], rt.Sum))
+
+
+@pytest.mark.parametrize("transport", SEAM)
+def test_ranks_that_know_who_gives_something_ask_nobody_else(transport: str) -> None:
+    """Between all others nothing is connected, and nobody waits for one that takes no part: here it comes last."""
+    others_are_done = threading.Semaphore(0)
+    with world_of(5, transport) as world:
+
+        def exchange(rank: int) -> list[list[float]]:
+            parts = [np.full(2 if (rank, to) in ((0, 3), (3, 1)) else 0, rank + 0.5) for to in range(5)]
+            if rank == 4:
+                for _ in range(4):
+                    assert others_are_done.acquire(timeout=60)
+            received = group_of().all_to_all(parts, {1: [3], 3: [0]}.get(rank, [])).wait()
+            others_are_done.release()
+            return [part.tolist() for part in received]
+
+        nothing: list[list[float]] = [[]] * 5
+        of_1, of_3 = nothing.copy(), nothing.copy()
+        of_1[3], of_3[0] = [3.5, 3.5], [0.5, 0.5]
+        assert world.run(exchange) == [nothing, of_1, nothing, of_3, nothing]

@@ -56,8 +56,13 @@ class Communicator(Protocol):
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
         """Fill `buffer` in place with that of the rank at position `root`."""
 
-    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
-        """Send `parts[p]` to position p; return what each position sent here."""
+    def all_to_all(
+        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+    ) -> list[Flat]:
+        """Send `parts[p]` to position p; return what each position sent here.
+
+        `origins`: on all ranks, those that send this one something, where ranks know: only they need a connection.
+        """
 
     def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
         """Send `source` to position `to`, and fill `target` with what position `origin` sends here.

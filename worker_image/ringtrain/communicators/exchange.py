@@ -168,7 +168,9 @@ class ExchangeCommunicator:
                 return [whole[start:end] for start, end in pairwise(bounds)]
         return self.all_to_all(what, [part] * len(self.ranks))
 
-    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+    def all_to_all(
+        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+    ) -> list[Flat]:
         """How much it gets from each position, a rank learns from the first frame."""
         own = parts[self.position]
         step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, and this may not
@@ -178,16 +180,21 @@ class ExchangeCommunicator:
             yield call.frame(Step.SIZES, 0, np.array([len(part)], np.int64))
             yield from call.frames(Step.RESULT, (part[cut] for cut in segments(0, len(part), step)))
 
-        call = self._steps.call(what, (), frames_for, sum(part.nbytes for part in parts))
+        asked = self._steps.others if origins is None else [p for p in origins if p != self.position]
+        given = [p for p in self._steps.others if origins is None or len(parts[p])]
+        peers, takers = (tuple(self.ranks[p] for p in positions) for positions in (asked, given))
+        what = replace(what, layout=(self.segment_bytes, *what.layout))
+        call = self._steps.call_among(peers, what, frames_for, sum(part.nbytes for part in parts), takers=takers)
         size = np.empty(1, np.int64)
         with call:
-            received = [own.copy()] * len(self.ranks)
-            for position in self._steps.others:
+            received = [own[:0].copy()] * len(self.ranks)
+            received[self.position] = own.copy()
+            for position in asked:
                 call.read(self.ranks[position], Step.SIZES, 0, size)
                 received[position] = np.empty(int(size[0]), own.dtype)
             cuts = [segments(0, len(part), step) for part in received]
-            for index in range(max((len(cuts[p]) for p in self._steps.others), default=0)):
-                for position in self._steps.others:
+            for index in range(max((len(cuts[p]) for p in asked), default=0)):
+                for position in asked:
                     if index < len(cuts[position]):
                         part = received[position][cuts[position][index]]
                         call.read(self.ranks[position], Step.RESULT, index, part)

@@ -161,8 +161,10 @@ class HierarchicalCommunicator:
     def all_gather_parts(self, what: Signature, part: Flat) -> list[Flat]:
         return self._network.all_gather_parts(what, part, None if self._hosts is None else self.all_gather)
 
-    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
-        return self._network.all_to_all(what, parts)
+    def all_to_all(
+        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+    ) -> list[Flat]:
+        return self._network.all_to_all(what, parts, origins)
 
     def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
         self._network.send_receive(what, source, to, target, origin)

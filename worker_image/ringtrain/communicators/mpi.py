@@ -95,7 +95,9 @@ class MpiCommunicator:
         raw = _raw(buffer)
         self._wait(activity, self._comm.Ibcast([raw, len(raw), _type_of(buffer)], root), raw)
 
-    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+    def all_to_all(
+        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+    ) -> list[Flat]:
         activity = self._begin(what)
         sent = np.array([len(part) for part in parts], np.int64)
         received = np.empty_like(sent)

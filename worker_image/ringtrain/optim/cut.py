@@ -203,7 +203,7 @@ class Unjoined:
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> Pending:
         self._refuse()
 
-    def all_to_all(self, parts: Sequence[Flat]) -> Pending:
+    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Pending:
         self._refuse()
 
     def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:

@@ -203,7 +203,9 @@ class _Transfer:
             self._copy_weights()
         received = [np.empty(0, np.uint8)] * group.size
         if any(move.giver != rank for rank, moves in enumerate(taken) for _, move in moves):
-            received = group.all_to_all([self._message(moves, rank) for rank, moves in enumerate(taken)]).wait()
+            origins = sorted({move.giver for _, move in taken[group.rank]})
+            messages = [self._message(moves, rank) for rank, moves in enumerate(taken)]
+            received = group.all_to_all(messages, origins).wait()
         self._unpack(taken[group.rank], received)
         self._carry_feedback()
 

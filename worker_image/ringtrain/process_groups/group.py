@@ -63,8 +63,11 @@ class Group(Protocol):
         None where that does not pay.
         """
 
-    def all_to_all(self, parts: Sequence[Flat]) -> Pending:
-        """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank."""
+    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Pending:
+        """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank.
+
+        `origins`: on all ranks, those that send this one something, where ranks know.
+        """
 
     def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Pending:
         """Send `source` (1-d) to rank `to`, and fill `target` with what rank `origin` sends here.
@@ -168,10 +171,10 @@ class ProcessGroup:
             lambda communicator: communicator.all_gather(what, buffer, checked_bounds(bounds, buffer, self.size))
         )
 
-    def all_to_all(self, parts: Sequence[Flat]) -> Handle[list[Flat]]:
+    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Handle[list[Flat]]:
         dtypes = dict.fromkeys(dtype_name(part.dtype) for part in parts)
         what = Signature("all_to_all", tuple(Tensor(None, dtype, (ANY_ROWS,)) for dtype in dtypes))
-        return self.begin(lambda communicator: communicator.all_to_all(what, parts))
+        return self.begin(lambda communicator: communicator.all_to_all(what, parts, origins))
 
     def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> Handle[None]:
         what = Signature("send_receive", (Tensor(None, dtype_name(source.dtype), (ANY_ROWS,)),))

@@ -86,9 +86,11 @@ class SharedMemoryCommunicator:
         chunks = tuple((0, len(buffer) if p == root else 0) for p in range(self._size))
         self._group.run(what, Work(chunks, buffer, gathered=buffer))
 
-    def all_to_all(self, what: Signature, parts: Sequence[Flat]) -> list[Flat]:
+    def all_to_all(
+        self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
+    ) -> list[Flat]:
         self.barrier(what)
-        return self._network.all_to_all(what, parts)
+        return self._network.all_to_all(what, parts, origins)
 
     def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
         self.barrier(what)
