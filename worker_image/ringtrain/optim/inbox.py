@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import SUPPORTED, Settings
 from ringtrain.optim.layout import HALF_TYPES, Layout, ParamSpec
-
-MAX_NAMES_IN_MESSAGE = 5
 
 
 class Inbox:
@@ -199,6 +197,4 @@ def _weighted(values: NDArray[Any], weight: float) -> NDArray[Any]:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(f'"{name}"' for name in names[:MAX_NAMES_IN_MESSAGE])
-    more = len(names) - MAX_NAMES_IN_MESSAGE
-    return f"{shown} and {more} more" if more > 0 else shown
+    return some_of([f'"{name}"' for name in names])

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from ringtrain import rank, timeline
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.negotiation.submission import Finish
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.process_sets import ProcessSet, members, trains_alone
@@ -310,10 +310,9 @@ def _store(param: Param, reduced: torch.Tensor) -> None:
 
 
 def _changed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return (
-        f"rank {rank()}: {shown}: changed, replaced or set to None after its reduction had begun, so that ranks "
-        "would end with different weights; expected gradients to stay as backward() made them until they are "
-        "reduced. To clip or unscale: loss.backward(); optimizer.synchronize(); change the gradients; "
+        f"rank {rank()}: {some_of(names)}: changed, replaced or set to None after its reduction had begun, so "
+        "that ranks would end with different weights; expected gradients to stay as backward() made them until "
+        "they are reduced. To clip or unscale: loss.backward(); optimizer.synchronize(); change the gradients; "
         "with optimizer.skip_synchronize(): optimizer.step()"
     )

@@ -120,11 +120,9 @@ def test_a_missing_gradient_is_named_and_can_be_brought_later(accumulate: int) -
 
 
 def test_many_missing_names_are_cut_short() -> None:
-    """Five names and a count are enough to see what is wrong."""
-    opt = HostOptimizer({f"p{i}": np.zeros(1) for i in range(9)}, SGD(0.1), group=MemoryGroup(Table(1), 0))
-    with pytest.raises(
-        ConfigurationError, match='9 of 9 gradients missing: "p0", "p1", "p2", "p3", "p4" and 4 more;'
-    ):
+    """Some names and a count are enough to see what is wrong."""
+    opt = HostOptimizer({f"p{i}": np.zeros(1) for i in range(10)}, SGD(0.1), group=MemoryGroup(Table(1), 0))
+    with pytest.raises(ConfigurationError, match=r'10 of 10 gradients missing: "p0", .*"p7" and 2 more;'):
         opt.step()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -42,10 +43,10 @@ class Waiting:
         return answer
 
 
-def verdict(rank: int, transport: Waiting, failure_state: FailureState, timeout_s: float = 60.0) -> WorldFailure:
+def verdict(rank: int, transport: Any, failure_state: FailureState, timeout_s: float = 60.0) -> WorldFailure:
     """What `rank` finds after it has waited in vain, in the collective of all ranks, for the one after it."""
     ring = RingConfig(rank, SIZE, ("127.0.0.1:1",) * SIZE, timeout_s=timeout_s)
-    monitor = Monitor(ring, transport, failure_state, lambda peer: {}, lambda peer: None)  # type: ignore[arg-type]
+    monitor = Monitor(ring, transport, failure_state, lambda peer: {}, lambda peer: None)
     others = [(rank + distance) % SIZE for distance in range(1, SIZE)]
     monitor.start()
     monitor.report(Stalled(tuple(others), 10.0, Activity("barrier #7", 0, 7)))
