@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
-from ringtrain.transport.base import Broken, How, Service, Unexpected
+from ringtrain.transport.base import Broken, How, Service, Unexpected, Unreached
 from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.frame import Frame
 
@@ -65,7 +65,7 @@ class MemoryNetwork:
                     lambda: rank in self._services or not caller.is_active(), caller.remaining_s()
                 )
             if rank not in self._services:
-                raise Broken(How.TIMEOUT if patient else How.CLOSED, "no such rank")
+                raise Broken(How.TIMEOUT, "no such rank") if patient else Unreached("no such rank")
             self._callers.setdefault(rank, set()).add(caller)
             return self._services[rank]
 

@@ -25,6 +25,13 @@ class Broken(Exception):
         self.detail = detail
 
 
+class Unreached(Broken):
+    """The question never arrived: the connection could not be made, or broke before."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(How.CLOSED, detail)
+
+
 class Unexpected(Exception):
     """A peer sent something else than it should have: a defect, never a user's mistake."""
 
@@ -97,7 +104,8 @@ class Transport(Protocol):
     def ask(
         self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False
     ) -> "Future[bytes]":
-        """Send one request. The future raises Broken or PullRefused. `patient`: wait for a peer that is not up."""
+        """Send one request. The future raises Broken (Unreached where the peer never had the request) or
+        PullRefused. `patient`: wait for a peer that is not up."""
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream: ...
 

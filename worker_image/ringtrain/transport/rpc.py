@@ -12,7 +12,7 @@ import grpc
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.transport.address import listening_address
-from ringtrain.transport.base import Broken, FrameStream, How, Service, Unexpected
+from ringtrain.transport.base import Broken, FrameStream, How, Service, Unexpected, Unreached
 from ringtrain.transport.http2.path import DataPath
 from ringtrain.transport.options import channel_options, server_options
 from ringtrain.transport.outcome import error_of, status_of
@@ -26,6 +26,8 @@ from ringtrain.wire.messages import METHODS
 _SERVICE: Final = "ringtrain.Ring"
 _PULL: Final = "Pull"
 _SESSION_KEY: Final = "ringtrain-session"
+# Says that a question has arrived, before its answer is there.
+_ARRIVED: Final = (("ringtrain-arrived", "1"),)
 # Calls without a session at a time: each holds a thread, and a message of at most 64 KiB. Ranks that meet have no
 # session yet: in a world that is twice as large each has two more partners, of which each has two calls.
 _MOST_CALLS: Final = 16
@@ -154,7 +156,7 @@ class RpcTransport:
             if error is None:
                 answer.set_result(call.result())
             else:
-                answer.set_exception(_ours(error) if isinstance(error, grpc.RpcError) else error)
+                answer.set_exception(_of_question(call, error) if isinstance(error, grpc.RpcError) else error)
 
         shown = self._sessions.get(peer)
         try:
@@ -277,6 +279,7 @@ class RingHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _answering(self, method: str) -> Callable[[bytes, Any], bytes]:
         def answer(request: bytes, context: Any) -> bytes:
             self._check_certificate(context)
+            context.send_initial_metadata(_ARRIVED)
             try:
                 return self._service.answer(method, request, RpcCaller(context))
             except (PullRefused, Broken) as error:
@@ -304,11 +307,22 @@ def _abort(context: Any, error: PullRefused | Broken) -> NoReturn:
     raise AssertionError("abort() raises")
 
 
+def _of_question(call: Any, error: Any) -> Exception:
+    ours = _ours(error)
+    if isinstance(ours, Broken) and ours.how is How.CLOSED and not call.initial_metadata():
+        return Unreached(ours.detail)
+    return ours
+
+
 def _ours(error: Any) -> Exception:
     code, detail = error.code(), error.details() or ""
     if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in detail:
         return Broken(How.CANCELLED, "cancelled by this rank")
+    if code in _TOO_MANY:
+        return Broken(How.CLOSED, "it does not know this rank, and more such callers came than it hears")
     return error_of(code.value[0], detail)
 
 
+# How `RingHandlers` ends a stranger's call for another one's sake, or does not begin it.
+_TOO_MANY: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED)
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ringtrain.transport.base import Broken, How
+from ringtrain.transport.base import Broken, How, Unreached
 from ringtrain.wire.failure import PullRefused
 from ringtrain.wire.messages import dump, load
 from ringtrain.world import neighbours
@@ -75,11 +75,11 @@ class Watches:
         """The ranks that this one knows to have left in good order."""
         return sorted(self._left.copy())
 
-    def _question(self, peer: int, hold: bool) -> None:
+    def _question(self, peer: int, hold: bool, again: bool = False) -> None:
         answer = self._ask(peer, hold, 2 * self._ring.timeout_s)
-        answer.add_done_callback(lambda done: self._ended(peer, hold, done))
+        answer.add_done_callback(lambda done: self._ended(peer, hold, done, again))
 
-    def _ended(self, peer: int, hold: bool, answer: "Future[bytes]") -> None:
+    def _ended(self, peer: int, hold: bool, answer: "Future[bytes]", again: bool) -> None:
         if self._is_over():
             return
         error = answer.exception()
@@ -87,11 +87,13 @@ class Watches:
             self.note_left({peer, *load(answer.result().removeprefix(LEFT) or b"[]")})
         elif error is None and not hold:
             if peer in self._watched:
-                self._question(peer, True)
+                self._question(peer, True, again=True)
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
-            self._question(peer, hold)  # who computes without releasing the interpreter answers late: it is alive
-        elif isinstance(error, PullRefused) and error.failure.kind == "stranger":
-            # Between two questions it has left, and the next world of its process answers.
+            # Who computes without releasing the interpreter answers late: it is alive.
+            self._question(peer, hold, again=True)
+        elif is_stranger(error) or (isinstance(error, Unreached) and again):
+            # Between two questions it has left, and its process has ended, or answers in its next world. Or it has
+            # died: whoever had a question there hears of that.
             self.note_left({peer})
         elif isinstance(error, PullRefused):
             self._report(error.failure)
@@ -125,12 +127,15 @@ class Watches:
             # rank that needs it finds its connection broken.
             self.note_left({peer})
         else:
-            self._ended(peer, True, answer)
+            self._ended(peer, True, answer, again=False)
 
 
 def has_gone(answer: "Future[bytes]") -> bool:
     """Whether the process that was asked is not there any more, or is in its next world."""
     error = answer.exception()
-    if isinstance(error, PullRefused):
-        return error.failure.kind == "stranger"
-    return isinstance(error, Broken) and error.how is How.CLOSED
+    return is_stranger(error) or (isinstance(error, Broken) and error.how is How.CLOSED)
+
+
+def is_stranger(error: BaseException | None) -> bool:
+    """Whether who answered is in another world than this rank."""
+    return isinstance(error, PullRefused) and error.failure.kind == "stranger"

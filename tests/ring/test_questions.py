@@ -1,0 +1,74 @@
+"""How a question over gRPC ends without its answer: what the peer had of it, and why."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import as_completed
+from contextlib import contextmanager
+from itertools import islice
+
+from support.ports import free_addresses
+
+from ringtrain.transport.base import Broken, Caller, How, Unreached
+from ringtrain.transport.rpc import RpcTransport
+from ringtrain.wire.messages import STATUS, WATCH
+
+DEADLINE_S = 60.0
+
+
+class Waiting:
+    """Answers no watch, as long as it is asked. `arrived`: whether it was."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+
+    def is_peer(self, rank: int, session: bytes) -> bool:
+        return session == b"known"
+
+    def answer(self, method: str, request: bytes, caller: Caller) -> bytes:
+        if method == STATUS:
+            return b""
+        self.arrived.set()
+        over = threading.Event()
+        caller.on_end(over.set)
+        over.wait(DEADLINE_S)
+        return b""
+
+
+@contextmanager
+def _asking(service: Waiting) -> Iterator[tuple[RpcTransport, RpcTransport]]:
+    """Rank 1, which asks, and rank 0, which `service` answers for."""
+    addresses = tuple(free_addresses(2))
+    asked, asking = (RpcTransport(rank, addresses, DEADLINE_S, data_path=False) for rank in range(2))
+    asked.serve(service)  # type: ignore[arg-type]
+    try:
+        yield asking, asked
+    finally:
+        asking.close(0.0)
+        asked.close(0.0)
+
+
+def test_a_question_that_had_arrived_is_told_from_one_that_had_not() -> None:
+    """Both when the peer ends: of one it had, the connection broke; the other could not be put."""
+    service = Waiting()
+    with _asking(service) as (asking, asked):
+        asking.use_session(0, b"known")
+        answer = asking.ask(0, WATCH, b"", DEADLINE_S)
+        assert service.arrived.wait(DEADLINE_S)
+        assert asking.ask(0, STATUS, b"", DEADLINE_S).result(DEADLINE_S) == b""  # what came before has come, too
+        asked.close(0.0)
+        had = answer.exception(DEADLINE_S)
+        had_not = asking.ask(0, WATCH, b"", DEADLINE_S).exception(DEADLINE_S)
+    for error in (had, had_not):
+        assert isinstance(error, Broken), error
+        assert error.how is How.CLOSED, error
+    assert not isinstance(had, Unreached), had
+    assert isinstance(had_not, Unreached), had_not
+
+
+def test_who_is_not_known_hears_that_it_was_one_too_many() -> None:
+    """The peer answers few strangers at a time. It is there, whatever it is said to have."""
+    with _asking(Waiting()) as (asking, _):
+        answers = [asking.ask(0, WATCH, b"", DEADLINE_S) for _ in range(60)]
+        ended = [answer.exception() for answer in islice(as_completed(answers, DEADLINE_S), 40)]
+    expected = "it does not know this rank, and more such callers came than it hears"
+    assert [str(error) for error in ended] == [expected] * 40
