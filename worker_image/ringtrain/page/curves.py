@@ -1,5 +1,6 @@
 """A curve of any number of points in a bounded number of bins."""
 
+import math
 from dataclasses import dataclass, field
 
 MOST_BINS = 1000
@@ -37,15 +38,16 @@ class Curve:
         """[position of the bin's beginning, mean of its values], by position."""
         return [[key * self.width, total / count] for key, (total, count) in sorted(self._bins.items())]
 
-    def rates(self, count: int) -> list[list[float]]:
-        """[position, sum of values by width] of `count` parts of equal width of all that was added, without gaps:
-        where nothing was added, the rate is 0."""
-        if not self._bins:
+    def rates(self, count: int, length: float) -> list[list[float]]:
+        """[position, sum of values by length] of `count` equal parts of the positions from 0 to `length`, the last
+        one that was added: where nothing was added, the rate is 0. A bin's values count evenly in all of it."""
+        if not self._bins or length <= 0:
             return []
-        first, last = min(self._bins), max(self._bins) + 1
-        width, sums = (last - first) / count, [0.0] * count
+        part, sums = length / count, [0.0] * count
         for key, (total, _) in self._bins.items():
-            sums[min(count - 1, int((key + 0.5 - first) / width))] += total
-        return [
-            [(first + part * width) * self.width, total / (width * self.width)] for part, total in enumerate(sums)
-        ]
+            begin, end = key * self.width / part, min((key + 1) * self.width, length) / part
+            first = min(count - 1, int(begin))
+            for at in range(first, max(first + 1, min(count, math.ceil(end)))):
+                share = (min(end, at + 1) - max(begin, at)) / (end - begin) if end > begin else 1.0
+                sums[at] += total * share
+        return [[at * part, total / part] for at, total in enumerate(sums)]

@@ -7,22 +7,26 @@ from typing import Any, Final
 from ringtrain.page.curves import Curve
 from ringtrain.page.step_times import StepTimes
 
-# Parts of a run for which a speed is drawn: no more, and none of fewer steps, which would show how steps fall.
-_MOST_PARTS, _STEPS_OF_A_PART = 60, 4
+# Parts of a run for which a speed is drawn: no more, and none of fewer reports, which would show how reports fall.
+_MOST_PARTS, _REPORTS_OF_A_PART = 60, 4
+# A report's samples were processed since the report before it: they count at so many places of that time.
+_PLACES: Final = 8
 # Curves of a user's own metrics: each holds up to some hundred KB.
 MOST_OWN: Final = 30
 
 
 @dataclass
 class Metrics:
-    """Curves, and where each rank is. `times`: where ranks' time goes. `left_out`: names of metrics beyond
-    `MOST_OWN`, of which no curve is kept."""
+    """Curves, and where each rank is. `times`: where ranks' time goes. `reported`: when each rank reported last,
+    from the first report of all on, and how often. `left_out`: names of metrics beyond `MOST_OWN`, of which no
+    curve is kept."""
 
     loss: Curve = field(default_factory=Curve)
     samples: Curve = field(default_factory=lambda: Curve(width=0.01))
     own: dict[str, Curve] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     times: StepTimes = field(default_factory=StepTimes)
+    reported: dict[int, tuple[float, int]] = field(default_factory=dict)
     left_out: bool = False
     begin: int | None = None
     first: float | None = None
@@ -37,8 +41,7 @@ class Metrics:
             return
         self.first = time if self.first is None else min(self.first, time)
         self.last = time if self.last is None else max(self.last, time)
-        if rank in self.steps:  # how long a rank's first step took is not known
-            self.samples.add(max(0.0, time - self.first), report.get("samples"))
+        self._add_samples(rank, time - self.first, report.get("samples"))
         self.times.add(rank, report)
         self.steps[rank] = max(step, self.steps.get(rank, step))
         self.begin = step if self.begin is None else min(self.begin, step)
@@ -51,13 +54,22 @@ class Metrics:
             else:
                 self.left_out = True
 
+    def _add_samples(self, rank: int, time: float, samples: float | None) -> None:
+        """How long a rank's first step took is not known: its samples count nowhere."""
+        before, count = self.reported.get(rank, (time, 0))
+        self.reported[rank] = time, count + 1
+        if count and samples is not None:
+            for place in range(_PLACES):
+                at = before + (time - before) * (place + 0.5) / _PLACES
+                self.samples.add(max(0.0, at), samples / _PLACES)
+
     def curves(self) -> list[dict[str, Any]]:
         """Name, axis and points of every curve that has two points."""
-        steps = max(self.steps.values(), default=0) - (self.begin or 0)
-        parts = min(_MOST_PARTS, steps // _STEPS_OF_A_PART)
+        reports = max((count for _, count in self.reported.values()), default=1) - 1
+        parts, seconds = min(_MOST_PARTS, reports // _REPORTS_OF_A_PART), (self.last or 0.0) - (self.first or 0.0)
         drawn = [
             ("loss", "step", self.loss.means()),
-            (f"{self.unit}/s", "s", self.samples.rates(parts) if parts > 1 else []),
+            (f"{self.unit}/s", "s", self.samples.rates(parts, seconds) if parts > 1 else []),
             *((name, "step", curve.means()) for name, curve in sorted(self.own.items())),
         ]
         return [{"name": name, "of": of, "points": points} for name, of, points in drawn if len(points) > 1]

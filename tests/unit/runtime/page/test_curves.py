@@ -15,13 +15,14 @@ def test_bins_are_few_and_lose_no_value(points: list[tuple[int, int]]) -> None:
     curve = Curve()
     for position, value in points:
         curve.add(position, value)
-    (rate,) = curve.rates(1)
+    last = max(position for position, _ in points)
     positions = [position for position, _ in curve.means()]
     assert len(positions) <= MOST_BINS
     assert positions == sorted(set(positions))
     assert min(positions) <= min(position for position, _ in points) < min(positions) + curve.width
-    wide = curve.width * (int(max(p for p, _ in points) / curve.width) - int(min(positions) / curve.width) + 1)
-    assert rate[1] * wide == pytest.approx(sum(value for _, value in points), abs=1e-6)
+    for count in (1, 7):
+        rates = [rate for _, rate in curve.rates(count, last + 1)]
+        assert sum(rates) * (last + 1) / count == pytest.approx(sum(value for _, value in points), abs=0.1)
 
 
 def test_a_few_points_are_themselves() -> None:
@@ -37,7 +38,7 @@ def test_what_is_no_number_is_left_out(value: float | None) -> None:
     """It has no place on an axis."""
     curve = Curve()
     curve.add(1, value)
-    assert (curve.means(), curve.rates(3)) == ([], [])
+    assert (curve.means(), curve.rates(3, 1.0)) == ([], [])
 
 
 def test_a_pause_shows_as_a_rate_of_nothing() -> None:
@@ -45,4 +46,4 @@ def test_a_pause_shows_as_a_rate_of_nothing() -> None:
     curve = Curve()
     for second in (0, 1, 2, 3, 16, 17, 18, 19):
         curve.add(second, 10)
-    assert curve.rates(5) == [[0.0, 10.0], [4.0, 0.0], [8.0, 0.0], [12.0, 0.0], [16.0, 10.0]]
+    assert curve.rates(5, 20.0) == [[0.0, 10.0], [4.0, 0.0], [8.0, 0.0], [12.0, 0.0], [16.0, 10.0]]

@@ -1,5 +1,7 @@
 """What a page keeps of reports."""
 
+import pytest
+
 from ringtrain.page.metrics import MOST_OWN, Metrics
 
 
@@ -20,3 +22,24 @@ def test_a_program_that_invents_metrics_all_day() -> None:
     assert len(metrics.own) == MOST_OWN
     assert metrics.left_out
     assert [curve["name"] for curve in metrics.curves()] == ["same"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "step_s"),
+    [
+        pytest.param(8, 1, 1.0, id="few-steps"),
+        pytest.param(243, 1, 1.0, id="parts-of-no-whole-steps"),
+        pytest.param(243, 1, 0.001, id="steps-shorter-than-a-bin"),
+        pytest.param(1000, 100, 0.5, id="few-reports-of-many-steps"),
+        pytest.param(5000, 7, 0.3, id="wide-bins"),
+    ],
+)
+def test_a_steady_speed_is_drawn_as_one(steps: int, every: int, step_s: float) -> None:
+    """From the first report on, wherever parts of the run begin and however seldom ranks report."""
+    metrics = Metrics()
+    for step in range(0, steps + 1, every):
+        for rank in range(3):
+            metrics.add(rank, {"step": step, "time": 1000.0 + step * step_s, "samples": 8 * every})
+    (speed,) = metrics.curves()
+    assert speed["points"][0][0] == 0.0
+    assert [rate for _, rate in speed["points"]] == pytest.approx([24 / step_s] * len(speed["points"]), rel=0.03)
