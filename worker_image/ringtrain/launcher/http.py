@@ -2,13 +2,14 @@
 
 import contextlib
 import hmac
+import io
 import json
 import math
 import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -20,11 +21,19 @@ from ringtrain.launcher.page_server import PageServer
 from ringtrain.transport.address import listening_socket
 from ringtrain.transport.strangers import Stranger, Strangers
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
 _MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
 _MOST_CONNECTIONS: Final = 64
 _CONNECTION_S: Final = 10.0
 _LAST_STATE_S: Final = 2.0
+# A client that sends nothing, or takes nothing, for so long must not hold its thread for ever.
+_SILENCE_S: Final = 10.0
+# Of what was sent and not taken yet. The system asks for more when a third of it was taken: of the MiB that are
+# its default, a slow client takes less in `_SILENCE_S`.
+_SEND_BUFFER: Final = 64 << 10
 
 
 # Status, content type and body.
@@ -174,6 +183,20 @@ def _shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
+class _Reply(io.BufferedIOBase):
+    """Sends what is written, as long as the client goes on to take some of it: `sendall` has one time for all."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        self._sock = sock
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        left = whole = memoryview(data)
+        while left:
+            left = left[self._sock.send(left) :]
+        return len(whole)
+
+
 class _Beginning:
     """Lines of the first bytes of a request; what is longer ends there."""
 
@@ -201,12 +224,12 @@ def _handler(
     page: PageServer | None,
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        # A client that connects and says nothing must not hold its thread for ever.
-        timeout = 10
+        timeout = _SILENCE_S
 
         def setup(self) -> None:
             super().setup()
             self.rfile: Any = _Beginning(self.rfile)
+            self.wfile: Any = _Reply(self.connection)
 
         def do_GET(self) -> None:
             server = self.server

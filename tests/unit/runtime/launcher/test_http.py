@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from ringtrain.control.ports import PortTaken
+from ringtrain.launcher import http
 from ringtrain.launcher.console import Console
 from ringtrain.launcher.http import StatusServer
 
@@ -221,3 +223,25 @@ def test_an_endless_request_is_cut(server: tuple[StatusServer, list[bool]]) -> N
             while endless.recv(4096):
                 pass
     assert _get(server[0], "/healthz") == (200, "ok\n")
+
+
+def test_a_client_that_takes_its_time_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for an answer is that for each part of it which the client takes, however long the whole lasts."""
+    silence_s = 2.0
+    monkeypatch.setattr(http, "_SILENCE_S", silence_s)
+    text = "x" * (32 << 20)
+    server = StatusServer(0, lambda: {"text": text}, lambda: BRIEF, lambda: True, everywhere=False)
+    try:
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            slow.settimeout(60)
+            slow.connect(("127.0.0.1", server.port))
+            slow.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+            begun, taken = time.monotonic(), 0
+            while part := slow.recv(64 << 10):
+                taken += len(part)
+                # As a line of so many bytes a second would have it: twice the time that a part may take.
+                time.sleep(max(0.0, begun + 2 * silence_s * taken / len(text) - time.monotonic()))
+            assert taken > len(text)
+    finally:
+        server.close()
