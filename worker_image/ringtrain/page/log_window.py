@@ -67,8 +67,8 @@ def window_before(path: Path, wanted: Wanted, end: int | None = None) -> Window:
             rest, whole = data[:cut], data[cut:]
             lines = whole.split(b"\n")[:-1]
             for number in range(len(lines) - 1, -1, -1):
-                if matches(line := _shown(lines[number])):
-                    found.appendleft(line)
+                if matches(line := lines[number].decode(errors="replace")):
+                    found.appendleft(shown(line))
                     if len(found) == WINDOW_LINES:
                         return Window(tuple(found), begin + cut + sum(map(len, lines[:number])) + number, end)
     return Window(tuple(found), begin + len(rest), end)
@@ -88,13 +88,14 @@ def window_after(path: Path, wanted: Wanted, begin: int) -> Window:
         log.seek(start)
         data = log.read(_CHUNK)
     whole = data[: data.rfind(b"\n") + 1]
-    lines = [line for raw in whole.split(b"\n")[:-1] if wanted.matches(line := _shown(raw))]
-    return Window(tuple(lines[-WINDOW_LINES:]), start, start + len(whole), start - begin)
+    matches = wanted.matches
+    lines = [line for raw in whole.split(b"\n")[:-1] if matches(line := raw.decode(errors="replace"))]
+    return Window(tuple(map(shown, lines[-WINDOW_LINES:])), start, start + len(whole), start - begin)
 
 
-def _shown(line: bytes) -> str:
-    text = line.decode(errors="replace")
-    return text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} … ({len(text) - LINE_CHARS} more characters)"
+def shown(line: str) -> str:
+    """What a page has of a line."""
+    return line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]} … ({len(line) - LINE_CHARS} more characters)"
 
 
 def _last_break(log: Any, position: int) -> int:

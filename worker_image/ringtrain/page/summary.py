@@ -11,6 +11,7 @@ from ringtrain.logs.events import read_events
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.logs.reading import read_from, read_outcome, tail_position
 from ringtrain.page.document import page
+from ringtrain.page.log_window import shown
 from ringtrain.page.metrics import Metrics
 
 LOG_LINES = 5000
@@ -128,6 +129,8 @@ def _reports(path: Path, position: int) -> Iterator[dict[str, Any]]:
 
 
 def _log(files: AttemptFiles) -> dict[str, Any]:
-    position = tail_position(files.job_log, LOG_LINES)
-    text = b"".join(read_from(files.job_log, position)).decode(errors="replace").removesuffix("\n")
-    return {"lines": text.split("\n") if text else [], "before": position}  # a line may hold other ends of a line
+    position, lines, rest = tail_position(files.job_log, LOG_LINES), [], b""
+    for chunk in read_from(files.job_log, position):
+        *whole, rest = (rest + chunk).split(b"\n")  # not splitlines: a line may hold other ends of a line
+        lines += [shown(line.decode(errors="replace")) for line in whole]
+    return {"lines": [*lines, shown(rest.decode(errors="replace"))] if rest else lines, "before": position}

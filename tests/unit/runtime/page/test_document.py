@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 from hypothesis import given
@@ -9,7 +10,8 @@ from support.lines import TEXTS
 
 from ringtrain.logs.layout import AttemptFiles
 from ringtrain.page.document import page
-from ringtrain.page.summary import summarize
+from ringtrain.page.log_window import LINE_CHARS
+from ringtrain.page.summary import LOG_LINES, summarize
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
@@ -39,3 +41,20 @@ def test_a_line_of_the_log_is_one_line_of_the_report(tmp_path: Path) -> None:
     for text, lines in (("", []), ("[0] a\x0cb\u2028c\x85d\n[1] e\n", ["[0] a\x0cb\u2028c\x85d", "[1] e"])):
         files.job_log.write_text(text)
         assert summarize(files)["log"]["lines"] == lines
+
+
+def test_long_lines_are_cut_in_a_report(tmp_path: Path) -> None:
+    """As on a launcher's page: a report of lines of 64 KiB is not 300 MB, nor the memory of who writes it."""
+    files = AttemptFiles(tmp_path / "1")
+    files.directory.mkdir()
+    with files.job_log.open("w") as log:
+        for number in range(LOG_LINES // 10):
+            log.write(f"[0] {number} {'x' * 60_000}\n")
+    tracemalloc.start()
+    try:
+        lines = summarize(files)["log"]["lines"]
+        assert tracemalloc.get_traced_memory()[1] < 10e6 < files.job_log.stat().st_size
+    finally:
+        tracemalloc.stop()
+    assert [line.split()[1] for line in lines] == [str(number) for number in range(LOG_LINES // 10)]
+    assert max(map(len, lines)) < LINE_CHARS + 100

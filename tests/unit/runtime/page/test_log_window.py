@@ -71,6 +71,14 @@ def test_a_long_line_is_cut_and_says_so(tmp_path: Path) -> None:
     assert line.endswith("… (58004 more characters)")
 
 
+def test_a_text_is_found_in_all_of_a_long_line(tmp_path: Path) -> None:
+    """Also where the page does not show it; what the page says of the rest is no text of the line."""
+    path = _log(tmp_path, ["[0] " + "x" * 60_000 + " Needle", "[0] short"])
+    for text, found in (("needle", 1), ("more characters", 0)):
+        assert len(window_before(path, Wanted(text=text)).lines) == found
+        assert len(window_after(path, Wanted(text=text), 0).lines) == found
+
+
 def test_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
     """It has no lines."""
     assert window_before(tmp_path / "job.log", Wanted()).lines == ()
