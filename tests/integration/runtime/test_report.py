@@ -142,6 +142,15 @@ def test_a_directory_without_runs(tmp_path: Path) -> None:
     assert (missing.returncode, "has no job.log in it or below" in missing.stderr) == (1, True)
 
 
+def test_a_directory_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    """Linux has such names; the report of a run there is written, as the launcher's own is."""
+    attempt = tmp_path / os.fsdecode(b"caf\xe9") / "1"
+    attempt.mkdir(parents=True)
+    (attempt / "job.log").touch()
+    done = _ringtrain("report", str(attempt), "-o", "report.html", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "report.html\n"), done.stderr
+
+
 async def test_a_page_shows_where_the_time_goes_and_who_is_waited_for(
     uneven: tuple[Path, str], tmp_path: Path
 ) -> None:

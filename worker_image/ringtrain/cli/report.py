@@ -32,7 +32,7 @@ def report(directory: Path, attempt: int | None, output: Path | None) -> None:
         run = summarize(files)
         if place.resolve().parent != files.directory.resolve():
             run["files"] = []  # links to what lies beside the page
-        place.write_text(page(run), encoding="utf-8")
+        place.write_text(page(run), encoding="utf-8", errors="replace")
     except OSError as exc:
         raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --output names another") from exc
     click.echo(place)

@@ -46,6 +46,7 @@ class LivePage:
         failure = verdict.failure if verdict else None
         outcome = {
             "outcome": verdict.outcome.value if verdict else snapshot.phase,
+            "worldSize": snapshot.world_size,
             "failure": failure_json(failure) if failure else None,
             "progress": snapshot.progress(),
         }

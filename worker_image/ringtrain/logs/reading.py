@@ -50,6 +50,14 @@ def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def read_members(files: AttemptFiles) -> frozenset[int]:
+    """The slots of the world of an elastic job that was made last; none of a job that is not elastic."""
+    try:
+        return frozenset(int(member["slot"]) for member in json.loads(files.formation.read_text())["members"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return frozenset()
+
+
 def follow(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
     """What `path` holds from byte `position` on, and what is added until `is_over()`; it need not be there yet."""
     while True:

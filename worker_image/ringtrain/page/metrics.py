@@ -1,6 +1,6 @@
 """What a page shows of the reports of one attempt, in bounded memory, while they come or from their file."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -53,6 +53,11 @@ class Metrics:
                 self.own.setdefault(name, Curve()).add(step, value)
             else:
                 self.left_out = True
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Forget where other ranks were, and where their time went: they are not in the world any more."""
+        self.steps = {rank: step for rank, step in self.steps.items() if rank in ranks}
+        self.times.keep(ranks)
 
     def _add_samples(self, rank: int, time: float, samples: float | None) -> None:
         """How long a rank's first step took is not known: its samples count nowhere."""

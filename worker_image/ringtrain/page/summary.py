@@ -9,7 +9,7 @@ from typing import Any
 
 from ringtrain.logs.events import read_events
 from ringtrain.logs.layout import AttemptFiles
-from ringtrain.logs.reading import read_from, read_outcome, tail_position
+from ringtrain.logs.reading import read_from, read_members, read_outcome, tail_position
 from ringtrain.page.document import page
 from ringtrain.page.log_window import shown
 from ringtrain.page.metrics import Metrics
@@ -30,7 +30,9 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
     `metrics`: of this attempt, if they are known already.
     """
     metrics = metrics or _read_metrics(files)
-    outcome = read_outcome(files)
+    members, outcome = read_members(files), read_outcome(files)
+    if members:
+        metrics.keep(members)
     return {
         "job": files.directory.parent.name,
         "namespace": files.directory.parent.parent.name,
@@ -47,7 +49,7 @@ def summarize(files: AttemptFiles, metrics: Metrics | None = None) -> dict[str, 
         "totalSteps": metrics.total_steps,
         "curves": metrics.curves(),
         "leftOut": metrics.left_out,
-        "ranks": _ranks(files, metrics, outcome),
+        "ranks": _ranks(files, metrics, outcome, members),
         "straggler": straggler_json(metrics),
         "events": read_events(files),
         "log": _log(files),
@@ -60,8 +62,13 @@ def straggler_json(metrics: Metrics) -> dict[str, Any] | None:
     return None if found is None else vars(found)
 
 
-def _ranks(files: AttemptFiles, metrics: Metrics, outcome: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Every rank that is known, with its last step, how its log is long, and how it ended where that is known."""
+def _ranks(
+    files: AttemptFiles, metrics: Metrics, outcome: dict[str, Any] | None, members: frozenset[int]
+) -> list[dict[str, Any]]:
+    """Every rank that is known, with its last step, how its log is long, and how it ended where that is known.
+
+    `members`: of the last world of an elastic job. The others are as on its launcher's page: nobody is there.
+    """
     ended = outcome or {}
     failed = (ended.get("failure") or {}).get("rank")
     lines = ended.get("rankLogLines") or []
@@ -71,7 +78,7 @@ def _ranks(files: AttemptFiles, metrics: Metrics, outcome: dict[str, Any] | None
     return [
         {
             "rank": rank,
-            "state": "Failed" if rank == failed else whole,
+            "state": "Failed" if rank == failed else "Waiting" if members and rank not in members else whole,
             "step": metrics.steps.get(rank),
             "times": metrics.times.of(rank),
             "lines": lines[rank] if rank < len(lines) else None,

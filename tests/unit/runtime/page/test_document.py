@@ -58,3 +58,24 @@ def test_long_lines_are_cut_in_a_report(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert [line.split()[1] for line in lines] == [str(number) for number in range(LOG_LINES // 10)]
     assert max(map(len, lines)) < LINE_CHARS + 100
+
+
+def test_a_report_of_a_world_that_has_become_smaller(tmp_path: Path) -> None:
+    """A rank that left an elastic job is neither behind nor who the others wait for, and has not succeeded."""
+    files = AttemptFiles(tmp_path / "1")
+    files.directory.mkdir()
+    with files.metrics.open("w") as metrics:
+        for step in range(40):
+            for rank in range(3 if step < 20 else 2):
+                waits = 0.0 if rank == 2 else 3.0 if step < 20 else 0.0
+                report = {"rank": rank, "step": step, "time": 4.0 * step, "reductionWait": waits}
+                metrics.write(json.dumps(report) + "\n")
+    files.rank_log(2).touch()
+    files.formation.write_text(json.dumps({"members": [{"slot": 0}, {"slot": 1}]}))
+    run = summarize(files)
+    assert [(rank["state"], rank["step"]) for rank in run["ranks"]] == [
+        ("Running", 39),
+        ("Running", 39),
+        ("Waiting", None),
+    ]
+    assert (run["step"], run["straggler"]) == (39, None)

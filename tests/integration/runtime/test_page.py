@@ -1,0 +1,85 @@
+"""What the page's own script makes of what its launcher tells it, in a real browser."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from support.browser import Tab, open_browser
+
+from ringtrain.page.document import page
+
+RUN: dict[str, Any] = {
+    "job": "digits", "directory": "/logs", "attempt": 1, "attempts": [], "outcome": {"outcome": "Running"},
+    "began": None, "ended": None, "step": 7, "beginStep": 7, "totalSteps": None, "curves": [], "ranks": [],
+    "log": {"lines": [], "before": 0},
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def _shown(tmp_path: Path, **more: Any) -> AsyncIterator[Tab]:
+    """The page of `RUN` with what else is known."""
+    (tmp_path / "page.html").write_text(page({**RUN, **more}))
+    async with open_browser(tmp_path / "browser") as tab:
+        await tab.open(tmp_path / "page.html")
+        yield tab
+        assert tab.complaints == []
+
+
+def _ranks(count: int, world: int) -> dict[str, Any]:
+    """Of a job with so many ranks, of which the first `world` train."""
+    ranks = [{"rank": n, "state": "Running" if n < world else "Waiting", "step": 7} for n in range(count)]
+    return {"ranks": ranks, "outcome": {"outcome": "Running", "worldSize": world}}
+
+
+async def _fact(tab: Tab, name: str) -> Any:
+    facts = "[...document.querySelectorAll('#facts div')].map(row => [...row.children].map(e => e.innerText))"
+    return dict(await tab.value(facts)).get(name)
+
+
+async def test_ranks_that_are_there_no_more_are_hidden(tmp_path: Path) -> None:
+    """A smaller world hides them, a larger one shows them again, in their order, and each of them once."""
+    seen = "[...document.querySelectorAll('.ranks li:not([hidden]) button')].map(e => e.dataset.rank)"
+    async with _shown(tmp_path, **_ranks(4, 4)) as tab:
+        for count in (2, 6, 3):
+            await tab.value(f"run = {json.dumps({**RUN, **_ranks(count, count)})}, shown()")
+            assert await tab.value(seen) == [str(rank) for rank in range(count)]
+        assert await tab.value("document.querySelectorAll('.ranks button').length") == 6
+
+
+async def test_the_ranks_of_an_elastic_job_are_those_of_its_world(tmp_path: Path) -> None:
+    """Not the places that it has for ranks; before there is a world, it has no other number."""
+    async with _shown(tmp_path, **_ranks(6, 4)) as tab:
+        assert await _fact(tab, "ranks") == "4"
+        await tab.value("run.outcome.worldSize = 0, shown()")
+        assert await _fact(tab, "ranks") == "6"
+
+
+async def test_the_number_of_an_attempt(tmp_path: Path) -> None:
+    """One that ended before it had a launcher left no logs: the third of two is no attempt."""
+    async with _shown(tmp_path, attempt=3, attempts=[{"attempt": 2}, {"attempt": 3}]) as tab:
+        assert await _fact(tab, "attempt") == "3"
+
+
+async def test_steps_have_all_their_digits(tmp_path: Path) -> None:
+    """Those of the axis, of a point, and of the facts; values have four."""
+    points = [[12345678, 0.123456], [12345679, 2345678.9]]
+    async with _shown(tmp_path, step=12345679, curves=[{"name": "loss", "of": "step", "points": points}]) as tab:
+        texts = await tab.value("[...document.querySelectorAll('figure svg text')].map(e => e.textContent)")
+        assert texts[-2:] == ["12345678", "step 12345679"]
+        assert texts[0] == "0.1235"
+        assert await tab.value("document.querySelector('figcaption output').innerText") == "step 12345679: 2.35e+6"
+        assert await _fact(tab, "steps") == "12345679"
+
+
+async def test_durations(tmp_path: Path) -> None:
+    """No part of one is 60 of what it is a part of."""
+    words = {
+        0: "0.0 s", 89.9: "89.9 s", 90: "1 min 30 s", 119.6: "2 min 0 s", 3599.7: "60 min 0 s", 5400: "1 h 30 min",
+        7199: "2 h 0 min", 360_000: "100 h 0 min",
+    }  # fmt: skip
+    async with _shown(tmp_path, began=1e9) as tab:
+        for seconds, said in words.items():
+            await tab.value(f"run.ended = 1e9 + {seconds}, shown()")
+            assert await _fact(tab, "took") == said
