@@ -49,11 +49,12 @@ def numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     found = []
     if isinstance(progress.get("epoch"), int):
         found.append(("epoch", str(progress["epoch"])))
-    if isinstance(progress.get("loss"), int | float):
-        found.append(("loss", f"{progress['loss']:.4f}"))
+    loss = progress.get("loss")
+    if isinstance(loss, int | float):
+        found.append(("loss", f"{loss:{'.4f' if 0.01 <= abs(loss) < 1e6 or not loss else '.4g'}}"))
     rate = progress.get("samplesPerSecond")
     if isinstance(rate, int | float):
-        found.append((f"{progress.get('unit') or 'samples'}/s", f"{rate:,.0f}"))
+        found.append((f"{progress.get('unit') or 'samples'}/s", f"{rate:{',.0f' if rate >= 10 else '.3g'}}"))
     metrics = progress.get("metrics") or {}
     found += [(name, f"{value:.4g}") for name, value in metrics.items() if isinstance(value, int | float)]
     return found

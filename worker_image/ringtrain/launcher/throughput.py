@@ -232,10 +232,12 @@ def step_line(progress: Progress, speed: Speed | None) -> str:
     """One line of progress: `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
     parts = [f"Step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
     if speed is not None:
-        numbers = f"{speed.mean:.1f} +/- {speed.uncertainty:.1f} (jitter = {speed.jitter:.1f})"
+        form = ".1f" if speed.mean >= 1 else ".3g"  # a large model may take minutes for a sample
+        numbers = f"{speed.mean:{form}} +/- {speed.uncertainty:{form}} (jitter = {speed.jitter:{form}})"
         parts.append(f"{progress.unit}/sec: {numbers}")
     if progress.loss is not None:
-        parts.append(f"loss: {progress.loss:.3f}" if abs(progress.loss) < 1e9 else f"loss: {progress.loss:.3e}")
+        form = ".3f" if 0.01 <= abs(progress.loss) < 1e9 or not progress.loss else ".3e"
+        parts.append(f"loss: {progress.loss:{form}}")
     if progress.input_wait is not None and progress.input_wait > _INPUT_BOUND:
         parts.append(f"input-bound {progress.input_wait:.0%}".replace("%", " %"))
     if progress.straggler is not None:
@@ -246,4 +248,4 @@ def step_line(progress: Progress, speed: Speed | None) -> str:
 
 def total_line(unit: str, total: float) -> str:
     """The last line of a benchmark: `total images/sec: 5123.88`."""
-    return f"total {unit}/sec: {total:.2f}"
+    return f"total {unit}/sec: {total:{'.2f' if total >= 1 else '.3g'}}"

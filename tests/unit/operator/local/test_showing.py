@@ -21,6 +21,7 @@ from ringtrain_operator.local.manifest import ManifestFile, ManifestUnreadable, 
 from ringtrain_operator.local.plain import PlainDisplay
 from ringtrain_operator.local.process import ProcessRunner
 from ringtrain_operator.local.summary import Results, print_summary, read_results
+from ringtrain_operator.local.telling import numbers
 
 
 def view(w: World) -> View:
@@ -77,6 +78,14 @@ def test_lines_say_what_changed() -> None:
         "step 7/100, loss 0.5000, samples/s 10",
     ]
     assert len(lines) == 3
+
+
+def test_small_and_large_numbers_are_told() -> None:
+    """A slow model's rate and a small loss are not 0, and a loss that has left all bounds is no 300 digits."""
+    told = [("loss", "0.0004123"), ("samples/s", "0.42"), ("lr", "1e-05")]
+    assert numbers({"loss": 0.0004123, "samplesPerSecond": 0.42, "metrics": {"lr": 1e-5}}) == told
+    assert numbers({"loss": 1e300, "samplesPerSecond": 12345.6}) == [("loss", "1e+300"), ("samples/s", "12,346")]
+    assert numbers({"loss": 0.0}) == [("loss", "0.0000")]
 
 
 def test_the_summary_of_a_failure() -> None:

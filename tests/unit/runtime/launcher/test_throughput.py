@@ -1,6 +1,7 @@
 """Throughput as the TensorFlow benchmarks define it, checked by hand."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,16 @@ def test_how_it_is_printed() -> None:
     )
     assert step_line(Progress(1, None, None, None, "samples", None, {}), None) == "Step 1"
     assert total_line("images", 5123.876) == "total images/sec: 5123.88"
+
+
+def test_small_numbers_are_printed_as_more_than_nothing() -> None:
+    """A loss of 0.0004, and a model that takes a minute for a sample."""
+    progress = Progress(40, 300, 1, 0.0162, "samples", 0.00041234, {})
+    assert step_line(progress, Speed(0.0162, 0.00012, 0.0)) == (
+        "Step 40/300  samples/sec: 0.0162 +/- 0.00012 (jitter = 0)  loss: 4.123e-04"
+    )
+    assert step_line(replace(progress, loss=0.0), None) == "Step 40/300  loss: 0.000"
+    assert total_line("samples", 0.0016234) == "total samples/sec: 0.00162"
 
 
 def test_memory_is_bounded() -> None:
