@@ -83,3 +83,12 @@ async def test_durations(tmp_path: Path) -> None:
         for seconds, said in words.items():
             await tab.value(f"run.ended = 1e9 + {seconds}, shown()")
             assert await _fact(tab, "took") == said
+
+
+async def test_a_log_that_is_too_fast_has_no_gap(tmp_path: Path) -> None:
+    """The lines that are shown follow each other in the log; those that were left out are among the older ones."""
+    async with _shown(tmp_path) as tab:
+        for before, skipped, line in ((0, 0, "a"), (2, 0, "b"), (100, 96, "c"), (102, 0, "d")):
+            await tab.value(f"added({json.dumps({'lines': [line], 'before': before, 'skipped': skipped})})")
+        assert await tab.value("document.getElementById('lines').innerText") == "c\nd"
+        assert await tab.value("[parts[0].before, document.getElementById('older').hidden]") == [100, False]

@@ -87,10 +87,16 @@ def window_after(path: Path, wanted: Wanted, begin: int) -> Window:
             start = log.tell()
         log.seek(start)
         data = log.read(_CHUNK)
-    whole = data[: data.rfind(b"\n") + 1]
-    matches = wanted.matches
-    lines = [line for raw in whole.split(b"\n")[:-1] if matches(line := raw.decode(errors="replace"))]
-    return Window(tuple(map(shown, lines[-WINDOW_LINES:])), start, start + len(whole), start - begin)
+    end, matches = start + data.rfind(b"\n") + 1, wanted.matches
+    found, position = [], start
+    for raw in data[: end - start].split(b"\n")[:-1]:
+        if matches(line := raw.decode(errors="replace")):
+            found.append((position, shown(line)))
+        position += len(raw) + 1
+    if len(found) > WINDOW_LINES:
+        found = found[-WINDOW_LINES:]
+        start = found[0][0]
+    return Window(tuple(line for _, line in found), start, end, start - begin)
 
 
 def shown(line: str) -> str:

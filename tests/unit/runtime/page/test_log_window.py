@@ -64,6 +64,22 @@ def test_who_is_far_behind_gets_the_newest_and_is_told(tmp_path: Path, monkeypat
     assert window.skipped == window.begin == path.stat().st_size - sum(len(line) + 1 for line in window.lines)
 
 
+def test_more_lines_than_a_window_has_are_counted_as_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With those before it, the window has every line that is wanted."""
+    monkeypatch.setattr(log_window, "WINDOW_LINES", 50)
+    lines = [f"[{number % 2}] line {number}" for number in range(300)]
+    path, wanted = _log(tmp_path, lines, "[1] not yet"), Wanted(rank=1)
+    begin = len(lines[0]) + 1
+    window = window_after(path, wanted, begin)
+    assert len(window.lines) == 50
+    assert window.begin == begin + window.skipped > begin
+    assert window.end == path.stat().st_size - len("[1] not yet")
+    before = window_before(path, wanted, window.begin)
+    assert (*before.lines, *window.lines) == tuple(line for line in lines if wanted.matches(line))[-100:]
+
+
 def test_a_long_line_is_cut_and_says_so(tmp_path: Path) -> None:
     """A page holds no line of 64 KiB."""
     (line,) = window_before(_log(tmp_path, ["[0] " + "x" * 60_000]), Wanted()).lines
