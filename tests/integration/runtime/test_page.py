@@ -92,3 +92,24 @@ async def test_a_log_that_is_too_fast_has_no_gap(tmp_path: Path) -> None:
             await tab.value(f"added({json.dumps({'lines': [line], 'before': before, 'skipped': skipped})})")
         assert await tab.value("document.getElementById('lines').innerText") == "c\nd"
         assert await tab.value("[parts[0].before, document.getElementById('older').hidden]") == [100, False]
+
+
+async def test_long_words_stay_within_the_page(tmp_path: Path) -> None:
+    """A path in a message, a metric's name and a step of eight digits widen no narrow screen, and a long cause
+    leaves the other columns of the table of attempts their words."""
+    path = "/data/" + "deep" * 30
+    failed = {"outcome": "Failed", "failure": {"rank": 0, "message": f"{path} is not there. " * 5}}
+    more = {
+        "directory": path, "outcome": failed, "log": {"lines": [path], "before": 1},
+        "attempts": [{"attempt": n, "outcome": failed, "began": 1e9, "ended": 1e9, "step": n} for n in (1, 2)],
+        "curves": [{"name": "m" * 90, "of": "step", "points": [[1, 1], [2, 2]]}],
+        "ranks": [{"rank": n, "state": "Failed", "step": 12345678 + n} for n in (1000, 1001)],
+        "events": [{"time": 1e9, "kind": "Failed", "text": path}],
+    }  # fmt: skip
+    async with _shown(tmp_path, **more) as tab:
+        wide = "[...document.querySelectorAll('.ranks button')].filter(e => e.scrollWidth > e.clientWidth).length"
+        for width in (360, 1000):
+            await tab.open(tmp_path / "page.html", width=width)
+            assert await tab.value("document.documentElement.scrollWidth") <= width
+            assert await tab.value(wide) == 0
+            assert await tab.value("document.querySelector('#attempts th').offsetHeight") < 40
