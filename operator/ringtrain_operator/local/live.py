@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
@@ -114,7 +115,8 @@ def _by_worker(view: View, ranks: Sequence[Mapping[str, Any]]) -> RenderableType
     grid = Table.grid(padding=(0, 3))
     for first in range(0, len(ranks), slots):
         name = f"{view.job['metadata']['name']}-worker-{first // slots}"
-        grid.add_row(Text(name, style="dim"), *(_rank(rank) for rank in ranks[first : first + slots]))
+        shown = Columns([_rank(rank) for rank in ranks[first : first + slots]], padding=(0, 3))
+        grid.add_row(Text(name, style="dim", no_wrap=True), shown)
     return grid
 
 

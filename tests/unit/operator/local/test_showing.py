@@ -54,6 +54,16 @@ def test_the_panel_shows_steps_numbers_and_ranks() -> None:
     assert "rank 1 Running step 40" in text
 
 
+def test_ranks_of_a_worker_that_fit_no_line() -> None:
+    """Eight of them: they take several lines, and none loses its state or its step."""
+    w = running(40)
+    assert w.report is not None
+    w.report["ranks"] = [{"rank": r, "state": "Running", "step": 123456} for r in range(16)]
+    text = on_screen(w)
+    assert all(f"rank {rank} Running step 123456 " in text for rank in range(16))
+    assert "digits-worker-1 " in text
+
+
 def test_many_ranks_are_counted() -> None:
     """More ranks than fit a screen are counted by state."""
     w = running(40)
