@@ -40,9 +40,9 @@ def _print_table(jobs: list[Json], with_namespace: bool) -> None:
     for job in jobs:
         namespace = [job["metadata"]["namespace"]] if with_namespace else []
         table.add_row(*namespace, *_row(job))
-    # A pipe has no width: nothing may be cut off there.
+    # A terminal breaks a line that is longer, and a pipe has no width: nothing may be cut off, as rich would do.
     console = Console()
-    Console(width=None if console.is_terminal else 200).print(table)
+    Console(width=max(200, console.width)).print(table)
 
 
 def _row(job: Json) -> tuple[str, ...]:
