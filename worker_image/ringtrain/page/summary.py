@@ -98,11 +98,14 @@ def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
 
 def _attempt(files: AttemptFiles) -> dict[str, Any]:
     first, last = _ends(files.metrics)
+    outcome, times = read_outcome(files), [event["time"] for event in read_events(files)]
+    if outcome is None or not times:  # its launcher did not see the end
+        times += [report["time"] for report in (first, last) if "time" in report]
     return {
         "attempt": int(files.directory.name),
-        "outcome": read_outcome(files),
-        "began": first.get("time"),
-        "ended": last.get("time"),
+        "outcome": outcome,
+        "began": min(times, default=None),
+        "ended": max(times, default=None),
         "step": last.get("step"),
     }
 

@@ -5,6 +5,7 @@ import re
 import tracemalloc
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from support.lines import TEXTS
 
@@ -79,3 +80,29 @@ def test_a_report_of_a_world_that_has_become_smaller(tmp_path: Path) -> None:
         ("Waiting", None),
     ]
     assert (run["step"], run["straggler"]) == (39, None)
+
+
+@pytest.mark.parametrize(
+    ("times", "reports", "ended", "span"),
+    [
+        pytest.param([10.0, 70.0], [], True, (10.0, 70.0), id="without-a-report"),
+        pytest.param([10.0, 70.0], [3690.0, 30.0], True, (10.0, 70.0), id="clocks-apart"),
+        pytest.param([10.0, 20.0], [30.0, 60.0], False, (10.0, 60.0), id="launcher-was-killed"),
+        pytest.param([], [3690.0, 30.0], False, (30.0, 3690.0), id="no-events"),
+        pytest.param([], [], False, (None, None), id="nothing"),
+    ],
+)
+def test_when_an_attempt_began_and_ended(
+    tmp_path: Path, times: list[float], reports: list[float], ended: bool, span: tuple[float | None, float | None]
+) -> None:
+    """As its launcher saw it, also where no rank has reported; by ranks' clocks where it did not see the end."""
+    files = AttemptFiles(tmp_path / "1")
+    files.directory.mkdir()
+    events = [{"time": time, "kind": "Launcher", "text": ""} for time in times]
+    files.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    rows = [{"rank": rank, "step": 1, "time": time} for rank, time in enumerate(reports)]
+    files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if ended:
+        files.outcome.write_text(json.dumps({"message": {"outcome": "Failed"}}))
+    (attempt,) = summarize(files)["attempts"]
+    assert (attempt["began"], attempt["ended"]) == span
