@@ -18,7 +18,7 @@ from .errors import JobEnded
 from .following import ENDED, state_of
 from .session import Session
 
-_MOST_HEAD = 16 << 10
+_MOST_HEAD = 64 << 10  # as the launcher: browsers send the cookies of all programs on this host
 _HEAD_S = 10.0
 _REFUSED = (
     "HTTP/1.0 401 Unauthorized\r\nContent-Type: text/plain\r\n\r\nthis page asks for the token in its link\n"
