@@ -18,8 +18,7 @@ MOST_OWN: Final = 30
 @dataclass
 class Metrics:
     """Curves, and where each rank is. `times`: where ranks' time goes. `reported`: when each rank reported last,
-    from the first report of all on, and how often. `left_out`: names of metrics beyond `MOST_OWN`, of which no
-    curve is kept."""
+    and how often. `left_out`: names of metrics beyond `MOST_OWN`, of which no curve is kept."""
 
     loss: Curve = field(default_factory=Curve)
     samples: Curve = field(default_factory=lambda: Curve(width=0.01))
@@ -41,7 +40,7 @@ class Metrics:
             return
         self.first = time if self.first is None else min(self.first, time)
         self.last = time if self.last is None else max(self.last, time)
-        self._add_samples(rank, time - self.first, report.get("samples"))
+        self._add_samples(rank, time, self.first, report.get("samples"))
         self.times.add(rank, report)
         self.steps[rank] = max(step, self.steps.get(rank, step))
         self.begin = step if self.begin is None else min(self.begin, step)
@@ -59,14 +58,14 @@ class Metrics:
         self.steps = {rank: step for rank, step in self.steps.items() if rank in ranks}
         self.times.keep(ranks)
 
-    def _add_samples(self, rank: int, time: float, samples: float | None) -> None:
+    def _add_samples(self, rank: int, time: float, first: float, samples: float | None) -> None:
         """How long a rank's first step took is not known: its samples count nowhere."""
         before, count = self.reported.get(rank, (time, 0))
         self.reported[rank] = time, count + 1
         if count and samples is not None:
             for place in range(_PLACES):
                 at = before + (time - before) * (place + 0.5) / _PLACES
-                self.samples.add(max(0.0, at), samples / _PLACES)
+                self.samples.add(max(0.0, at - first), samples / _PLACES)
 
     def curves(self) -> list[dict[str, Any]]:
         """Name, axis and points of every curve that has two points."""

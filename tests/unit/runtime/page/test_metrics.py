@@ -43,3 +43,13 @@ def test_a_steady_speed_is_drawn_as_one(steps: int, every: int, step_s: float) -
     (speed,) = metrics.curves()
     assert speed["points"][0][0] == 0.0
     assert [rate for _, rate in speed["points"]] == pytest.approx([24 / step_s] * len(speed["points"]), rel=0.03)
+
+
+def test_a_rank_whose_clock_is_behind() -> None:
+    """What others have reported before it is where it was."""
+    metrics = Metrics()
+    for step in range(41):
+        metrics.add(0, {"step": step, "time": 1000.0 + step, "samples": 8})
+        metrics.add(1, {"step": step, "time": 990.0 + step, "samples": 8})
+    (speed,) = metrics.curves()
+    assert [round(rate) for _, rate in speed["points"]] == [8, 8, *[16] * 6, 8, 8]
