@@ -185,8 +185,10 @@ class ElasticWorld:
 
     def _note_members(self) -> None:
         if self._state.members:
+            members = frozenset(process.slot for process in self._state.members)
             with self._snapshot.reports as reports:
-                reports.keep(frozenset(process.slot for process in self._state.members))
+                reports.keep(members)
+                self._snapshot.metrics.keep(members)
 
     def _say(self, before: FormationState, after: FormationState, view: View, gang: GangView) -> None:
         """A sentence for each change of the world."""

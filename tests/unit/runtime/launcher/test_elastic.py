@@ -1,6 +1,7 @@
 """What the launcher of an elastic job is told, who may register, and what it writes down."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,30 @@ def test_another_launcher_process_goes_on(tmp_path: Path) -> None:
     assert (told.formation, told.slots, told.urgent) == (2, (0, 1, 2, 3), False)
     assert told.number > prepare.number
     again.close()
+
+
+def test_a_new_world_begins_anew_on_the_page(tmp_path: Path) -> None:
+    """The time in which it was made is no step's, and slots that are not in it have no bar and no step."""
+    job = Job(tmp_path)
+    job.form(0, 1, 2)
+    for step in (0, 1, 2):
+        _report(job, range(6), step, float(step))
+    job.world.ask(2)
+    prepare = job.order()
+    for index in range(3):
+        job.say(index, prepare.number, parked=True)
+    assert isinstance(job.order(), Form)
+    for step in (3, 4):
+        _report(job, range(4), step, 97.0 + step)
+    metrics = job.snapshot.metrics
+    assert [metrics.times.of(slot) for slot in range(6)] == [{"compute": 0.5, "reduction": 0.5}] * 4 + [None] * 2
+    assert metrics.steps == dict.fromkeys(range(4), 4)
+    job.close()
+
+
+def _report(job: Job, slots: Iterable[int], step: int, time: float) -> None:
+    for slot in slots:
+        job.snapshot.metrics.add(slot, {"step": step, "time": time, "reductionWait": 0.5})
 
 
 def test_notes_that_cannot_be_read(tmp_path: Path) -> None:
