@@ -243,3 +243,18 @@ async def test_a_page_comes_back_with_its_launcher(waiting: GangProcesses, tmp_p
         await tab.until("document.getElementById('link').innerText === '● live'")
         await tab.until("document.querySelector('.events').innerText.includes('the launcher was restarted')")
         assert launcher.process.poll() is None
+
+
+async def test_a_page_says_why_it_is_refused(waiting: GangProcesses, tmp_path: Path) -> None:
+    """A launcher that has another token is there: the page says where its link comes from."""
+    base = f"http://127.0.0.1:{waiting.status_port}/"
+    async with open_browser(tmp_path / "browser") as tab:
+        await tab.visit(f"{base}?token={page_token(TOKEN)}", ends_at=base)
+        await tab.until("document.getElementById('link').innerText === '● live'")
+        waiting.pods[0].kill()
+        await tab.until("document.getElementById('link').innerText.startsWith('No connection to the launcher')")
+        await asyncio.to_thread(waiting.launcher, RINGTRAIN_STATUS_TOKEN="another")
+        await tab.until(
+            "document.getElementById('link').innerText.startsWith('this page asks for the token in its link')"
+        )
+        assert "this is the last state" in await tab.value("document.getElementById('link').innerText")
