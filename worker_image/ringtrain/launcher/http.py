@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -20,9 +20,6 @@ from ringtrain.launcher.metrics import StatusCollector
 from ringtrain.launcher.page_server import PageServer
 from ringtrain.transport.address import listening_socket
 from ringtrain.transport.strangers import Stranger, Strangers
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
 _MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
@@ -190,7 +187,7 @@ class _Reply(io.BufferedIOBase):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._sock = sock
 
-    def write(self, data: "ReadableBuffer", /) -> int:
+    def write(self, data: Any, /) -> int:
         left = whole = memoryview(data)
         while left:
             left = left[self._sock.send(left) :]
