@@ -98,6 +98,7 @@ def _held() -> dict[str, int]:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", ["grpc", "auto"])
 def test_nothing_leaks_over_two_hundred_formations(transport: str) -> None:
     """File descriptors, threads and shared memory are the same in the 200th formation as in the tenth."""

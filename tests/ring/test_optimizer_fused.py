@@ -78,6 +78,7 @@ def _trained(
     return trained
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_the_bits_are_those_of_reduction_update_and_gathering(size: int) -> None:
     """For every rule that has one and every type: weights and state of all ranks, in memory and over gRPC."""
@@ -92,6 +93,7 @@ def test_the_bits_are_those_of_reduction_update_and_gathering(size: int) -> None
             assert all(fused[rank][index] == (updates, bits) for rank in range(size)), (transport, run)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("pods", "each"), [(2, 2), (3, 2), (2, 3)])
 def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: int) -> None:
     """For every rule that has one and every type, also where a second home follows and where a chunk has several
