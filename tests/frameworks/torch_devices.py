@@ -47,12 +47,13 @@ def check_an_optimizer_trains_as_one_process_on_all_data():
 
 
 def check_what_takes_the_group():
-    """All kinds do where tensors hold floats or only move; averages of integers, Adasum and scaled integers go as
-    arrays. The same on all ranks, and counted by the calls to the library."""
+    """All kinds do where tensors hold floats or only move; averages of integers, Adasum, scaled integers, and Min
+    and Max of floats go as arrays. The same on all ranks, and counted by the calls to the library."""
     ones = torch.ones(2 * SIZE, dtype=torch.int32)
     took = [
-        lambda: hvd.allreduce(torch.ones(2), op=hvd.Max),
+        lambda: hvd.allreduce(torch.ones(2), op=hvd.Product),
         lambda: hvd.allreduce(ones, op=hvd.Sum),
+        lambda: hvd.allreduce(ones, op=hvd.Max),
         lambda: hvd.broadcast(ones > 0, 0),
         lambda: hvd.allgather(ones),
         lambda: hvd.alltoall(ones),
@@ -61,6 +62,7 @@ def check_what_takes_the_group():
     others = [
         lambda: hvd.allreduce(ones),
         lambda: hvd.allreduce(ones, op=hvd.Sum, prescale_factor=2.0),
+        lambda: hvd.allreduce(torch.ones(2), op=hvd.Max),
         lambda: hvd.reducescatter(ones),
         lambda: hvd.allgather(torch.ones(0, 2)),
         lambda: hvd.alltoall(torch.ones(0)),

@@ -96,6 +96,14 @@ def check_error_shape_of_sparse_tensors():
         assert_differs(error, "shape", "(0, 3, 2)) on rank 0", "(0, 4, 2)) on rank 1")
 
 
+def check_error_layout():
+    """What has no elements one after the other is refused where it is submitted; the ranks go on."""
+    for tensor in (torch.eye(2).to_sparse_csr(), torch.ones(2).to_mkldnn()):
+        error = error_of(lambda given=tensor: hvd.allreduce(given))
+        assert_differs(error, f"a tensor with layout {tensor.layout} was given; call to_dense() first")
+    assert hvd.allreduce(torch.ones(2)).tolist() == [1, 1]
+
+
 def check_error_root():
     error = error_of(lambda: hvd.broadcast(torch.ones(2), min(RANK, 1)))
     assert_differs(error, "root rank is 0 on rank 0 and 1 on rank 1")

@@ -132,6 +132,12 @@ def check_alltoall_rank_that_sends_nothing():
     assert (nothing.shape, none.tolist()) == ((0, 2), [0] * SIZE)
 
 
+def check_alltoall_of_an_empty_dimension():
+    """There are rows, though they have no elements."""
+    rows, received = hvd.alltoall(torch.empty(sum(range(SIZE)), 0), list(RANKS))
+    assert (rows.shape, received.tolist()) == ((RANK * SIZE, 0), [RANK] * SIZE)
+
+
 def check_alltoall_gradient():
     splits = [RANK + 1] * SIZE
     for dtype in FLOATS:

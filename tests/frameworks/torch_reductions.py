@@ -138,6 +138,24 @@ def check_allreduce_of_bools():
     assert hvd.allreduce(tensor, op=hvd.Min).tolist() == [SIZE == 1, True, False]
 
 
+def check_nan_of_any_rank_is_in_the_result():
+    """Libraries of devices may have one that only the first rank's is in."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for rank in RANKS:
+            tensor = torch.tensor([float("nan") if rank == RANK else 1.0, 2.0]).to(dtype)
+            for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Sum):
+                first, second = hvd.allreduce(tensor, op=op).isnan().tolist()
+                assert (first, second) == (True, False), (dtype, rank, op)
+
+
+def check_averages_of_integers_are_exact():
+    """Also of those that a float64 does not hold; rounded towards zero."""
+    tensor = torch.tensor([2**60 + 1, -(2**60) - 1, 2**53 + 1, SIZE - RANK, RANK - SIZE])
+    total = SIZE * (SIZE + 1) // 2
+    expected = [2**60 + 1, -(2**60) - 1, 2**53 + 1, total // SIZE, -(total // SIZE)]
+    assert hvd.allreduce(tensor, op=hvd.Average).tolist() == expected
+
+
 def check_allreduce_factors():
     for dtype in FLOATS:
         result = hvd.allreduce(value(RANK, 2, dtype), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)

@@ -15,6 +15,7 @@ from ringtrain.collectives.tensors import Array, as_array, flat
 from ringtrain.communicators.base import Communicator
 from ringtrain.negotiation.agreement import Agreed
 from ringtrain.negotiation.request import KNOWN_MAX, CollectiveKind, Request
+from ringtrain.negotiation.splits import splits_of
 from ringtrain.reduction.arithmetic import scaled
 from ringtrain.reduction.cuts import Bounds, offsets
 from ringtrain.reduction.ops import Average, ReduceOp, Sum
@@ -200,9 +201,7 @@ def _run_single(communicator: Communicator, agreed: Agreed, arrays: Sequence[Arr
                 communicator.broadcast(what, _bytes_of(buffer), ranks.index(request.root))
             return buffers
         case CollectiveKind.ALLTOALL:
-            return _alltoall(
-                communicator, arrays[0], request.splits or (len(arrays[0]) // len(ranks),) * len(ranks)
-            )
+            return _alltoall(communicator, arrays[0], splits_of([agreed.requests[rank] for rank in ranks]))
         case CollectiveKind.REDUCESCATTER:
             op = ReduceOp(request.op)
             reduced = (_reducescatter(communicator, scaled(a, request.prescale), op) for a in arrays)
@@ -215,13 +214,12 @@ def _allgather(communicator: Communicator, array: Array, rows: int) -> Array:
     return np.concatenate(parts).view(array.dtype).reshape(rows, *array.shape[1:])
 
 
-def _alltoall(communicator: Communicator, array: Array, splits: Sequence[int]) -> Result:
-    """Rows received, and how many of each rank as int32."""
-    cuts = np.cumsum([0, *splits])
+def _alltoall(communicator: Communicator, array: Array, splits: Sequence[Sequence[int]]) -> Result:
+    """Rows received, and how many of each rank as int32. `splits`: of each rank, the rows for each rank."""
+    cuts = np.cumsum([0, *splits[communicator.position]])
     parts = [_bytes_of(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
     received = communicator.all_to_all(Signature("alltoall"), parts)
-    row_bytes = max(1, int(np.prod(array.shape[1:], dtype=np.int64)) * array.itemsize)
-    rows = [len(part) // row_bytes for part in received]
+    rows = [own[communicator.position] for own in splits]  # of an empty dimension the bytes do not tell them
     whole = np.concatenate(received).view(array.dtype).reshape(sum(rows), *array.shape[1:])
     return [whole, np.asarray(rows, np.int32)]
 
@@ -273,5 +271,7 @@ def _carried(dtype: np.dtype[Any], op: ReduceOp) -> tuple[ReduceOp, np.dtype[Any
 def _narrowed(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
     """Divide a sum of integers by `size`, rounding towards zero as a cast does; return to the caller's dtype."""
     if op is Average and dtype.kind in "iub":
-        reduced = np.asarray(np.trunc(reduced / size))  # arithmetic makes a number of an array without dimensions
+        whole = reduced // size  # as an integer: a float64 holds no more than 53 bits of one
+        # Arithmetic makes a number of an array without dimensions.
+        reduced = np.asarray(whole + ((reduced < 0) & (whole * size != reduced)))
     return reduced.astype(dtype, copy=False)

@@ -1,6 +1,14 @@
-"""What is wrong with the arguments of an alltoall or reducescatter on this rank."""
+"""How an alltoall is cut, and what is wrong with its arguments, or a reducescatter's, on this rank."""
 
 from collections.abc import Sequence
+
+from ringtrain.negotiation.request import Request
+
+
+def splits_of(requests: Sequence[Request]) -> list[tuple[int, ...]]:
+    """Of an alltoall's `requests`, one a rank, the rows that each rank sends to each."""
+    size = len(requests)
+    return [one.splits or (one.shapes[0][0] // size,) * size for one in requests]
 
 
 def splits_error(shape: Sequence[int], splits: Sequence[int] | None, size: int) -> str:

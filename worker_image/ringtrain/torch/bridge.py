@@ -28,10 +28,9 @@ _DTYPES: Final = {name: dtype for dtype, name in NAMES.items()}
 
 def name_of(tensor: torch.Tensor) -> str:
     """Return the name of the tensor's dtype. Raises ConfigurationError for one that cannot travel."""
-    if tensor.is_sparse:
-        raise ConfigurationError(
-            "a sparse tensor was given; pass it to sparse_allreduce_async, or to_dense() first"
-        )
+    if tensor.layout is not torch.strided:
+        way_out = "pass it to sparse_allreduce_async, or call" if tensor.is_sparse else "call"
+        raise ConfigurationError(f"a tensor with layout {tensor.layout} was given; {way_out} to_dense() first")
     try:
         return NAMES[tensor.dtype]
     except KeyError:

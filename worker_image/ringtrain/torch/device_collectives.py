@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ringtrain.negotiation.agreement import Agreed
 from ringtrain.negotiation.request import CollectiveKind, Request
+from ringtrain.negotiation.splits import splits_of
 from ringtrain.reduction.cuts import even_bounds
 from ringtrain.torch.device_groups import DeviceGroup
 
@@ -37,7 +38,9 @@ def can_carry_out(request: Request) -> bool:
     if request.op not in _OPS:
         return False
     is_plain = request.op != "Average" and request.prescale == request.postscale == 1.0
-    allowed = _FLOATS | _INTEGERS if is_plain else _FLOATS
+    # What Min and Max make of NaN depends on the library: gloo's have none that is not rank 0's.
+    floats = set() if request.op in ("Min", "Max") else _FLOATS
+    allowed = floats | _INTEGERS if is_plain else floats
     together = request.kind is CollectiveKind.ALLREDUCE  # its tensors are reduced as one
     return set(request.dtypes) <= allowed and (len(set(request.dtypes)) == 1 or not together)
 
@@ -65,8 +68,7 @@ def carried_out(group: DeviceGroup, agreed: Agreed, tensors: Sequence[torch.Tens
         case CollectiveKind.REDUCESCATTER:
             return [_reduce_scatter(group, tensor, request) for tensor in tensors]
         case _:
-            splits = [one.splits or (one.shapes[0][0] // group.size,) * group.size for one in requests]
-            return _all_to_all(group, tensors[0], splits)
+            return _all_to_all(group, tensors[0], splits_of(requests))
 
 
 def _broadcast(group: DeviceGroup, tensor: torch.Tensor, root: int) -> torch.Tensor:
