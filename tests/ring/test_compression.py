@@ -12,7 +12,7 @@ from support.ranks import run_ranks
 import ringtrain as rt
 from ring.reference import assert_same_bits, made
 from ring.worlds import world_of
-from ringtrain.compression import Compressor, halves
+from ringtrain.compression import Compressor, halves, int8
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim import SGD, AdamW, HostOptimizer
 from ringtrain.process_groups.group import Group
@@ -168,6 +168,17 @@ def test_compiled_and_numpy_lose_the_same_bits(compression: str, monkeypatch: py
             results.append((half, lost, wide))
     for one, other in zip(*results, strict=True):
         assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("largest", [1e-45, 2e-43, 1e-41, 3e-39, 1e-37, 1e-35])
+def test_tiny_values_keep_their_sign_as_int8(largest: float) -> None:
+    """What is sent and what is owed for the next time are together what was given, within a rounding."""
+    values = np.float32([largest, -largest, largest / 3, 0])
+    lost = np.zeros(4, np.float32)
+    sent = int8.decode(int8.encode(values, lost), 4)
+    assert (np.abs(sent) <= np.abs(values) * 1.01).all()
+    assert (np.sign(sent) * np.sign(values) >= 0).all()
+    assert np.allclose(sent.astype(np.float64) + lost, values, rtol=1e-5, atol=0)
 
 
 def digits() -> tuple[Array, Array]:

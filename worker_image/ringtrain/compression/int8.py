@@ -8,12 +8,15 @@ from numpy.typing import NDArray
 Flat = NDArray[Any]
 # One outlier costs its block precision, and no other; scales add 4 bytes in 512.
 BLOCK: Final = 512
+# Smaller scales have fewer bits: a block's largest value is more than 127 of them, which is no byte.
+_LEAST_SCALE: Final = np.finfo(np.float32).tiny
 
 
 def encode(values: Flat, lost: Flat) -> Flat:
     """Return `values + lost` as bytes, and leave in `lost` what they do not hold.
 
-    A block with a value that is not finite arrives as values that are not, and its loss is forgotten.
+    A block with a value that is not finite arrives as values that are not, and its loss is forgotten. One without
+    a value above 1e-36 arrives as zeros.
     """
     blocks = -(-len(values) // BLOCK)
     padded = np.zeros((blocks, BLOCK), np.float32)
@@ -21,6 +24,7 @@ def encode(values: Flat, lost: Flat) -> Flat:
     with np.errstate(over="ignore", invalid="ignore"):
         np.add(values, lost, out=flat)
         scales = np.abs(padded).max(axis=1, initial=0) / np.float32(127)
+        scales[scales < _LEAST_SCALE] = 0
         divisors = np.where(scales > 0, scales, np.float32(1))
         levels = np.nan_to_num(np.rint(padded / divisors[:, None])).astype(np.int8)
         sent = levels * scales[:, None]

@@ -268,7 +268,8 @@ class Update:
                 f"update {self.number}: the global gradient norm is {self.norm}; lower the learning rate "
                 f"or look for an overflow in the loss"
             )
-        return min(1.0, clip_norm / (self.norm + 1e-6))
+        # In this order it is NaN where the norm is: the other one would leave all gradients unclipped.
+        return min(clip_norm / (self.norm + 1e-6), 1.0)
 
     def _descend_by_layer(self, rule: LayerRule, bucket: Bucket, part: Part) -> tuple[float, ...]:
         """Return the rate of each parameter."""

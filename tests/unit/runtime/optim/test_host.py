@@ -151,6 +151,15 @@ def test_clipping_scales_to_the_global_norm(sharded: bool) -> None:
         assert weights == pytest.approx([-30 * 10 / norm, -30 * 10 / norm, -4.0])
 
 
+def test_a_norm_that_is_no_number_shows_in_all_weights() -> None:
+    """As torch.nn.utils.clip_grad_norm_ has it: nothing is applied unclipped as if the norm were small."""
+    params = {"a": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
+    opt = HostOptimizer(params, SGD(1.0), clip_norm=1.0, group=_alone())
+    _step(opt, a=np.float32([np.nan, 1.0]), b=np.float32([1e6]))
+    assert np.isnan(opt.gradient_norm or 0.0)
+    assert np.isnan([*opt.weights["a"], *opt.weights["b"]]).all()
+
+
 def test_the_schedule_scales_the_rate_by_updates_done() -> None:
     """Update t uses the rule's rate times schedule(t), t counted from 0."""
     opt = HostOptimizer({"w": np.zeros(1)}, SGD(2.0), schedule=StepDecay((1, 3), 0.5), group=_alone())
