@@ -30,13 +30,14 @@ class Settings:
 
 
 def as_arrays(params: Params) -> dict[str, Flat]:
+    """`params` by name, in native byte order, as the weights and their gradients have."""
     pairs = _pairs(params)
     if pairs is None:
         raise ConfigurationError(
             f"params is {kind_of(params)}; expected arrays by name, as {{'w': array}}; a PyTorch model is trained "
             "by ringtrain.torch.HostOptimizer"
         )
-    arrays = {name: np.asarray(array) for name, array in pairs}
+    arrays = {name: _native(np.asarray(array)) for name, array in pairs}
     if len(arrays) != len(pairs):
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -81,6 +82,10 @@ def check_rule(rule: Any) -> None:
 def described(value: Any) -> str:
     """What ranks compare: the repr, or the name of a function (its repr has an address in it)."""
     return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)
+
+
+def _native(array: Flat) -> Flat:
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _pairs(params: Any) -> list[tuple[str, Any]] | None:

@@ -49,6 +49,16 @@ def test_weights_are_views_that_stay(tmp_path: object) -> None:
     assert given.tolist() == [[1.0] * 3] * 2
 
 
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8"])
+def test_parameters_in_another_byte_order_are_weights_in_the_native_one(dtype: str) -> None:
+    """As a file may have them; their gradients are those of native ones."""
+    opt = HostOptimizer({"w": np.array([1, 2, 3], dtype)}, SGD(1.0), group=_alone())
+    assert opt.weights["w"].dtype == np.dtype(dtype).newbyteorder("=")
+    opt.submit("w", np.ones(3, opt.weights["w"].dtype))
+    opt.step()
+    assert opt.weights["w"].tolist() == [0.0, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=str)
 def test_a_gradient_can_be_made_where_it_is_reduced(dtype: Any) -> None:
     """In the parameter's shape, in each step, also while the weights of one that did not wait are on their way."""
