@@ -34,7 +34,16 @@ DEADLINE_S = 240.0
 )
 def test_over_mpi(library: Library, ranks: int, short_path: Path) -> None:
     """Every rank passes every test that is for so many ranks."""
-    variables = {**os.environ, **library.need_mpi4py(short_path), "RINGTRAIN_TEST_UNDER_MPIRUN": "1"}
+    passes_over_mpi(library, ranks, short_path)
+
+
+def test_over_an_mpi_that_counts_to_less(short_path: Path) -> None:
+    """So are buffers of more elements than MPI's int counts, which would take gigabytes."""
+    passes_over_mpi(OPEN_MPI, 3, short_path, RINGTRAIN_TEST_COUNT_MOST="7")
+
+
+def passes_over_mpi(library: Library, ranks: int, short_path: Path, **env: str) -> None:
+    variables = {**os.environ, **library.need_mpi4py(short_path), "RINGTRAIN_TEST_UNDER_MPIRUN": "1", **env}
     pytest_command = [sys.executable, "-m", "pytest", "-q", "-rs", "--color=no", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [

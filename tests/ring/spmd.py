@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 import pytest
 from support.ports import free_addresses
 
+from ringtrain.communicators import mpi
 from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.world.config import WorkerConfig
 from ringtrain.world.mpi_library import load_mpi
 
 T = TypeVar("T")
 UNDER_MPIRUN = "RINGTRAIN_TEST_UNDER_MPIRUN" in os.environ
+mpi.COUNT_MOST = int(os.environ.get("RINGTRAIN_TEST_COUNT_MOST", mpi.COUNT_MOST))
 
 
 @dataclass(frozen=True)

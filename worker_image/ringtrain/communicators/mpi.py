@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ringtrain.communicators.exchange import ExchangeCommunicator
 from ringtrain.communicators.numbers import inside_number
 from ringtrain.errors import RingtrainError
-from ringtrain.reduction.cuts import Bounds, even_bounds, offsets
+from ringtrain.reduction.cuts import Bounds, even_bounds, offsets, segments
 from ringtrain.reduction.fold import Flat, Folder
 from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.signature import Signature
@@ -30,6 +30,8 @@ from ringtrain.world.reports import Activity, Stalled
 
 # Contributions are folded so much at a time: what is scratch memory, and not more in flight than the caches like.
 _PIECE_BYTES: Final = 4 << 20
+# Most libraries count the elements of a buffer, and say where in it a part begins, in a C int.
+COUNT_MOST = 2**31 - 1
 # MPI makes progress only while it is asked: first without a pause, then with one that costs no core.
 _EAGER_S: Final = 1e-3
 _PAUSE_S: Final = 50e-6
@@ -92,8 +94,7 @@ class MpiCommunicator:
 
     def broadcast(self, what: Signature, buffer: Flat, root: int) -> None:
         activity = self._begin(what)
-        raw = _raw(buffer)
-        self._wait(activity, self._comm.Ibcast([raw, len(raw), _type_of(buffer)], root), raw)
+        self._give_all(activity, buffer, root)
 
     def all_to_all(
         self, what: Signature, parts: Sequence[Flat], origins: Sequence[int] | None = None
@@ -102,13 +103,22 @@ class MpiCommunicator:
         sent = np.array([len(part) for part in parts], np.int64)
         received = np.empty_like(sent)
         self._wait(activity, self._comm.Ialltoall(sent, received), sent, received)
-        outgoing = np.concatenate([_raw(part) for part in parts])
-        incoming = np.empty(int(received.sum()), outgoing.dtype)
-        kind, cuts = _type_of(parts[0]), offsets([int(length) for length in received])
-        sending = [outgoing, sent.tolist(), offsets([int(length) for length in sent])[:-1], kind]
-        receiving = [incoming, received.tolist(), cuts[:-1], kind]
+        # Both ends of a long part know how long it is.
+        most, kind = COUNT_MOST // len(self.ranks), _type_of(parts[0])
+        short_sent, short_received = (np.where(lengths <= most, lengths, 0) for lengths in (sent, received))
+        outgoing = np.concatenate([_raw(part[:length]) for part, length in zip(parts, short_sent, strict=True)])
+        incoming = np.empty(int(short_received.sum()), outgoing.dtype)
+        cuts = offsets(short_received.tolist())
+        sending = [outgoing, short_sent.tolist(), offsets(short_sent.tolist())[:-1], kind]
+        receiving = [incoming, short_received.tolist(), cuts[:-1], kind]
         self._wait(activity, self._comm.Ialltoallv(sending, receiving), outgoing, incoming)
-        return [incoming[start:end].view(parts[0].dtype) for start, end in itertools.pairwise(cuts)]
+        result = [incoming[start:end] for start, end in itertools.pairwise(cuts)]
+        long_sent = {p: _raw(parts[p]) for p in np.flatnonzero(sent > most).tolist()}
+        long_received = {
+            p: np.empty(received[p], outgoing.dtype) for p in np.flatnonzero(received > most).tolist()
+        }
+        self._exchange(activity, long_sent, long_received, kind)
+        return [long_received.get(p, part).view(parts[0].dtype) for p, part in enumerate(result)]
 
     def send_receive(self, what: Signature, source: Flat, to: int, target: Flat, origin: int) -> None:
         parts = [source if position == to else source[:0] for position in range(len(self.ranks))]
@@ -154,17 +164,44 @@ class MpiCommunicator:
         """Fold this rank's part of `piece`, with what every rank has there in `source`, into `out`."""
         size, length = len(self.ranks), len(out)
         arrived = np.empty((size, length), source.dtype)
-        kind, raw = _type_of(source), _raw(source)
-        sending = [raw, [end - start for start, end in piece], [start for start, _ in piece], kind]
+        kind, raw, places = _type_of(source), _raw(source), [start for start, _ in piece]
+        lengths = [end - start for start, end in piece]
+        if len(raw) > COUNT_MOST:
+            raw = np.concatenate([raw[start:end] for start, end in piece])
+            places = list(offsets(lengths)[:-1])
+        sending = [raw, lengths, places, kind]
         receiving = [_raw(arrived.reshape(-1)), [length] * size, [p * length for p in range(size)], kind]
         self._wait(activity, self._comm.Ialltoallv(sending, receiving), raw, arrived)
         Folder(op, source.dtype, size, self.position).fold(iter(arrived), out)
 
     def _gather(self, activity: Activity, buffer: Flat, piece: Piece) -> None:
         """Give every rank what the others have in their parts of `piece`."""
+        if len(buffer) > COUNT_MOST:
+            for position, (start, end) in enumerate(piece):
+                self._give_all(activity, buffer[start:end], position)
+            return
         raw = _raw(buffer)
         layout = [raw, [end - start for start, end in piece], [start for start, _ in piece], _type_of(buffer)]
         self._wait(activity, self._comm.Iallgatherv(load_mpi().IN_PLACE, layout), raw)
+
+    def _exchange(self, activity: Activity, sent: dict[int, Flat], received: dict[int, Flat], kind: Any) -> None:
+        """Send each of `sent` to its position, and fill each of `received` from its own."""
+        ways = [(self._comm.Irecv, received), (self._comm.Isend, sent)]
+        requests = [
+            begin([buffer[cut], kind], position)
+            for begin, buffers in ways
+            for position, buffer in buffers.items()
+            for cut in _counted(buffer)
+        ]
+        for request in requests:
+            self._wait(activity, request, *received.values(), *sent.values())
+
+    def _give_all(self, activity: Activity, buffer: Flat, root: int) -> None:
+        """Fill `buffer` with that of position `root`."""
+        raw = _raw(buffer)
+        for cut in _counted(raw):
+            part = raw[cut]
+            self._wait(activity, self._comm.Ibcast([part, len(part), _type_of(buffer)], root), part)
 
     def _wait(self, activity: Activity, request: Any, *buffers: Flat) -> None:
         """Return when `request` is done. Raises the world's failure, on all ranks, when a peer is lost."""
@@ -192,6 +229,11 @@ class MpiCommunicator:
 def _digest(what: Signature) -> int:
     """63 bits that are equal for equal signatures."""
     return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _counted(array: Flat) -> list[slice]:
+    """Parts of `array` that MPI can count."""
+    return segments(0, len(array), COUNT_MOST)
 
 
 def _raw(array: Flat) -> Flat:
