@@ -1,11 +1,15 @@
 """A child process of a rank is no rank."""
 
+import os
 import subprocess
 import sys
 
+import numpy as np
+import pytest
 from support.ranks import run_ranks
 
 import ringtrain as rt
+from ringtrain.optim import SGD, HostOptimizer
 
 CHILD = "import ringtrain as rt; rt.init()"
 
@@ -26,3 +30,31 @@ def test_a_child_of_a_rank_is_told_that_it_has_its_environment() -> None:
         assert f"this process has rank {rank}'s environment and is a child of it (process " in line
         assert "a rank is one process: call init() there alone" in line
         assert later == 0
+
+
+def what_a_forked_child_gets() -> tuple[str, list[float]]:
+    """What it raises to ask for a collective of the rank's optimizer, and the rank's next weights."""
+    rt.init()
+    optimizer = HostOptimizer({"w": np.ones(2)}, SGD(1.0))
+    told, tells = os.pipe()
+    if not (child := os.fork()):
+        try:
+            said = f"got {optimizer.state_dict()}"
+        except Exception as error:
+            said = repr(error)
+        os.write(tells, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    optimizer.submit("w", np.full(2, 0.5))
+    optimizer.step()
+    rt.shutdown()
+    return os.read(told, 1000).decode(), optimizer.weights["w"].tolist()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_a_forked_child_can_do_nothing_in_the_world_of_its_parent(transport: str) -> None:
+    """An optimizer that it inherits, which may be asked for a checkpoint there, does not speak for the rank."""
+    for said, weights in run_ranks(what_a_forked_child_gets, 2, env={"RINGTRAIN_TRANSPORT": transport}):
+        assert "NotInitializedError('this process was forked from a rank, and is none" in said
+        assert weights == [0.5, 0.5]

@@ -22,6 +22,11 @@ class Turn:
         with self._counting:
             self.wanted += step
 
+    def disown(self) -> None:
+        """In a forked process: nobody is to have it any more."""
+        self._counting = threading.Lock()
+        self.wanted = 1
+
     def take_if_free(self) -> bool:
         """Take it unless somebody has it or waits for it. Whoever takes it passes it on."""
         with self._counting:

@@ -166,6 +166,8 @@ def shutdown() -> None:
 def _forget_in_child() -> None:
     """A forked process is no rank: its end must not end the world of the one that it came from."""
     global _lock, _context
+    if _context is not None:
+        _context.disown()
     _lock, _context = threading.Lock(), None
 
 

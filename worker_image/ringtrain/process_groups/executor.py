@@ -57,7 +57,7 @@ class Executor:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._refusal = ""  # why nothing begins any more
 
     def call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         if not self.turn.take_if_free():
@@ -71,8 +71,8 @@ class Executor:
     def submit(self, work: Callable[[], T]) -> Handle[T]:
         future: Future[T] = Future()
         with self._lock:
-            if self._stopped:
-                raise NotInitializedError("ringtrain has been shut down; call ringtrain.init() first")
+            if self._refusal:
+                raise NotInitializedError(self._refusal)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ringtrain-executor", daemon=True)
                 self._thread.start()
@@ -83,9 +83,15 @@ class Executor:
     def stop(self) -> None:
         """Begin nothing any more; what has not begun fails."""
         with self._lock:
-            self._stopped = True
+            self._refusal = self._refusal or "ringtrain has been shut down; call ringtrain.init() first"
             self.turn.want()  # nobody gets it without being asked whether this has stopped
             self._queue.put(None)
+
+    def disown(self) -> None:
+        """In a forked process: begin nothing. Threads that are not there may have had the locks."""
+        self._lock = threading.Lock()
+        self._refusal = "this process was forked from a rank, and is none: only the rank can call its collectives"
+        self.turn.disown()
 
     def wait_stopped(self, timeout_s: float) -> None:
         """Wait for what is under way, in whichever thread. The world must have been left, so that it ends.
@@ -110,7 +116,7 @@ class Executor:
             self.turn.want(-1)
 
     def _run_one(self, work: Callable[[], Any], future: Future[Any]) -> None:
-        if self._stopped:
+        if self._refusal:
             future.set_exception(NotInitializedError("ringtrain was shut down before this collective began"))
             return
         try:

@@ -251,6 +251,12 @@ class RankContext:
         finally:
             ENTERED.reset(token)
 
+    def disown(self) -> None:
+        """In a forked process: have what groups and optimizers of the rank are asked for there fail there."""
+        for _, runner in self._runners:
+            if isinstance(runner, Executor):
+                runner.disown()
+
     def close(self) -> None:
         """Leave the world. What is under way fails. Calling it again does nothing."""
         with self._lock:
