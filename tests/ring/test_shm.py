@@ -323,7 +323,8 @@ def test_a_rank_that_left_is_not_waited_for() -> None:
     assert all("rank 0 has shut down" in value for value in values[1:])
 
 
-def interrupted_while_waiting(collective: str) -> str:
+def interrupted_while_waiting(collective: str) -> tuple[str, list[str]]:
+    """The error, and what stays mapped."""
     rt.init()
     meet = rt.barrier if collective == "barrier" else lambda: rt.allreduce(np.ones(3))
     rt.barrier()
@@ -343,17 +344,18 @@ def interrupted_while_waiting(collective: str) -> str:
             meet()
     except (KeyboardInterrupt, PeerLost) as error:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        return repr(error)
-    return "no error"
+        rt.shutdown()
+        return repr(error), mapped_segments()
+    return "no error", []
 
 
 @pytest.mark.parametrize("collective", ["barrier", "allreduce"])
 def test_control_c_ends_a_wait(collective: str) -> None:
-    """The rank that was interrupted leaves; the others are told why."""
-    values = run_ranks(interrupted_while_waiting, 2, collective)
-    assert values[1] == "KeyboardInterrupt()"
-    assert f"rank 1 left {collective}" in values[0]
-    assert "KeyboardInterrupt" in values[0]
+    """The rank that was interrupted leaves, and gives back its memory; the others are told why."""
+    (told, _), (own, mapped) = run_ranks(interrupted_while_waiting, 2, collective)
+    assert (own, mapped) == ("KeyboardInterrupt()", [])
+    assert f"rank 1 left {collective}" in told
+    assert "KeyboardInterrupt" in told
 
 
 @pytest.mark.parametrize("transport", ["shm", "pods", "memory"])

@@ -197,10 +197,12 @@ class NativeChannel:
                 return ShmResult.STOPPED
             self._user = threading.get_ident()
             reference = ctypes.byref(job)
-            while (outcome := function(self._reference, reference, *arguments)) == ShmResult.AGAIN:
-                if job.hasty:
-                    break
-            self._user = 0
+            try:
+                while (outcome := function(self._reference, reference, *arguments)) == ShmResult.AGAIN:
+                    if job.hasty:
+                        break
+            finally:  # a signal's handler may have raised
+                self._user = 0
             self.blamed = job.blamed
             return _RESULTS[outcome]
 
