@@ -262,7 +262,10 @@ class Update:
             for bucket, sums in zip(synced, whole, strict=True)
             for squares in squares_by_parameter(bucket, sums)
         ]
-        self.norm = math.sqrt(math.fsum(scaled))
+        try:
+            self.norm = math.sqrt(math.fsum(scaled))
+        except OverflowError:  # as where one parameter's squares overflow
+            self.norm = math.inf
         if self._m.settings.check_finite and not math.isfinite(self.norm):
             raise ConfigurationError(
                 f"update {self.number}: the global gradient norm is {self.norm}; lower the learning rate "

@@ -126,12 +126,15 @@ def test_many_missing_names_are_cut_short() -> None:
         opt.step()
 
 
-def test_a_norm_that_is_not_finite_stops_all_ranks() -> None:
+@pytest.mark.parametrize("value", [1e300, 3e153], ids=["in-one-parameter", "only-together"])
+def test_a_norm_that_is_not_finite_stops_all_ranks(value: float) -> None:
     """With check_finite, gradients whose squares overflow are found before they reach the weights."""
 
     def train(group: MemoryGroup) -> str:
-        opt = HostOptimizer({"w": np.ones(4)}, SGD(0.1), clip_norm=1.0, check_finite=True, group=group)
-        opt.submit("w", np.full(4, 1e300))
+        params = {name: np.ones(4) for name in "abcdefgw"}
+        opt = HostOptimizer(params, SGD(0.1), clip_norm=1.0, check_finite=True, group=group)
+        for name in params:
+            opt.submit(name, np.full(4, value))
         with pytest.raises(ConfigurationError) as error:
             opt.step()
         assert opt.weights["w"].tolist() == [1.0] * 4
