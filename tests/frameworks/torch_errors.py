@@ -98,7 +98,7 @@ def check_error_shape_of_sparse_tensors():
 
 def check_error_layout():
     """What has no elements one after the other is refused where it is submitted; the ranks go on."""
-    for tensor in (torch.eye(2).to_sparse_csr(), torch.ones(2).to_mkldnn()):
+    for tensor in (torch.eye(2).to_sparse_csr(), torch.ones(2, device="cpu").to_mkldnn()):
         error = error_of(lambda given=tensor: hvd.allreduce(given))
         assert_differs(error, f"a tensor with layout {tensor.layout} was given; call to_dense() first")
     assert hvd.allreduce(torch.ones(2)).tolist() == [1, 1]
