@@ -127,7 +127,12 @@ def check_errors():
     for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
         with pytest.raises(RuntimeError, match=r"rank 0.* is a scalar"):
             call(tf.constant(1.0))
-    wrong_splits = {"entries": [1] * (SIZE + 1), "add up to": [3] * SIZE, "negative": [-1] * SIZE}
+    wrong_splits = {
+        "entries": [1] * (SIZE + 1),
+        "add up to": [3] * SIZE,
+        "negative": [-1] * SIZE,
+        "whole numbers": [1.25] * SIZE,
+    }
     for words, splits in wrong_splits.items():
         with pytest.raises(RuntimeError, match=f"rank 0.*{words}"):
             hvd.alltoall(tf.ones(SIZE), tf.constant(splits if RANK == 0 else [1] * SIZE))

@@ -139,7 +139,12 @@ def check_error_scalar():
 
 def check_error_splits():
     """Rank 0's splits are wrong; every rank says so."""
-    wrong = {"entries": [1] * (SIZE + 1), "add up to": [3] * SIZE, "negative": [-1] * SIZE}
+    wrong = {
+        "entries": [1] * (SIZE + 1),
+        "add up to": [3] * SIZE,
+        "negative": [-1] * SIZE,
+        "whole numbers": [1.25] * SIZE,
+    }
     for words, splits in wrong.items():
         own = splits if RANK == 0 else [1] * SIZE
         assert_differs(error_of(lambda s=own: hvd.alltoall(torch.ones(SIZE), s)), "rank 0", words)

@@ -199,6 +199,10 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: rt.alltoall(np.ones(3), [2]),
         "alltoall splits are [2]; expected 1 numbers of rows that add up to 3",
     ),
+    "splits-of-parts": (
+        lambda: rt.alltoall(np.ones(3), [3.5]),
+        "alltoall splits are [3.5]; expected 1 numbers of rows that add up to 3",
+    ),
     "bounds": (
         lambda: group_of().all_gather(np.ones(3), [0, 2]).wait(),
         "bounds are [0, 2]; expected 2 offsets from 0 to 3",

@@ -279,10 +279,11 @@ def _splits(splits: ArrayLike | None, rows: int, size: int) -> NDArray[np.int64]
                 f"alltoall of {rows} rows over {size} ranks without splits; pass rows for each rank"
             )
         return np.full(size, rows // size, np.int64)
-    counts = np.asarray(splits, np.int64)
-    if counts.shape != (size,) or (counts < 0).any() or counts.sum() != rows:
+    given = np.asarray(splits)
+    counts = given.astype(np.int64)
+    if counts.shape != (size,) or (counts != given).any() or (counts < 0).any() or counts.sum() != rows:
         raise ConfigurationError(
-            f"alltoall splits are {counts.tolist()}; expected {size} numbers of rows that add up to {rows}"
+            f"alltoall splits are {given.tolist()}; expected {size} numbers of rows that add up to {rows}"
         )
     return counts
 

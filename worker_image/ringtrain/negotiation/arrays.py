@@ -156,11 +156,11 @@ def broadcast_gradient(grad: Array, root: int, process_set: ProcessSet, name: st
 
 
 def alltoall(
-    array: Array, splits: Sequence[int] | None, process_set: ProcessSet, name: str | None = None
+    array: Array, splits: Sequence[float] | None, process_set: ProcessSet, name: str | None = None
 ) -> tuple[Array, Array]:
     """Send `splits[i]` rows to rank i of the set; return the rows received and how many came from each rank."""
-    cut = None if splits is None else tuple(int(rows) for rows in splits)
-    error = splits_error(np.shape(array), cut, members(process_set))
+    error = splits_error(np.shape(array), splits, members(process_set))
+    cut = None if splits is None or error else tuple(int(rows) for rows in splits)
     request = Request(CollectiveKind.ALLTOALL, name_for("alltoall", name, process_set), splits=cut)
     received, counts = run(request, [array], process_set, error)
     return received, counts

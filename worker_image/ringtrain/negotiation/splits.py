@@ -11,7 +11,7 @@ def splits_of(requests: Sequence[Request]) -> list[tuple[int, ...]]:
     return [one.splits or (one.shapes[0][0] // size,) * size for one in requests]
 
 
-def splits_error(shape: Sequence[int], splits: Sequence[int] | None, size: int) -> str:
+def splits_error(shape: Sequence[int], splits: Sequence[float] | None, size: int) -> str:
     """Return why `splits` cannot cut a tensor of `shape` for `size` ranks; empty if it can."""
     if not shape:
         return "the tensor is a scalar; expected at least one dimension to cut along"
@@ -21,6 +21,8 @@ def splits_error(shape: Sequence[int], splits: Sequence[int] | None, size: int) 
         return ""
     if len(splits) != size:
         return f"splits has {len(splits)} entries {list(splits)}; expected one for each of {size} ranks"
+    if not all(float(rows).is_integer() for rows in splits):
+        return f"splits is {list(splits)}; expected whole numbers"
     if min(splits) < 0:
         return f"splits is {list(splits)}; expected no negative entry"
     if sum(splits) != shape[0]:

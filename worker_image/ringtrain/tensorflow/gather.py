@@ -85,7 +85,7 @@ def alltoall(
     """
     value = value_of(tensor)
     full = name_of_call(name, ignore_name_scope)
-    given_splits = tf.constant([], tf.int32) if splits is None else tf.cast(splits, tf.int32)
+    given_splits = tf.constant([], tf.int32) if splits is None else tf.convert_to_tensor(splits)
 
     @tf.custom_gradient
     def exchange(given: Any, cut: Any) -> Any:

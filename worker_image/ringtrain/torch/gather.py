@@ -107,7 +107,7 @@ def alltoall_async(
 
     `synchronize` returns the rows received, in rank order, and with `splits` also how many came from each rank.
     """
-    handle = _alltoall(tensor, _ints(splits), name_for("alltoall", name, process_set), process_set)
+    handle = _alltoall(tensor, _numbers(splits), name_for("alltoall", name, process_set), process_set)
     return handle if splits is not None else first(handle)
 
 
@@ -122,7 +122,7 @@ def alltoall(
     counts: list[int] = []  # of the rows received
 
     def forward(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received = synchronize(_alltoall(given[0], _ints(splits), full, process_set))
+        output, received = synchronize(_alltoall(given[0], _numbers(splits), full, process_set))
         counts[:] = received.tolist()
         return output, received
 
@@ -143,21 +143,21 @@ def join(device: int = -1) -> int:
 
 
 def _alltoall(
-    tensor: torch.Tensor, splits: tuple[int, ...] | None, name: str, process_set: ProcessSet
+    tensor: torch.Tensor, splits: tuple[float, ...] | None, name: str, process_set: ProcessSet
 ) -> TorchHandle:
     def finish(result: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         return to_tensor(result[0], tensor.device), to_tensor(result[1])
 
     error = splits_error(tuple(tensor.shape), splits, members(process_set))
-    request = Request(CollectiveKind.ALLTOALL, name, splits=splits)
+    cut = None if splits is None or error else tuple(int(rows) for rows in splits)
+    request = Request(CollectiveKind.ALLTOALL, name, splits=cut)
     return submit(request, [tensor], process_set, finish, error)
 
 
-def _ints(splits: Any) -> tuple[int, ...] | None:
+def _numbers(splits: Any) -> tuple[float, ...] | None:
     if splits is None:
         return None
-    values = splits.tolist() if isinstance(splits, torch.Tensor) else splits
-    return tuple(int(value) for value in values)
+    return tuple(splits.tolist() if isinstance(splits, torch.Tensor) else splits)
 
 
 def _allgather(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> TorchHandle:
