@@ -304,6 +304,19 @@ def check_models_that_differ():
         optimizer.step()
 
 
+def check_a_parameter_that_one_rank_has_frozen():
+    """All ranks hear of it at once, whichever parameter it is."""
+    if SIZE == 1:
+        return
+    for name in ("0.weight", "0.bias", "1.weight", "1.bias"):
+        net = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 2))
+        net.get_parameter(name).requires_grad_(RANK > 0)
+        optimizer = distributed(net)
+        net(torch.ones(1, 6)).sum().backward()
+        with pytest.raises(hvd.HorovodInternalError, match=rf"bucket is .* on rank 0 and .*gradient\.{name}"):
+            optimizer.step()
+
+
 def check_gradients_that_change_in_a_later_step_after_they_were_reduced():
     """Where gradients lie in the optimizer's memory, a change through `.data` is seen in what was reduced."""
     if SIZE == 1:
@@ -453,6 +466,44 @@ def check_optimizer_keeps_its_class_and_scheduler():
     plain.step()
     earlier.step()
     assert wrapped.param_groups[0]["lr"] == 5e-3
+
+
+def check_a_scheduler_made_before_wrapping_outlives_a_broadcast_and_a_load():
+    """It sets the rate in the groups of the optimizer that it was made of, and what is loaded goes into these."""
+    for options in ({}, {"op": hvd.Adasum}):
+        plain = TORCH_RULES["adam"](model().parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
+        wrapped = hvd.DistributedOptimizer(plain, **options)
+        hvd.broadcast_optimizer_state(wrapped, 0)
+        scheduler.step()
+        assert wrapped.param_groups[0]["lr"] == 5e-3
+        wrapped.load_state_dict(wrapped.state_dict())
+        scheduler.step()
+        assert wrapped.param_groups[0]["lr"] == 2.5e-3
+
+
+def check_hooks_of_a_step():
+    """Each is called once a step, with reduced gradients, also where state was loaded."""
+    for options in ({}, {"op": hvd.Adasum}):
+        if options and SIZE & (SIZE - 1):
+            continue
+        net, calls = model(), []
+        optimizer = distributed(net, "momentum", **options)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        optimizer.register_step_pre_hook(lambda *_, called=calls: called.append("before"))
+        optimizer.register_step_post_hook(lambda *_, called=calls: called.append("after"))
+        train(net, optimizer, batches(RANK, 1))
+        assert calls == ["before", "after"]
+    clip = nn.utils.clip_grad_norm_
+    net, other = model(), model()
+    alone = TORCH_RULES["sgd"](other.parameters())
+    optimizer = distributed(net)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.register_step_pre_hook(lambda *_: clip(net.parameters(), 0.1) and None)
+    alone.register_step_pre_hook(lambda *_: clip(other.parameters(), 0.1) and None)
+    train(net, optimizer, batches(RANK, 3))
+    train(other, alone, pooled(3))
+    agree(net, other)
 
 
 def check_a_group_of_parameters_that_is_added_later():

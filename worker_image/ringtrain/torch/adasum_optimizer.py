@@ -11,7 +11,7 @@ from ringtrain.reduction.ops import Adasum
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.handles import synchronize
-from ringtrain.torch.parameters import added_to
+from ringtrain.torch.parameters import added_to, in_place
 from ringtrain.torch.reduce import allreduce_async
 
 
@@ -31,6 +31,13 @@ class AdasumMixin:
         wrapped.add_param_group(param_group)
         optimizer: Any = self
         self._names |= added_to(self._names, optimizer)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Load the wrapped optimizer's state."""
+        wrapped: Any = super()
+        optimizer: Any = self
+        with in_place(optimizer):
+            wrapped.load_state_dict(*args, **kwargs)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""

@@ -235,22 +235,24 @@ class GradientSync:
             how = member.name, self.options.op, self.options.process_set
             yield _UnderWay(sparse_allreduce_async(member.param.grad, *how), (member,), (given,))
         if dense := tuple(member for member in members if member not in sparse):
-            yield self._begin_dense(bucket.memory, dense)
+            yield self._begin_dense(bucket, dense)
 
-    def _begin_dense(self, memory: BucketMemory, members: tuple[_Member, ...]) -> _UnderWay:
+    def _begin_dense(self, bucket: _Bucket, members: tuple[_Member, ...]) -> _UnderWay:
         options, whole = self.options, self._looks_at_all
         grads = [_dense(member.param.grad) for member in members]
         small = [options.compression.compress(grad) for grad in grads]
         as_they_are = all(tensor is member.param.grad for (tensor, _), member in zip(small, members, strict=True))
         # Where all bits are looked at, a gradient stays as it is until the step, so that a change of it is seen.
-        place = memory.place(grads, untouched=whole) if as_they_are else None
+        place = bucket.memory.place(grads, untouched=whole) if as_they_are else None
         held = place.held if place is not None else (False,) * len(members)
         given = tuple(
             Fingerprint.of_version(member.param.grad) if own else Fingerprint.of(member.param.grad, whole)
             for member, own in zip(members, held, strict=True)
         )
         names = [member.name for member in members]
-        request = bucket_request(names, *options.op_and_factors, options.process_set)
+        # The bucket's name is the same where a rank has gradients of other members, so that ranks see it at once.
+        name = bucket.members[0].name
+        request = bucket_request(name, names, options.op_and_factors, options.process_set)
         target, finish = (None, _split(small)) if place is None else (place.flat, _fingerprint)
         handle = submit_bucket(request, [tensor for tensor, _ in small], options.process_set, target, finish)
         return _UnderWay(handle, members, given, place, tuple(ctx for _, ctx in small))

@@ -19,7 +19,7 @@ from ringtrain.torch.adasum_optimizer import AdasumMixin
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradient_sync import GradientSync, SyncOptions
-from ringtrain.torch.parameters import added_to, grouped, named_or_numbered
+from ringtrain.torch.parameters import added_to, grouped, in_place, named_or_numbered
 
 
 class DistributedMixin:
@@ -93,7 +93,9 @@ class DistributedMixin:
         """Load the wrapped optimizer's state."""
         if self.sync.busy:
             self.synchronize()
-        self._wrapped().load_state_dict(*args, **kwargs)
+        optimizer: Any = self
+        with in_place(optimizer):
+            self._wrapped().load_state_dict(*args, **kwargs)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Expect so many backward passes before each step from now on."""
@@ -188,6 +190,7 @@ def _derived(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     """
     kind = type(optimizer)
     derived: Any = type(kind.__name__, (mixin, kind), {"__doc__": kind.__doc__})
+    derived.step.hooked = True  # the wrapped class' step calls hooks; PyTorch would have this one call them, too
     wrapped = derived.__new__(derived)
     # A scheduler made earlier has put its own `step` on the old object, bound to it.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})

@@ -1,6 +1,7 @@
-"""The names of an optimizer's parameters, and the groups that a user wants to travel together."""
+"""An optimizer's parameters: their names, the groups that a user wants to travel together, and what holds them."""
 
-from collections.abc import Collection, Iterable, Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,3 +57,18 @@ def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
     raise ConfigurationError(
         f"groups is {groups!r}; expected a number, 0 or more, or a list of lists of parameters"
     )
+
+
+@contextlib.contextmanager
+def in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Have what is loaded go into the objects that are there: the optimizer that was wrapped, and a schedule made
+    of that one, hold the same."""
+    groups, state = optimizer.param_groups, optimizer.state
+    yield
+    for own, loaded in zip(groups, optimizer.param_groups, strict=True):
+        own.clear()
+        own.update(loaded)
+    loaded_state = dict(optimizer.state)
+    state.clear()
+    state.update(loaded_state)
+    optimizer.param_groups, optimizer.state = groups, state

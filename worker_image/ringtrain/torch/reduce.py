@@ -225,11 +225,14 @@ def grouped_reducescatter(
 
 
 def bucket_request(
-    members: Sequence[str], op: Any, prescale: float, postscale: float, process_set: ProcessSet
+    name: str, members: Sequence[str], options: tuple[Any, float, float], process_set: ProcessSet
 ) -> Request:
-    """What a bucket of the gradients `members` asks the queue for, but for what the tensors say of themselves."""
+    """What the bucket `name`, with the gradients `members`, asks the queue for, but for what the tensors say of
+    themselves. `options`: the operation, and the factors before and after it.
+    """
+    op, prescale, postscale = options
     how = Reduction.of(op, None, prescale, postscale, process_set)
-    return replace(how.request(name_for("grouped_allreduce", members[0], process_set)), members=tuple(members))
+    return replace(how.request(name_for("grouped_allreduce", name, process_set)), members=tuple(members))
 
 
 def _asked(

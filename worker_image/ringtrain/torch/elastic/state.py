@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -64,12 +63,10 @@ class OptimizerStateHandler(StateHandler):
         if isinstance(self.value, DistributedMixin):
             self.value.sync.reset()  # of a world that was left: nothing of it will come
         self.value.zero_grad()
-        with _shared(self.value):
-            self.value.load_state_dict(copy.deepcopy(self._saved))  # torch takes tensors as they are
+        self.value.load_state_dict(copy.deepcopy(self._saved))  # torch takes tensors as they are
 
     def sync(self, root: int = 0) -> None:
-        with _shared(self.value):
-            broadcast_optimizer_state(self.value, root)
+        broadcast_optimizer_state(self.value, root)
 
 
 def _copied(value: Any, kept: Any) -> Any:
@@ -83,21 +80,6 @@ def _copied(value: Any, kept: Any) -> Any:
         former = kept if type(kept) is dict else {}
         return {key: _copied(one, former.get(key)) for key, one in value.items()}
     return copy.deepcopy(value)
-
-
-@contextlib.contextmanager
-def _shared(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Have what is loaded go into the objects that are there: the optimizer that was wrapped, and a schedule made
-    of that one, hold the same."""
-    groups, state = optimizer.param_groups, optimizer.state
-    yield
-    for own, loaded in zip(groups, optimizer.param_groups, strict=True):
-        own.clear()
-        own.update(loaded)
-    loaded_state = dict(optimizer.state)
-    state.clear()
-    state.update(loaded_state)
-    optimizer.param_groups, optimizer.state = groups, state
 
 
 class SamplerStateHandler(StatefulHandler):
