@@ -56,6 +56,18 @@ def check_fit_trains_like_one_process():
         same_everywhere(model)
 
 
+def check_an_optimizer_made_of_the_config_of_a_distributed_one():
+    """It is distributed, with the same options: how one makes an optimizer like another, for a second model."""
+    first = hvd.DistributedOptimizer(RULES["sgd"](), op=hvd.Sum)
+    model, other = network(), network()
+    second = type(first).from_config(first.get_config())
+    second.learning_rate = first.learning_rate / SIZE
+    fit(model, second, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    agree(model, reference("sgd"))
+    fit(other, first, steps=2)
+    same_everywhere(other)
+
+
 def check_batches_in_the_timeline():
     """`fit` shows input and batch of each step."""
     with tempfile.TemporaryDirectory() as folder:

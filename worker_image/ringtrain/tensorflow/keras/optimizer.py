@@ -93,7 +93,7 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
     built: bool
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "loss_scale_factor" and value is None:
+        if name == "loss_scale_factor" and value is None and name in self.__dict__:
             # What Keras' LossScaleOptimizer does to an optimizer that it is put around, and all that tells of it.
             self.__dict__["_scale_was_taken_away"] = True
         super().__setattr__(name, value)
@@ -266,7 +266,6 @@ def DistributedOptimizer(
     if backward_passes_per_step < 1:
         raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
     options = GradientOptions.of_arguments(locals()).checked()
-    wrapped = _derived(optimizer, _mixin(options))
     settings = {
         "_reducer": GradientReducer(f"Distributed{type(optimizer).__name__}", options),
         "_passes": backward_passes_per_step,
@@ -274,8 +273,7 @@ def DistributedOptimizer(
         "_local_layers": [],
         "_sums": None,
     }
-    wrapped.__dict__.update(settings)  # past Keras' tracking: none of it is saved with the model
-    return wrapped
+    return _derived(optimizer, _mixin(options), settings)
 
 
 def PartialDistributedOptimizer(
@@ -299,7 +297,7 @@ def PartialDistributedOptimizer(
     layers = layers_of(arguments.pop("local_layers"))
     wrapped = DistributedOptimizer(**arguments)
     trainable(layers)
-    wrapped.__dict__["_local_layers"] = layers
+    type(wrapped)._local_layers = layers
     return wrapped
 
 
@@ -309,12 +307,16 @@ def _mixin(options: GradientOptions) -> type:
     return AdasumKeras3Mixin if options.op is Adasum else DistributedKeras3Mixin
 
 
-def _derived(optimizer: Any, mixin: type) -> Any:
+def _derived(optimizer: Any, mixin: type, settings: dict[str, Any]) -> Any:
     """Return an object of the optimizer's class with `mixin` before it, that shares everything with
     `optimizer`.
+
+    `settings` are the class' own: past Keras' tracking, so that none is saved with the model, and of what its
+    `from_config` makes, too.
     """
     kind = type(optimizer)
     names = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    names |= settings
     derived: Any = type(kind.__name__, (mixin, kind), names)
     wrapped = object.__new__(derived)
     wrapped.__dict__.update(vars(optimizer))
