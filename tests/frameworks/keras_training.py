@@ -33,7 +33,11 @@ STEPS = 50
 
 def own_data(steps: int) -> tf.data.Dataset:
     """This rank's batches, in order."""
-    batches = [batch(RANK, step) for step in range(steps)]
+    return data_of(RANK, steps)
+
+
+def data_of(rank: int, steps: int) -> tf.data.Dataset:
+    batches = [batch(rank, step) for step in range(steps)]
     xs, ys = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     return tf.data.Dataset.from_tensor_slices((xs, ys)).batch(4)
 
@@ -87,16 +91,31 @@ def check_several_backward_passes_a_step():
         RULES["sgd"](), backward_passes_per_step=2, average_aggregated_gradients=True
     )
     fit(model, optimizer, 10)
-    plain = RULES["sgd"]()
-    for step in range(0, 10, 2):
-        x, y = (np.concatenate(parts) for parts in zip(pooled(step), pooled(step + 1), strict=True))
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(other(x) - y))
-        plain.apply_gradients(
-            zip(tape.gradient(loss, other.trainable_variables), other.trainable_variables, strict=True)
-        )
+    train_on_pairs(other, RULES["sgd"](), pooled)
     agree(model, other)
     assert int(optimizer.iterations) == 10  # every pass counts, as in Horovod
+
+
+def train_on_pairs(model: keras.Model, plain, batch_of) -> None:
+    """Five steps, each on two batches at once."""
+    for step in range(0, 10, 2):
+        x, y = (np.concatenate(parts) for parts in zip(batch_of(step), batch_of(step + 1), strict=True))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        plain.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+
+
+def check_an_average_of_weights_over_several_backward_passes():
+    """It begins with the first update, as without passes; zeros would be a part of it, and `fit` ends with it."""
+    model, other = network(), network()
+    plain, wrapped = (keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5) for _ in range(2))
+    options = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    fit(model, hvd.DistributedOptimizer(wrapped, **options), 10)
+    train_on_pairs(other, plain, pooled)
+    plain.finalize_variable_values(other.trainable_variables)
+    agree(model, other)
 
 
 def check_passes_of_other_variables_are_refused():
@@ -136,6 +155,18 @@ def check_adasum():
     optimizer = hvd.PartialDistributedOptimizer(RULES["sgd"](), op=hvd.Adasum, local_layers=local)
     fit(partial, optimizer, 3)
     assert len(np.unique(hvd.allgather(local.bias[None])[:, 0])) == SIZE
+
+
+def check_adasum_of_several_backward_passes():
+    """Each update is of all its passes; that of ranks with the same batches is that of one of them."""
+    if SIZE & (SIZE - 1):
+        return
+    model, other = network(), network()
+    options = {"backward_passes_per_step": 2, "average_aggregated_gradients": True, "op": hvd.Adasum}
+    model.compile(optimizer=hvd.DistributedOptimizer(RULES["sgd"](), **options), loss="mse")
+    model.fit(data_of(0, 10), verbose=0, shuffle=False)
+    train_on_pairs(other, RULES["sgd"](), lambda step: batch(0, step))
+    agree(model, other)
 
 
 def check_wrong_arguments():

@@ -65,10 +65,13 @@ class DistributedKerasMixin:
         for variable in trainable(self._local_layers):  # known when a layer was built
             self._reducer.register_local(variable)
 
-    def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+    def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        """Reduce `grads`, then `apply` them."""
         self._register_local_layers()
         alone = stays_alone(self._reducer.options.process_set)
-        return grads if alone else self._reducer.reduce(grads, variables)
+        reduced = grads if alone else self._reducer.reduce(grads, variables)
+        with update_part():
+            return apply(reduced)
 
     def _add(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
         """Add `grads` up; at the last of the passes call `apply` with the sums."""
@@ -90,6 +93,7 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
     """For optimizers of Keras 3, where all gradients come to `apply`."""
 
     _trainable_variables: Any
+    _model_variables_moving_average: Any
     built: bool
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -109,15 +113,23 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
         wrapped: Any = super()
 
         def apply(total: list[Any]) -> None:
-            reduced = self._reduced(total, variables)
-            with update_part():
-                wrapped.apply(reduced, variables)
+            self._step(total, variables, lambda ready: wrapped.apply(ready, variables))
 
         if self._passes == 1:
             return apply(list(grads))
         if not self.built:
             wrapped.build(variables)
         return self._add(list(grads), variables, apply)
+
+    def _update_model_variables_moving_average(self, trainable_variables: Any) -> None:
+        """As Keras: the first update begins the average. Keras tells it by a count of 0, and each pass counts."""
+        if self._passes > 1:
+            is_first = tf.convert_to_tensor(self.iterations) < self._passes
+            for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
+                if average is not None:
+                    average.assign(tf.where(is_first, variable, average))
+        wrapped: Any = super()
+        wrapped._update_model_variables_moving_average(trainable_variables)
 
 
 class Accumulator:
@@ -178,13 +190,10 @@ class Accumulator:
 class AdasumKeras3Mixin(DistributedKeras3Mixin):
     """Each rank applies its own gradients; the differences that its steps make are combined by Adasum."""
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+    def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""
-        self._check_scaling()
-        variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
-        wrapped: Any = super(DistributedKeras3Mixin, self)
-        wrapped.apply(grads, variables)
+        apply(grads)
         if not stays_alone(self._reducer.options.process_set):
             self._combine_steps(variables, before)
 
@@ -203,10 +212,11 @@ class DistributedKeras2Mixin(DistributedKerasMixin):
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         wrapped: Any = super()
 
+        def apply_ready(ready: list[Any]) -> Any:
+            return wrapped.apply_gradients(zip(ready, variables, strict=True), *args, **kwargs)
+
         def apply(total: list[Any]) -> Any:
-            reduced = zip(self._reduced(total, variables), variables, strict=True)
-            with update_part():
-                return wrapped.apply_gradients(reduced, *args, **kwargs)
+            return self._step(total, variables, apply_ready)
 
         if self._passes == 1:
             return apply(grads)
@@ -219,14 +229,10 @@ class DistributedKeras2Mixin(DistributedKerasMixin):
 class AdasumKeras2Mixin(DistributedKeras2Mixin):
     """As `AdasumKeras3Mixin`, for optimizers of Keras 2."""
 
-    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""
-        self._check_scaling()
-        pairs = list(grads_and_vars)
-        variables = [variable for _, variable in pairs]
         before = [tf.identity(variable) for variable in variables]
-        wrapped: Any = super(DistributedKeras2Mixin, self)
-        applied = wrapped.apply_gradients(pairs, *args, **kwargs)
+        applied = apply(grads)
         if stays_alone(self._reducer.options.process_set):
             return applied
         with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
