@@ -172,6 +172,7 @@ def check_adasum_of_several_backward_passes():
 def check_wrong_arguments():
     for call in (
         lambda: hvd.DistributedOptimizer("adam"),
+        lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(RULES["sgd"]())),
         lambda: hvd.DistributedOptimizer(RULES["sgd"](), backward_passes_per_step=0),
         lambda: hvd.DistributedOptimizer(RULES["sgd"](), op=hvd.Min),
         lambda: hvd.callbacks.LearningRateScheduleCallback(None, 1.0),

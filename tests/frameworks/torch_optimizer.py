@@ -533,6 +533,8 @@ def check_names_of_parameters():
         hvd.DistributedOptimizer(sgd, net.parameters())
     with pytest.raises(ValueError, match="op is Max"):
         hvd.DistributedOptimizer(sgd, op=hvd.Max)
+    with pytest.raises(ValueError, match="is a DistributedOptimizer already"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd))
 
 
 def check_adasum_optimizer():

@@ -189,6 +189,8 @@ def _derived(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
     `optimizer`.
     """
     kind = type(optimizer)
+    if issubclass(kind, DistributedMixin | AdasumMixin):
+        raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
     derived: Any = type(kind.__name__, (mixin, kind), {"__doc__": kind.__doc__})
     derived.step.hooked = True  # the wrapped class' step calls hooks; PyTorch would have this one call them, too
     wrapped = derived.__new__(derived)

@@ -269,6 +269,8 @@ def DistributedOptimizer(
     check_backend(keras)
     if not is_optimizer(optimizer):
         raise ConfigurationError(f"optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
+    if isinstance(optimizer, DistributedKerasMixin):
+        raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
     if backward_passes_per_step < 1:
         raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
     options = GradientOptions.of_arguments(locals()).checked()
