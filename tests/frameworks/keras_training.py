@@ -72,6 +72,16 @@ def check_an_optimizer_made_of_the_config_of_a_distributed_one():
     same_everywhere(other)
 
 
+def check_ranks_that_have_built_different_models_before():
+    """Keras names layers by what a process has built; the variables of ranks are paired all the same."""
+    if RANK == 0:
+        network()
+    model = network(seed=RANK)
+    starts = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    fit(model, hvd.DistributedOptimizer(RULES["momentum"]()), steps=2, callbacks=[starts])
+    same_everywhere(model)
+
+
 def check_batches_in_the_timeline():
     """`fit` shows input and batch of each step."""
     with tempfile.TemporaryDirectory() as folder:

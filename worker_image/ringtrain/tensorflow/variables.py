@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -85,4 +86,6 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
+    """Without the numbers at the end of words: Keras counts what else a process has built."""
+    name = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
+    return re.sub(r"_\d+(?![^\W_])", "", name)
