@@ -338,6 +338,15 @@ def check_sync_batch_norm_of_a_half_type():
     torch.testing.assert_close(hvd.SyncBatchNorm(3)(every[mine]), nn.BatchNorm1d(3)(every)[mine])
 
 
+def check_sync_batch_norm_of_batches_that_are_empty_on_all_ranks():
+    """As with plain batch normalisation, the running statistics stay as they are."""
+    norm = hvd.SyncBatchNorm(3)
+    norm(torch.empty(0, 3)).sum().backward()
+    assert norm.running_mean.tolist() == [0] * 3
+    assert norm.running_var.tolist() == [1] * 3
+    assert norm.weight.grad.tolist() == norm.bias.grad.tolist() == [0] * 3
+
+
 def _images(rank: int, dim: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(rank)
     return torch.randn((rank + 2, 3, *(5,) * (dim - 2)), generator=generator)

@@ -51,7 +51,8 @@ class SyncBatchNorm(_BatchNorm):
         running_mean: Any = self.running_mean
         running_var: Any = self.running_var
         batches.add_(1)
-        weight = 1.0 / float(batches) if self.momentum is None else self.momentum
+        average = 1.0 / float(batches) if self.momentum is None else self.momentum
+        weight = average * count.clamp(max=1)  # as PyTorch: a batch that is empty on all ranks changes nothing
         unbiased = variance * count / (count - 1).clamp(min=1)
         running_mean.mul_(1 - weight).add_(mean * weight)
         running_var.mul_(1 - weight).add_(unbiased * weight)
@@ -70,6 +71,6 @@ def _moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     channels = wide.shape[0]
     counts, means, deviations = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
     count = counts.sum()
-    mean = (counts * means).sum(dim=0) / count
+    mean = (counts * means).sum(dim=0) / count.clamp(min=1)
     deviation = deviations.sum(dim=0) + (counts * (means - mean).square()).sum(dim=0)
-    return count.detach(), mean, deviation / count
+    return count.detach(), mean, deviation / count.clamp(min=1)
