@@ -475,10 +475,15 @@ def check_a_scheduler_made_before_wrapping_outlives_a_broadcast_and_a_load():
         scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
         wrapped = hvd.DistributedOptimizer(plain, **options)
         hvd.broadcast_optimizer_state(wrapped, 0)
+        hvd.broadcast_optimizer_state(plain, 0)
         scheduler.step()
         assert wrapped.param_groups[0]["lr"] == 5e-3
         wrapped.load_state_dict(wrapped.state_dict())
         scheduler.step()
+        assert wrapped.param_groups[0]["lr"] == 2.5e-3
+        state = hvd.elastic.TorchState(optimizer=plain)
+        scheduler.step()
+        state.restore()
         assert wrapped.param_groups[0]["lr"] == 2.5e-3
 
 

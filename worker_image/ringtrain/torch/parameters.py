@@ -61,14 +61,14 @@ def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
 
 @contextlib.contextmanager
 def in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Have what is loaded go into the objects that are there: the optimizer that was wrapped, and a schedule made
-    of that one, hold the same."""
+    """Have what is loaded go into the objects that are there: an optimizer, the one that it was wrapped in, and a
+    schedule of either hold the same."""
     groups, state = optimizer.param_groups, optimizer.state
     yield
-    for own, loaded in zip(groups, optimizer.param_groups, strict=True):
+    loaded_groups, loaded_state = [dict(group) for group in optimizer.param_groups], dict(optimizer.state)
+    for own, loaded in zip(groups, loaded_groups, strict=True):
         own.clear()
         own.update(loaded)
-    loaded_state = dict(optimizer.state)
     state.clear()
     state.update(loaded_state)
     optimizer.param_groups, optimizer.state = groups, state

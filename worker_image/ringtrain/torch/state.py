@@ -11,6 +11,7 @@ from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.torch.gather import broadcast, broadcast_async_
 from ringtrain.torch.handles import synchronize
 from ringtrain.torch.objects import broadcast_object
+from ringtrain.torch.parameters import in_place
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
@@ -53,9 +54,9 @@ def broadcast_optimizer_state(
         if own is None or own.dtype is not dtype or tuple(own.shape) != shape:
             own = torch.empty(shape, dtype=dtype, device=device)
         received.append(broadcast(own.detach(), root_rank, f"optimizer_state.{index}"))
-    optimizer.load_state_dict(
-        map_leaves(skeleton, lambda leaf: received[leaf[_TENSOR]] if _is_mark(leaf) else leaf)
-    )
+    loaded = map_leaves(skeleton, lambda leaf: received[leaf[_TENSOR]] if _is_mark(leaf) else leaf)
+    with in_place(optimizer):
+        optimizer.load_state_dict(loaded)
 
 
 def _named(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
 from ringtrain.torch.objects import TORCH_VALUES
 from ringtrain.torch.optimizer import DistributedMixin
+from ringtrain.torch.parameters import in_place
 from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 Registry = list[tuple[type, Any]]
@@ -63,7 +64,8 @@ class OptimizerStateHandler(StateHandler):
         if isinstance(self.value, DistributedMixin):
             self.value.sync.reset()  # of a world that was left: nothing of it will come
         self.value.zero_grad()
-        self.value.load_state_dict(copy.deepcopy(self._saved))  # torch takes tensors as they are
+        with in_place(self.value):
+            self.value.load_state_dict(copy.deepcopy(self._saved))  # torch takes tensors as they are
 
     def sync(self, root: int = 0) -> None:
         broadcast_optimizer_state(self.value, root)
