@@ -477,7 +477,6 @@ REJECTED = [
         manifest(dataWorkers={**_TENSORFLOW, "dispatcherSide": "Training"}),
         "spec.dataWorkers.dispatcherSide",
         "compute_worker",
-        at_admission=False,
     ),
     Case(
         "servers-of-tensorflow-where-tensors-are-encrypted",
@@ -537,6 +536,12 @@ REJECTED = [
         "spec.evaluator.template.spec.containers[0].env[0]",
         "TF_CONFIG",
         at_admission=False,
+    ),
+    Case(
+        "evaluator-with-a-device-without-domain",
+        manifest(evaluator={"devices": {"gpu": 1}}),
+        "spec.evaluator.devices",
+        "domain",
     ),
     Case(
         "evaluator-with-other-devices",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -29,6 +30,18 @@ class Rule:
     path: str
     holds: Callable[[Any], bool] | None = None
     holds_update: Callable[[Any, Any], bool] | None = None
+
+
+# Extended resources by name, and how many of each.
+Devices = dict[str, Annotated[int, Field(ge=1, le=64)]]
+_DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+# Of a model with the field `devices`.
+DEVICES_HAVE_DOMAINS = Rule(
+    cel=f"!has(self.devices) || self.devices.all(name, name.matches({_DEVICE_NAME!r}))",
+    message="a device is an extended resource with a domain, for example nvidia.com/gpu",
+    path="devices",
+    holds=lambda section: all(re.fullmatch(_DEVICE_NAME, name) for name in section.devices),
+)
 
 
 @dataclass(frozen=True)

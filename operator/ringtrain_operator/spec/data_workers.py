@@ -91,6 +91,14 @@ class DataWorkers(SpecModel):
             holds=lambda d: d.kind == "tensorflow" or d.dispatcher_side is None,
         ),
         Rule(
+            cel="!has(self.dispatcherSide) || self.dispatcherSide != 'Training'",
+            message="dispatchers of the job's data workers run in their pods; remove dispatcherSide, or run "
+            "TensorFlow's data service as a job of its own: "
+            "python -m ringtrain.tensorflow.data.compute_worker CONFIG",
+            path="dispatcherSide",
+            holds=lambda d: d.dispatcher_side != "Training",
+        ),
+        Rule(
             cel="!has(self.dispatchers) || self.replicas % self.dispatchers == 0",
             message="replicas must be a multiple of dispatchers: each dispatcher has as many data workers",
             path="replicas",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
-from .base import SpecModel
+from .base import DEVICES_HAVE_DOMAINS, Devices, SpecModel
 from .template import PartialTemplate
 
 
 class Evaluator(SpecModel):
     """One pod beside the ranks that evaluates checkpoints. Its failure fails nothing, and it ends with the job."""
 
-    devices: dict[str, Annotated[int, Field(ge=1, le=64)]] = Field(
+    devices: Devices = Field(
         default={}, max_length=8, description="Extended resources of its first container. Default: none."
     )
     timeout_seconds: int = Field(
@@ -28,3 +26,5 @@ class Evaluator(SpecModel):
         description="Pod template; what it leaves out (image, command, pull secrets) comes from the worker's "
         "template. Unset: the worker's without its devices.",
     )
+
+    RULES = (DEVICES_HAVE_DOMAINS,)

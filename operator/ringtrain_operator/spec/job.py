@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..contract import GROUP
-from .base import MOST_WORKERS, Rule, SpecModel
+from .base import DEVICES_HAVE_DOMAINS, MOST_WORKERS, Devices, Rule, SpecModel
 from .data_workers import DataWorkers
 from .elastic import Elastic
 from .evaluator import Evaluator
@@ -34,9 +33,6 @@ KUEUE_PROVISIONS = (
 OURS = f"{GROUP}/operator"
 # Of spec.scheduling.gang.
 VOLCANO = "Volcano"
-DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-
-
 # What Kubernetes takes where a pod does not say it.
 DEFAULT_GRACE_S = 30
 
@@ -51,7 +47,7 @@ class Worker(SpecModel):
         description="Worker pods. A change restarts the gang with the new world; in an elastic job workers join "
         "and leave instead.",
     )
-    devices: dict[str, Annotated[int, Field(ge=1, le=64)]] = Field(
+    devices: Devices = Field(
         default={},
         max_length=8,
         description="Extended resources of each worker's training container, for example nvidia.com/gpu: 2.",
@@ -61,12 +57,7 @@ class Worker(SpecModel):
     )
 
     RULES = (
-        Rule(
-            cel=f"!has(self.devices) || self.devices.all(name, name.matches({DEVICE_NAME!r}))",
-            message="a device is an extended resource with a domain, for example nvidia.com/gpu",
-            path="devices",
-            holds=lambda w: all(re.fullmatch(DEVICE_NAME, name) for name in w.devices),
-        ),
+        DEVICES_HAVE_DOMAINS,
         # For the models spec/template.py says the next two, with the container's path.
         Rule(
             cel="has(self.template.spec.containers[0].command) && "

@@ -21,7 +21,6 @@ VOLUME_AGENT = "ringtrain-agent"
 VOLUME_SCRATCH = "ringtrain-scratch"
 VOLUMES = frozenset({VOLUME_SECRET, VOLUME_LOGS, VOLUME_CHECKPOINT, VOLUME_SHM, VOLUME_AGENT, VOLUME_SCRATCH})
 
-_COMPUTE_WORKER = "ringtrain.tensorflow.data.compute_worker"
 # How an evaluator is told that it is one.
 ENV_TF_CONFIG = "TF_CONFIG"
 # Keeps the NVIDIA runtime from giving every GPU of the node to a container that asks for none.
@@ -80,10 +79,6 @@ def _data_worker_clashes(spec: JobSpec) -> Iterator[Problem]:
     if data.dispatchers not in (None, 1, ranks):
         message = f"is {data.dispatchers}, expected 1 or the number of ranks, {ranks}"
         yield Problem("spec.dataWorkers.dispatchers", message)
-    if data.dispatcher_side == "Training":
-        message = "is 'Training', and dispatchers of the job's data workers run in their pods; remove it, or run "
-        way_out = f"TensorFlow's data service as a job of its own: python -m {_COMPUTE_WORKER} CONFIG"
-        yield Problem("spec.dataWorkers.dispatcherSide", f"{message}{way_out}")
     if data.kind == "tensorflow" and spec.networking.encryption != "none":
         message = "is 'tensorflow', whose servers encrypt nothing, and networking.encryption is"
         yield Problem(

@@ -352,6 +352,13 @@ def test_positions_of_one_rank_alone_are_refused(service: DataWorkers, tmp_path:
     distribute_splits(uris, "support.loaders:lines", rank=1, size=2, positions=dict.fromkeys(uris, 0) | own)
 
 
+def test_positions_of_what_is_no_split_are_refused(service: DataWorkers, tmp_path: Path) -> None:
+    """Another spelling of a URI would begin anew, or what is left of it be read by nobody."""
+    saved = {str(tmp_path / "a.txt"): 3, f"file://{tmp_path}/b.txt": 7}
+    with pytest.raises(ConfigurationError, match=r"positions has 1 that are not in uris, 'file://.*b\.txt' first"):
+        distribute_splits([str(tmp_path / "a.txt")], "support.loaders:lines", rank=0, size=1, positions=saved)
+
+
 def test_a_split_goes_on_at_another_data_worker(own_service: Callable[..., DataWorkers], tmp_path: Path) -> None:
     """From the last offset."""
     file = tmp_path / "lines.txt"

@@ -101,6 +101,11 @@ class Shard:
         `consumed`: `Batch.consumed` of the last step that counts, which a world of another size may have done.
         Raises ConfigurationError for a number that the epoch does not have.
         """
+        if epoch < 0 or not 0 <= start <= self.steps:
+            raise ConfigurationError(
+                f"epoch is {epoch} and start is {start}; expected an epoch from 0, and a start among its steps, "
+                f"0 to {self.steps}"
+            )
         if not 0 <= consumed <= self.samples:
             raise ConfigurationError(f"consumed is {consumed}; expected 0 to {self.samples}, the data set")
         order = self.order(epoch)

@@ -85,14 +85,14 @@ def test_its_failure_fails_nothing_and_is_said() -> None:
 
 def test_a_refusal_of_its_pod_is_said() -> None:
     """The gang runs without it, so nothing else tells. When the API takes the pod, the message is gone."""
-    w = World(job(evaluator={"devices": {"gpu": 1}}))
-    refused = Refusal(ObjectRef("Pod", NAME), 422, "Invalid", "limits[gpu]: must be a standard resource type")
+    w = World(job(evaluator={"devices": {"nvidia.com/gpu": 1}}))
+    refused = Refusal(ObjectRef("Pod", NAME), 403, "Forbidden", "exceeded quota: limits.nvidia.com/gpu")
     w.refusals = (refused,)
     w.start_gang()
     del w.pods[NAME]
     w.settle()
     assert w.status.evaluator is not None
-    assert w.status.evaluator.message == f"the API refused {refused.ref} (Invalid): {refused.message}"
+    assert w.status.evaluator.message == f"the API refused {refused.ref} (Forbidden): {refused.message}"
     why = [line for line in explain(w.job, [], []) if "evaluator" in line]
     assert why == [f"  the evaluator is {state(w)}: {w.status.evaluator.message}"]
     w.refusals = ()

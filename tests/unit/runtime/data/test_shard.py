@@ -107,6 +107,16 @@ def test_no_more_samples_than_there_are(consumed: int) -> None:
         next(Shard(20, 3, 0, 2, 0, True, "padded").epoch(0, consumed=consumed))
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1), (0, 5)], ids=["epoch", "before", "behind"])
+def test_no_epoch_and_no_step_that_is_not_there(epoch: int, start: int, shuffle: bool) -> None:
+    """An empty batch that says that all of the epoch is consumed is none."""
+    made = Shard(20, 3, 0, 2, 0, shuffle, "padded")
+    assert list(made.epoch(0, made.steps)) == []
+    with pytest.raises(ConfigurationError, match=f"epoch is {epoch} and start is {start}; expected .* 0 to 4"):
+        next(made.epoch(epoch, start))
+
+
 def test_a_shard_says_what_one_step_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Global batch, steps and the rest, to whoever asks; a library prints nothing by itself."""
     made = shard(range(1437), 32, rank=0, size=4)
