@@ -148,7 +148,8 @@ def test_any_name_that_kubernetes_takes_can_be_installed(admin: Admin, release: 
     """Helm's longest name of a release; names that YAML takes for something else."""
     values = [f"--set-string=namespaces={{{namespace}}}", f"--set-string=priorityClassName={namespace}"]
     where = (release, f"--namespace={namespace}", "--create-namespace")
-    admin.helm("install", *where, str(CHART), *values, "--set=crds.install=false")
+    values += ["--set=crds.install=false", "--set=metrics.dashboards.enabled=true"]
+    admin.helm("install", *where, str(CHART), *values)
     (deployment,) = admin.get("deployments", f"--namespace={namespace}")["items"]
     assert deployment["spec"]["template"]["spec"]["priorityClassName"] == namespace
     assert len(admin.get("services", f"--namespace={namespace}")["items"]) == 1

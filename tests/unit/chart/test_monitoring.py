@@ -70,6 +70,15 @@ def test_the_dashboards_are_found_by_grafanas_sidecar() -> None:
         assert json.loads(text) == json.loads(FILES[name.replace("ringtrain-", "dashboard-")[:-5]].read_text())
 
 
+def test_a_dashboards_label_can_be_another() -> None:
+    """A sidecar that looks for a label of its own: null takes the default's away."""
+    asked = ("metrics.dashboards.enabled=true", "metrics.dashboards.labels.grafana_dashboard=null")
+    for other in ((), ("metrics.dashboards.labels.board=yes",)):
+        labels = [o["metadata"]["labels"] for o in render(*asked, *other) if o["kind"] == "ConfigMap"]
+        assert len(labels) == 3
+        assert all("grafana_dashboard" not in one and (one.get("board") == "yes") is bool(other) for one in labels)
+
+
 def test_the_rules_are_rendered_as_they_are() -> None:
     """Templates of alerts are Prometheus' own, and pass Helm unread."""
     (found,) = [o for o in render("metrics.rules.enabled=true") if o["kind"] == "PrometheusRule"]
