@@ -1,0 +1,74 @@
+"""docs/security.md's table of ports has the limits that the code has."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ringtrain.control import rpc
+from ringtrain.data.service import server as data_worker
+from ringtrain.launcher import http, page_server
+from ringtrain.transport import options, strangers
+from ringtrain.transport import rpc as ring
+from ringtrain.transport.http2 import server as data_port
+from ringtrain.transport.http2 import serving
+from ringtrain.wire.messages import MOST_CONTROL_BYTES
+from ringtrain.world import gathering
+
+PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text()
+CONTROL = dict(rpc.server_options(1, False))
+DATA_WORKER = dict(rpc.server_options(vars(data_worker)["_MOST_RANKS"], False))
+RING = dict(options.server_options(60.0, 1))
+PATIENCE = "grpc.server_handshake_timeout_ms"
+CONNECTIONS = "grpc.max_allowed_incoming_connections"
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("sentence", "limits"),
+    [
+        pytest.param(
+            r"7350 .* (\d+) s for the handshake, .*; (\d+) connections beyond the gang's",
+            [CONTROL[PATIENCE] / 1000, CONTROL[CONNECTIONS] - 2],
+            id="launcher",
+        ),
+        pytest.param(r"7370 .* ([\d,]+) connections\.", [DATA_WORKER[CONNECTIONS]], id="data-worker"),
+        pytest.param(
+            r"7351 .* (\d+) connections, each for (\d+) s and (\d+) KiB",
+            [vars(http)[name] for name in ("_MOST_CONNECTIONS", "_CONNECTION_S")]
+            + [vars(http)["_MOST_REQUEST_BYTES"] / KIB],
+            id="status",
+        ),
+        pytest.param(r"at most (\d+) requests at once", [vars(page_server)["_MOST_AT_ONCE"]], id="page"),
+        pytest.param(
+            r"7400 .* (\d+) connections beyond two for each rank, (\d+) s for the handshake, (\d+) s idle",
+            [RING[CONNECTIONS] - 2, RING[PATIENCE] / 1000, RING["grpc.max_connection_idle_ms"] / 1000],
+            id="ring-connections",
+        ),
+        pytest.param(
+            r"idle; (\d+) calls at a time \(and (\d+) .*\), each for (\d+) s and with a message of (\d+) KiB",
+            [vars(ring)["_MOST_CALLS"], vars(ring)["_MORE_CALLS"], strangers.STRANGER_S, MOST_CONTROL_BYTES / KIB],
+            id="ring-calls",
+        ),
+        pytest.param(
+            r"data port.* (\d+) connections, each for (\d+) s and with a request of (\d+) MiB",
+            [
+                strangers.MOST_STRANGERS,
+                vars(data_port)["_STRANGER_S"],
+                vars(serving)["_MOST_REQUEST_BYTES"] / KIB**2,
+            ],
+            id="data-port",
+        ),
+        pytest.param(
+            r"at most (\d+) connections that have not\nshown a proof, each for (\d+) s and (\d+) KiB",
+            [vars(gathering)[name] for name in ("_MOST_STRANGERS", "_STRANGER_S")]
+            + [vars(gathering)["_MOST_LINE_BYTES"] / KIB],
+            id="master-port",
+        ),
+    ],
+)
+def test_the_page_has_the_limits_of_the_code(sentence: str, limits: list[float]) -> None:
+    """Each number of a sentence is that of the server it is about."""
+    found = re.search(sentence, PAGE)
+    assert found is not None, sentence
+    assert [float(number.replace(",", "")) for number in found.groups()] == limits
