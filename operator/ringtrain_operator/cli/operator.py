@@ -72,9 +72,24 @@ def _resources(given: dict[str, Any]) -> dict[str, Any]:
     hidden=True, context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]}
 )
 @click.option("--namespace", "namespaces", multiple=True, help="Serve this namespace; again for more. None: all.")
-@click.option("--workers", default=16, show_default=True, help="Jobs looked at in parallel.")
-@click.option("--connections", default=24, show_default=True, help="Requests to the API server in parallel.")
-@click.option("--resync", "resync_s", default=600.0, show_default=True, help="Seconds between looks at every job.")
+@click.option(
+    "--workers", type=click.IntRange(1), default=16, show_default=True, help="Jobs looked at in parallel."
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(1),
+    default=24,
+    show_default=True,
+    help="Requests to the API server in parallel.",
+)
+@click.option(
+    "--resync",
+    "resync_s",
+    type=click.IntRange(1),
+    default=600,
+    show_default=True,
+    help="Seconds between looks at every job.",
+)
 @click.option("--listen", default=":8080", show_default=True, help="host:port of /healthz, /readyz, /metrics.")
 @click.option(
     "--leader-election/--no-leader-election", default=True, show_default=True, help="One of many writes."
@@ -82,7 +97,9 @@ def _resources(given: dict[str, Any]) -> dict[str, Any]:
 @click.option("--lease-namespace", default="", help="Where the Lease lies; default: the pod's own namespace.")
 @click.option("--lease-name", default="ringtrain-operator", show_default=True, help="Name of the Lease.")
 @click.option("--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True)
-@click.option("--log-level", default="info", show_default=True, help="debug, info, warning or error.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
 @click.option("--launcher-resources", type=JsonValue(dict), default=None, help="Of launchers, as JSON.")
 @click.option(
     "--metrics-from",
@@ -166,6 +183,10 @@ def operator(
         gangs=dict(gangs),
         **options,
     )
+    try:
+        config.address()
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
     configure_logging(config.log_format, config.log_level)
     with errors_reported():
         connection = Connection.from_env(os.environ, kubeconfig)

@@ -41,7 +41,7 @@ class OperatorConfig:
     def address(self) -> tuple[str | None, int]:
         """Host (None: all) and port of `listen`. Raises ValueError that says what is expected."""
         host, _, port = self.listen.rpartition(":")
-        if not port.isdigit():
+        if not port.isdecimal() or int(port) > 65535:
             raise ValueError(f"listen is {self.listen!r}; expected host:port or :port, for example :8080")
         return host.strip("[]") or None, int(port)
 

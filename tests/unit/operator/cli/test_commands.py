@@ -19,6 +19,24 @@ def test_the_help_has_what_people_use() -> None:
     assert CliRunner().invoke(main, ["operator", "--help"]).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(["--workers", "0"], "'--workers': 0", id="no-worker"),
+        pytest.param(["--connections", "0"], "'--connections': 0", id="no-connection"),
+        pytest.param(["--resync", "nan"], "'--resync': 'nan'", id="no-time"),
+        pytest.param(["--log-level", "loud"], "'--log-level': 'loud'", id="no-level"),
+        pytest.param(["--listen", "abc"], "listen is 'abc'; expected host:port", id="no-address"),
+        pytest.param(["--listen", ":99999"], "listen is ':99999'; expected host:port", id="no-port"),
+    ],
+)
+def test_the_operator_does_not_start_with_what_makes_no_sense(words: list[str], said: str) -> None:
+    """With no worker it was ready, and looked at no job; port 99999 was 34463."""
+    result = CliRunner().invoke(main, ["operator", *words, "--kubeconfig", "/nowhere"])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
 def test_a_mistyped_command_gets_a_hint() -> None:
     """The command that was meant, where one is near."""
     result = CliRunner().invoke(main, ["lst"])
