@@ -176,6 +176,27 @@ def check_two_shared_datasets_are_not_mixed_up() -> None:
         assert all_of(tested) == list(range(10, 20))
 
 
+def reads_in_the_next_world(path: str) -> list[int]:
+    """Read a shared dataset as a rank that had one in the world before (0), or as a newcomer."""
+    import ringtrain.tensorflow as hvd
+
+    config = begun(path)
+    dataset = tf.data.Dataset.range(COUNT)
+    os.environ["RINGTRAIN_FORMATION"] = "1"
+    if hvd.rank() == 0:
+        dataset.send_to_data_service(config, 0, 2, reuse_dataset=True)
+    os.environ["RINGTRAIN_FORMATION"] = "2"
+    read = [int(n) for n in dataset.send_to_data_service(config, hvd.rank(), 2, reuse_dataset=True)]
+    ended(config)
+    return read
+
+
+def check_a_newcomer_shares_what_is_reused() -> None:
+    """In the next world of an elastic job survivors have shared datasets before: each element is on one rank."""
+    with compute_job(2) as (config, _):
+        assert all_of(training(reads_in_the_next_world, 2, config)) == list(range(COUNT))
+
+
 def reads_slowly(path: str, count: int, pause_after: int) -> list[int]:
     config = begun(path)
     dataset = tf.data.Dataset.range(count).send_to_data_service(config, 0, 1)

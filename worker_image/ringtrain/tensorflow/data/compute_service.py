@@ -5,10 +5,10 @@ Importing this module gives every `tf.data.Dataset` the method `send_to_data_ser
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Final
@@ -32,7 +32,7 @@ __all__ = ["JobDataService", "TfDataServiceConfig", "compute_worker_fn", "send_t
 
 log = logging.getLogger("ringtrain.data")
 _POLL_S: Final = 0.2
-_datasets = itertools.count()
+_shared: Counter[str] = Counter()  # datasets of this process, by the life of the ranks
 
 
 @contextmanager
@@ -85,7 +85,8 @@ def send_to_data_service(
 
     `reuse_dataset`: ranks share one iteration, instead of an iteration each; whoever asks first gets an element.
     `round_robin`: the shared elements go to ranks in turn, each step's from one worker; the dataset must be
-    infinite. `job_name`: that of the shared iteration; by default one that the n-th such call of every rank has.
+    infinite. `job_name`: that of the shared iteration; by default one that the n-th such call in this world has on
+    every rank.
 
     Raises ConfigurationError for arguments that contradict each other, and as `tf_data_service` does.
     """
@@ -138,11 +139,12 @@ def _shared_name() -> str:
     """The same on every rank, and another for each dataset and each life of the ranks.
 
     TensorFlow gives a second dataset of the same name the elements of the first, and none to a training that
-    began again.
+    began again. They are counted anew in each life: of a newcomer's world others have made some before.
     """
     env = os.environ
     life = f"{env.get(contract.ENV_ATTEMPT, '1')}.{env.get(contract.ENV_FORMATION, '0')}"
-    return f"ringtrain-{life}-{next(_datasets)}"
+    _shared[life] += 1
+    return f"ringtrain-{life}-{_shared[life]}"
 
 
 def compute_worker_fn(
