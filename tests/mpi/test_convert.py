@@ -101,6 +101,28 @@ def test_what_is_not_the_same_is_said() -> None:
     assert "the image stays as it is" in notes
 
 
+def test_a_field_that_no_mpijob_has_is_said() -> None:
+    """Wherever it stands: a letter is missing, or another operator has it."""
+    obj = changed(slotPerWorker=4, runPolicy={"ttl": 1})
+    obj["spec"]["mpiReplicaSpecs"] |= {"Evaluator": {}}
+    obj["spec"]["mpiReplicaSpecs"]["Worker"]["minReplicas"] = 1
+    left_out = [note for note in convert_mpijob(obj).notes if "no field of an MPIJob" in note]
+    assert left_out == [
+        "spec.slotPerWorker is left out: it is no field of an MPIJob; did you mean slotsPerWorker?",
+        "spec.runPolicy.ttl is left out: it is no field of an MPIJob",
+        "spec.mpiReplicaSpecs.Evaluator is left out: it is no field of an MPIJob",
+        "spec.mpiReplicaSpecs.Worker.minReplicas is left out: it is no field of an MPIJob; did you mean replicas?",
+    ]
+
+
+def test_a_job_without_workers_is_refused() -> None:
+    """With none (beside a launcher that has ranks) it became a job with one."""
+    obj = changed(runLauncherAsWorker=True)
+    obj["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 0
+    with pytest.raises(SpecInvalid, match=r"worker\.replicas: is 0"):
+        convert_mpijob(obj)
+
+
 def test_a_number_of_ranks_that_does_not_fit_is_said() -> None:
     notes = convert_mpijob(changed(slotsPerWorker=4)).notes
     assert any("starts 4 ranks (-n), the job has 8" in note for note in notes)

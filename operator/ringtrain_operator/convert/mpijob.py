@@ -6,14 +6,15 @@ docs/migrate-from-mpijob.md has the same table for people.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from ..contract import API_VERSION, KIND
-from ..errors import Problem, SpecInvalid, shown
+from ..errors import Problem, SpecInvalid, did_you_mean, shown
 from ..spec.parse import parse_job
 from ..spec.template import shape_problems
 
@@ -43,6 +44,29 @@ _DROPPED_POLICY = {
     "managedBy": "it names a controller of MPIJobs; set spec.managedBy if this job is to have one",
     "schedulingPolicy": "what it means depends on the gang scheduler; set spec.scheduling (gang, queue, "
     "priorityClassName)",
+}
+# What MPIJob has where; of all else it is said that it is left out.
+_KNOWN = {
+    "spec": {
+        "slotsPerWorker",
+        "mpiImplementation",
+        "mpiReplicaSpecs",
+        "runLauncherAsWorker",
+        "runPolicy",
+        "cleanPodPolicy",
+        *_DROPPED,
+    },
+    "spec.runPolicy": {
+        "cleanPodPolicy",
+        "suspend",
+        "ttlSecondsAfterFinished",
+        "activeDeadlineSeconds",
+        "backoffLimit",
+        *_DROPPED_POLICY,
+    },
+    "spec.mpiReplicaSpecs": {"Launcher", "Worker"},
+    "spec.mpiReplicaSpecs.Launcher": {"replicas", "restartPolicy", "template"},
+    "spec.mpiReplicaSpecs.Worker": {"replicas", "restartPolicy", "template"},
 }
 
 
@@ -76,7 +100,7 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     made = {
         "backend": "mpi",
         "agent": "Inject",
-        "slotsPerWorker": whole(spec.get("slotsPerWorker") or 1, "spec.slotsPerWorker"),
+        "slotsPerWorker": _whole_or_1(spec, "slotsPerWorker", "spec"),
         "mpi": _mpi(spec),
         "worker": _worker(worker, spec, notes),
         "launcher": {"template": _launcher_template(launcher, spec, notes)},
@@ -90,9 +114,19 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
                 f"spec.mpiReplicaSpecs.{role}.restartPolicy is left out: a failed pod restarts the whole gang, "
                 "runPolicy.backoffLimit times"
             )
+    notes += _unknown(obj)
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(obj), "spec": made}
     parse_job(manifest)
     return Converted(manifest, tuple(notes))
+
+
+def _unknown(obj: Mapping[str, Any]) -> Iterator[str]:
+    """A note for each field that no MPIJob has."""
+    for path, known in _KNOWN.items():
+        section: Any = functools.reduce(lambda inner, name: inner.get(name) or {}, path.split("."), obj)
+        for name in sorted(set(section) - known):
+            hint = did_you_mean(name, sorted(known))
+            yield f"{path}.{name} is left out: it is no field of an MPIJob" + (f"; {hint}" if hint else "")
 
 
 def _metadata(obj: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +156,12 @@ def whole(value: object, path: str) -> int:
     return int(str(value))
 
 
+def _whole_or_1(section: Mapping[str, Any], name: str, path: str) -> int:
+    """The number, 1 where there is none. 0 is none that a job can have."""
+    value = section.get(name)
+    return 1 if value is None else whole(value, f"{path}.{name}")
+
+
 def _mpi(spec: Mapping[str, Any]) -> dict[str, Any]:
     implementation = spec.get("mpiImplementation") or "OpenMPI"
     if implementation not in _IMPLEMENTATIONS:
@@ -143,8 +183,7 @@ def _worker(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str
                 f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd"
             )
     devices = take_devices(main)
-    path = "spec.mpiReplicaSpecs.Worker"
-    replicas = whole(replica.get("replicas") or 1, f"{path}.replicas")
+    replicas = _whole_or_1(replica, "replicas", "spec.mpiReplicaSpecs.Worker")
     return {"replicas": replicas, **({"devices": devices} if devices else {}), "template": template}
 
 
