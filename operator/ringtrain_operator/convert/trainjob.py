@@ -121,7 +121,8 @@ def _spec(reader: _Reader) -> dict[str, Any]:
     jobs = _jobs(reader)
     mpi = policy.pop("mpi", None) if "mpi" in policy else None
     workers = whole(trainer.pop("numNodes", None) or policy.pop("numNodes", None) or 1, "spec.trainer.numNodes")
-    slots = trainer.pop("numProcPerNode", None) or (mpi or {}).pop("numProcPerNode", None)
+    of_policy = ((policy.get("torch") or {}) if mpi is None else mpi).pop("numProcPerNode", None)
+    slots = trainer.pop("numProcPerNode", None) or of_policy
     policy.pop("numNodes", None)
     node = _template(jobs, _NODE, reader)
     resources = trainer.pop("resourcesPerNode", None)
@@ -147,9 +148,9 @@ def _spec(reader: _Reader) -> dict[str, Any]:
     else:
         main = node["spec"]["containers"][0]
         _lay_over(main, trainer)
-        main["command"] = _without_torchrun(
-            [*(main.get("command") or []), *(main.pop("args", None) or [])], reader
-        )
+        command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
+        main["command"], per_node = _without_torchrun(command, reader)
+        slots = per_node or slots
     made["worker"] = {"replicas": workers, **({"devices": devices} if devices else {}), "template": node}
     made |= _slots(slots, devices, reader)
     made |= _scheduling(reader)
@@ -219,8 +220,11 @@ def _add_variables(container: dict[str, Any], added: list[dict[str, Any]]) -> No
         container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + copy.deepcopy(added)
 
 
-def _without_torchrun(command: list[str], reader: _Reader) -> list[str]:
-    """The program that torchrun starts: the agent starts it once per rank, with torchrun's variables."""
+def _without_torchrun(command: list[str], reader: _Reader) -> tuple[list[str], str]:
+    """The program that torchrun starts: the agent starts it once per rank, with torchrun's variables.
+
+    And its --nproc-per-node, which goes before what the job and the runtime say; empty: not given.
+    """
     if not command:
         path = "spec.trainer.command"
         raise SpecInvalid(
@@ -233,9 +237,9 @@ def _without_torchrun(command: list[str], reader: _Reader) -> list[str]:
                 "the command calls torchrun, which would start ranks of its own in each rank: write the program "
                 "that it starts in its place"
             )
-        return command
+        return command, ""
     reader.notes.append(f"{' '.join(found.own)} is left out: the agent starts every rank")
-    return list(found.program)
+    return list(found.program), found.per_node
 
 
 def _slots(wanted: object, devices: Mapping[str, int], reader: _Reader) -> dict[str, Any]:

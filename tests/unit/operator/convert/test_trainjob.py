@@ -100,6 +100,27 @@ def test_mpi() -> None:
     assert any("sshAuthMountPath is left out: there are no ssh keys" in note for note in converted.notes)
 
 
+@pytest.mark.parametrize(
+    ("words", "trainer", "policy", "slots"),
+    [
+        (["--nproc-per-node=3"], {"numProcPerNode": 2}, 4, 3),
+        ([], {"numProcPerNode": 2}, 4, 2),
+        ([], {}, 4, 4),
+        (["--nproc_per_node", "gpu"], {}, 4, None),
+        ([], {}, "auto", None),
+    ],
+    ids=["command", "job", "runtime", "as-many-as-gpus", "auto"],
+)
+def test_ranks_of_a_node(words: list[str], trainer: dict[str, Any], policy: object, slots: int | None) -> None:
+    """torchrun takes its own word before its variable, and that is the job's before the runtime's."""
+    job, runtime = documents()
+    job["spec"] = {"runtimeRef": {"name": "x"}, "trainer": {"command": ["torchrun", *words, "a.py"], **trainer}}
+    runtime["spec"]["mlPolicy"] = {"torch": {"numProcPerNode": policy}}
+    converted = convert_trainjob(job, runtime)
+    assert converted.manifest["spec"].get("slotsPerWorker") == slots
+    assert any("numProcPerNode" in note for note in converted.notes) is (slots is None)
+
+
 def test_variables_of_the_job_reach_all_ranks() -> None:
     """Trainer gives them to the launcher and to the nodes, where the launcher counts as one."""
     job = documents()[0]
