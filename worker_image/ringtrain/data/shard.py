@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, SupportsIndex, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.errors import ConfigurationError, DataError, kind_of
 from ringtrain.process_groups.process_sets import group_of
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ def shard(
 
     Raises ConfigurationError for arguments that make no sense, DataError for a data set without a single step.
     """
-    count = samples if isinstance(samples, int) else len(samples)
+    count, batch_size = number_of(samples), whole("batch_size", batch_size)
     rank, size = _place(rank, size)
     if batch_size < 1:
         raise ConfigurationError(f"batch_size is {batch_size}; expected at least 1 sample per rank")
@@ -174,13 +175,26 @@ def shard(
     if last not in get_args(Last):
         raise ConfigurationError(f'last is "{last}"; expected one of {", ".join(get_args(Last))}')
     made = Shard(count, batch_size, rank, size, seed, shuffle, last)
-    if made.steps == 0:
+    if made.steps < 1:
         raise DataError(
             f"{count} samples give no step: the global batch is {made.global_batch} ({batch_size} per rank on "
             f'{size} ranks) and the last batch is {last}; use last="padded", a smaller batch_size or more data'
         )
     log.debug("rank %d: %s", rank, made.describe())
     return made
+
+
+def number_of(samples: int | Sized) -> int:
+    """How many samples there are, in a data set or as a number. Raises ConfigurationError for anything else."""
+    return len(samples) if isinstance(samples, Sized) else whole("samples", samples)
+
+
+def whole(name: str, value: SupportsIndex) -> int:
+    """`value` as an int, also one of numpy's. Raises ConfigurationError: it is no whole number, as 48 / 2."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise ConfigurationError(f"{name} is {value!r}, {kind_of(value)}; expected a whole number") from error
 
 
 def _place(rank: int | None, size: int | None) -> tuple[int, int]:

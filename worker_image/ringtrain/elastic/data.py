@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ringtrain.data.shard import Batch, Shard
+from ringtrain.data.shard import Batch, Shard, number_of
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.process_groups.context import current, current_or_none
 
@@ -224,7 +224,7 @@ def shard(
 
     Raises ConfigurationError for arguments that make no sense, DataError for a data set without a sample.
     """
-    count = samples if isinstance(samples, int) else len(samples)
+    count = number_of(samples)
     if not isinstance(batch, FixedGlobal | PerRank) or batch.samples < 1:
         raise ConfigurationError(
             f"shard: batch is {batch!r}; expected FixedGlobal(samples) or PerRank(samples), at least 1"

@@ -107,6 +107,12 @@ def test_no_more_samples_than_there_are(consumed: int) -> None:
         next(Shard(20, 3, 0, 2, 0, True, "padded").epoch(0, consumed=consumed))
 
 
+def test_numbers_may_be_numpys() -> None:
+    """As a sum over a mask is."""
+    made = shard(np.int64(20), np.int32(3), rank=0, size=2)
+    assert (made.samples, made.steps, type(made.samples)) == (20, 4, int)
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1), (0, 5)], ids=["epoch", "before", "behind"])
 def test_no_epoch_and_no_step_that_is_not_there(epoch: int, start: int, shuffle: bool) -> None:
@@ -140,6 +146,9 @@ def test_by_default_a_loop_needs_no_weight(world: tuple[int, int, int, int, bool
     ("arguments", "error", "message"),
     [
         ({"batch_size": 0}, ConfigurationError, "batch_size is 0; expected at least 1 sample per rank"),
+        ({"batch_size": 48 / 2}, ConfigurationError, "batch_size is 24.0, a float; expected a whole number"),
+        ({"samples": 1e3}, ConfigurationError, "samples is 1000.0, a float; expected a whole number"),
+        ({"samples": -5}, DataError, "-5 samples give no step"),
         ({"seed": -1}, ConfigurationError, "seed is -1; expected 0 or more"),
         ({"last": "keep"}, ConfigurationError, 'last is "keep"; expected one of weighted, padded, dropped'),
         (
