@@ -87,8 +87,8 @@ def volume_directory(volume: dict[str, Any], places: Places, pod_dir: Path, secr
         directory = pod_dir / "volumes" / _directory_name(name, "the volume's name")
         return _secret_directory(volume["secret"] or {}, directory, secrets)
     else:
-        kind = next((key for key in volume if key != "name"), "nothing")
-        raise LocalUnsupported(f"volume {name!r}: a {kind} cannot be had without a cluster")
+        source = {kind: given for kind, given in volume.items() if kind != "name"}
+        raise LocalUnsupported(f"volume {name!r}: {shown(source)} cannot be had without a cluster")
     directory.mkdir(parents=True, exist_ok=True)
     return directory.resolve()
 

@@ -70,7 +70,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 def _declared(pod: Pod, main: Mapping[str, Any]) -> dict[str, str]:
     """The container's `env`, in its order, each value seeing those before it."""
     if main.get("envFrom"):
-        raise LocalUnsupported("envFrom: ConfigMaps and Secrets cannot be had without a cluster")
+        raise LocalUnsupported(f"envFrom: {shown(main['envFrom'])} cannot be had without a cluster")
     env: dict[str, str] = {}
     for variable in main.get("env") or ():
         name, source = _env_name(variable), variable.get("valueFrom")

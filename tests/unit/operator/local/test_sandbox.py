@@ -76,12 +76,12 @@ def test_another_jobs_world_is_not_inherited(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("container", "pod", "says"),
     [
-        pytest.param({"envFrom": [{"configMapRef": {"name": "c"}}]}, {}, "envFrom", id="env-from"),
+        pytest.param({"envFrom": [{"configMapRef": {"name": "c"}}]}, {}, "envFrom: .*'c'", id="env-from"),
         pytest.param({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {}}}]}, {}, "env 'A'", id="secret-key"),
         pytest.param(
             {"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
             {"volumes": [{"name": "v", "configMap": {"name": "c"}}]},
-            "a configMap cannot be had",
+            "volume 'v': .*configMap.*'c'.* cannot be had",
             id="config-map",
         ),
         pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}, {}, "names no volume", id="no-volume"),
