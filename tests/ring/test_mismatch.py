@@ -195,6 +195,14 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: rt.broadcast_([1.0], 0),
         "broadcast_ changes its argument and needs a numpy array; got list",
     ),
+    "masked": (
+        lambda: rt.allreduce(np.ma.array([1.0, 2.0], mask=[0, 1])),
+        "a masked array can't be sent over the ring, which carries no masks",
+    ),
+    "masked-in-place": (
+        lambda: rt.allreduce_(np.ma.array([1.0, 2.0], mask=[0, 1])),
+        "a masked array can't be sent over the ring, which carries no masks",
+    ),
     "splits": (
         lambda: rt.alltoall(np.ones(3), [2]),
         "alltoall splits are [2]; expected 1 numbers of rows that add up to 3",

@@ -80,6 +80,10 @@ def objects(indices: Indices) -> Any:
     return {"text": np.array([object()], dtype=object)}
 
 
+def masked(indices: Indices) -> Any:
+    return {"text": np.ma.array([1, 2], mask=[0, 1])}
+
+
 def a_text(indices: Indices) -> Any:
     return {"text": "abc"}
 

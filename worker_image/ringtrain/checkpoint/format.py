@@ -11,7 +11,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self, runtime_checkable
+from typing import Any, BinaryIO, Protocol, Self, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.lib import format as npy
@@ -118,7 +118,7 @@ def _split(value: Any, path: tuple[str, ...], arrays: dict[str, Any], parts: boo
         name = _name(arrays, path)
         arrays[name] = value
         return {REFERENCE: name}
-    if isinstance(value, np.ndarray) and (value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"):
+    if _is_kept(value):
         name = _name(arrays, path)
         arrays[name] = value.astype(value.dtype.newbyteorder("="), copy=False)
         return {REFERENCE: name}
@@ -133,6 +133,13 @@ def _split(value: Any, path: tuple[str, ...], arrays: dict[str, Any], parts: boo
         f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected dicts "
         f"with string keys, lists, arrays of numbers or booleans, numbers, strings, booleans or None"
     )
+
+
+def _is_kept(value: object) -> TypeGuard[NDArray[Any]]:
+    """Whether it is an array of which a file has everything: it has no place for a mask."""
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        return False
+    return value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"
 
 
 def _name(arrays: Mapping[str, Any], path: tuple[str, ...]) -> str:

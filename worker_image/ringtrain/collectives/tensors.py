@@ -24,6 +24,7 @@ def as_array(x: ArrayLike) -> Array:
     """Return `x` as a contiguous array in native byte order, copying only if it is not one already."""
     if type(x) is np.ndarray and x.dtype in _USUAL and x.flags.c_contiguous and x.flags.aligned:
         return x  # a model's gradients are hundreds of these
+    _check_no_mask(x)
     array = np.asarray(x)
     dtype_name(array.dtype)  # raises for a type that can't travel
     # Aligned, because compiled code reads numbers and not bytes.
@@ -66,10 +67,19 @@ def check_writable(x: object, function: str) -> Array:
         raise ConfigurationError(
             f"{function} changes its argument and needs a numpy array; got {type(x).__name__}"
         )
+    _check_no_mask(x)
     if not x.flags.writeable:
         raise ConfigurationError(f"{function} changes its argument, and this array is read-only; pass a copy")
     dtype_name(x.dtype)
     return x
+
+
+def _check_no_mask(x: object) -> None:
+    """Values under a mask would count like all others."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise ConfigurationError(
+            "a masked array can't be sent over the ring, which carries no masks; pass filled()"
+        )
 
 
 def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None) -> Signature:

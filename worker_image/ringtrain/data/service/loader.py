@@ -109,6 +109,8 @@ def _name(name: object, who: str) -> str:
 def _array(value: object, where: str) -> Any:
     if not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
         raise _BadResult(f"{where} is {kind_of(value)}; expected a numpy array (numpy.asarray makes one)")
+    if isinstance(value, np.ma.MaskedArray):
+        raise _BadResult(f"{where} is a masked array; expected one without a mask, which is not sent (filled())")
     array = np.asarray(value)
     if array.dtype.hasobject or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
         raise _BadResult(
