@@ -68,6 +68,26 @@ def test_the_launchers_metrics() -> None:
     assert on_page("The launcher") == in_code(list(StatusCollector(lambda: STATUS).collect()), JOB)
 
 
+def test_as_many_series_as_the_page_says() -> None:
+    """Of a job, of one that has everything, and more for each rank and for each value that it reports."""
+    parts = {"input": 0.1, "compute": 0.1, "reduction": 0.1, "update": 0.1}
+    everything = {**STATUS, "stepTime": parts, "ranks": [], "progress": {}}
+    plain = {key: value for key, value in everything.items() if key not in ("data", "elastic")}
+    plain["logs"] = {"lines": 0, "dropped": 0}
+    ranks = {**plain, "ranks": [{**STATUS["ranks"][0], "stepTime": parts}]}
+    reporting = {**plain, "progress": {"metrics": {"accuracy": 0.5}}}
+    least, most, of_rank, of_value = (series(status) for status in (plain, everything, ranks, reporting))
+    text = PAGE.parents[1].joinpath("observability.md").read_text()
+    assert f"A job has {least} series, and {most} if it has data workers" in text
+    assert (of_rank - least, of_value - least) == (7, 1)
+    assert "has seven more for each\nrank, and there is one for each name" in text
+
+
+def series(status: dict[str, Any]) -> int:
+    """How many a launcher with this status has."""
+    return sum(len(family.samples) for family in StatusCollector(lambda: status).collect())
+
+
 def test_the_operators_metrics() -> None:
     """With a job that waits for input and one that has failed."""
     assert on_page("The operator") == in_code(operators())
