@@ -1,8 +1,12 @@
 """What a page keeps of reports."""
 
+from pathlib import Path
+
 import pytest
 
 from ringtrain.page.metrics import MOST_OWN, Metrics
+
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 def test_which_part_of_its_time_a_rank_waited() -> None:
@@ -53,3 +57,9 @@ def test_a_rank_whose_clock_is_behind() -> None:
         metrics.add(1, {"step": step, "time": 990.0 + step, "samples": 8})
     (speed,) = metrics.curves()
     assert [round(rate) for _, rate in speed["points"]] == [8, 8, *[16] * 6, 8, 8]
+
+
+@pytest.mark.parametrize("page", ["page.md", "logs.md"])
+def test_a_page_says_how_many_metrics_are_drawn(page: str) -> None:
+    """Where it says of what there are curves."""
+    assert f"of the first {MOST_OWN} metrics that" in (DOCS / page).read_text()
