@@ -196,7 +196,7 @@ def distribute_splits(
             f"distribute_splits: positions lacks {len(absent)} of {len(uris)} uris, {absent[0]!r:.200} first; "
             "expected those of all ranks' streams together (ringtrain.allgather_object), and 0 for one that is new"
         )
-    if unknown := [uri for uri in positions or () if uri not in uris]:
+    if unknown := sorted((positions or {}).keys() - set(uris)):
         raise ConfigurationError(
             f"distribute_splits: positions has {len(unknown)} that are not in uris, {unknown[0]!r:.200} first; "
             "expected the same uris as before, or positions without those that are gone"
