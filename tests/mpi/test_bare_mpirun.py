@@ -58,6 +58,15 @@ def test_digits_on_one_host(library: Library, transport: str, short_path: Path) 
     assert "global batch: 64 = 32 per rank x 2 ranks" in printed
 
 
+def test_one_world_after_another(short_path: Path) -> None:
+    """Ranks that call init() again, or run a second program, meet as they are now."""
+    OPEN_MPI.need()
+    program = f"{sys.executable} -c '{SUM}rt.shutdown(){SUM}' && {sys.executable} -c '{SUM}'"
+    command = [OPEN_MPI.mpirun, "-np", "2", "-H", "localhost:2", "--bind-to", "none", "sh", "-c", program]
+    printed = run(command, TMPDIR=str(short_path), RINGTRAIN_TIMEOUT="20")
+    assert sorted(printed.splitlines()) == sorted([f"rank {rank} of 2 sum 3.0" for rank in range(2)] * 3)
+
+
 @pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize(
     ("library", "transport"),

@@ -4,6 +4,7 @@ On one host by files in the directory that Open MPI makes for the job, which cos
 """
 
 import fcntl
+import itertools
 import os
 import socket
 import struct
@@ -51,17 +52,21 @@ def _meet_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) 
     directory.mkdir(mode=0o700, exist_ok=True)
     draft = directory / f"draft-{found.rank}"
     draft.write_text(own)
-    draft.rename(directory / str(found.rank))
+    # Files of worlds before this one stay: a rank may meet again, or run one program after another.
+    meetings = itertools.count()
+    meeting = next(number for number in meetings if not (directory / f"{number}-{found.rank}").exists())
+    draft.rename(directory / f"{meeting}-{found.rank}")
     deadline = time.monotonic() + timeout_s
     addresses: dict[int, str] = {}
     while True:
         for rank in range(found.size):
             with suppress(FileNotFoundError):
-                addresses[rank] = (directory / str(rank)).read_text()
+                addresses[rank] = (directory / f"{meeting}-{rank}").read_text()
         missing = [rank for rank in range(found.size) if rank not in addresses]
         if not missing:
             return tuple(addresses[rank] for rank in range(found.size))
         if time.monotonic() >= deadline:
+            (directory / f"{meeting}-{found.rank}").unlink()
             raise ConfigurationError(
                 f"rank(s) {in_ranges(missing)} of {found.size} have not called ringtrain.init() within "
                 f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that mpirun starts must"
