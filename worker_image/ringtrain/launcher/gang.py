@@ -70,6 +70,8 @@ class Gang:
         self._lives: dict[int, int] = {}
         # What `view` had last, and the workers of whose ranks something is new since.
         self._seen = _RankViews.of(config.world_size)
+        # The worker on which each rank of an mpi job was seen last; a script's next mpirun may map it elsewhere.
+        self._placed: dict[int, int] = {}
         self._new: set[int] = set()
         self._gone: dict[int, int] = {}
 
@@ -249,17 +251,12 @@ class Gang:
 
     def _look(self) -> "_RankViews":
         """All ranks: mpirun may have been told to start some of them on another worker."""
-        slots = self._config.slots
-        placed = {
-            rank: index for index, agent in self._agents.items() for rank in agent.states if index != rank // slots
-        }
-        ranks, exits = [], []
+        ranks = []
         for rank in range(self._config.world_size):
-            agent = self._agents.get(placed.get(rank, rank // slots))
+            agent = self._agents.get(self._placed.get(rank, rank // self._config.slots))
             ranks.append(agent.states.get(rank, waiting(rank)) if agent else waiting(rank))
-            if agent and rank in agent.exits:
-                exits.append(agent.exits[rank])
-        return _RankViews(tuple(ranks), tuple(exits), placed)
+        exits = tuple(exit for agent in self._agents.values() for exit in agent.exits.values())
+        return _RankViews(tuple(ranks), exits, dict(self._placed))
 
     def _look_again(self) -> "_RankViews":
         """The ranks of workers of which something is new; the others are as they were."""
@@ -301,10 +298,13 @@ class Gang:
         agent.heard, agent.slots_seen = now, None
         self._new.add(agent.registration.worker_index)
         for state in ranks:
+            before = agent.states.get(state.rank)
+            if state.phase is not RankPhase.WAITING and (before is None or _end(before) != _end(state)):
+                self._placed[state.rank] = agent.registration.worker_index
             agent.states[state.rank] = state
             self._lives[state.rank] = max(state.life, self._lives.get(state.rank, 0))
             known = agent.exits.get(state.rank)
-            if state.phase in ENDED and (known is None or known.state.life != state.life):
+            if state.phase in ENDED and (known is None or _supersedes(state, known.state)):
                 agent.exits[state.rank] = Exit(state, now - state.exited_ago_s)
 
     def _slot_views(self, worker: int, now: float) -> dict[int, SlotView]:
@@ -424,6 +424,19 @@ class _RankViews:
     @staticmethod
     def of(size: int) -> "_RankViews":
         return _RankViews(tuple(waiting(rank) for rank in range(size)), (), {})
+
+
+def _end(state: RankState) -> tuple[RankPhase, int]:
+    """By which two processes of a rank differ that mpirun started one after the other."""
+    return state.phase, state.exit_order
+
+
+def _supersedes(state: RankState, known: RankState) -> bool:
+    """Whether the exit `state` is another process's than `known`, and is to be shown in its place: a script may
+    call mpirun again, but nothing makes up for a rank that has failed."""
+    return known.life != state.life or (
+        known.phase is not RankPhase.FAILED and known.exit_order != state.exit_order
+    )
 
 
 def waiting(rank: int) -> RankState:

@@ -121,9 +121,9 @@ def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
 
 def decide(view: GangView, now: float, patience: Patience) -> Verdict | None:
     """How the attempt ended, or None while that is open."""
-    if view.succeeded == len(view.ranks):
-        return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
     failed = failures_by_time(view.exits)
+    if view.succeeded == len(view.ranks) and not failed:
+        return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
     gone = _gone(view, failed, now, patience)
     if failed and not gone and not _settled(view, failed, now, patience):
         return None

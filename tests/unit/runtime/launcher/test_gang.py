@@ -18,6 +18,7 @@ ENVIRONMENT = {
 }
 CONFIG = LauncherConfig.from_env(ENVIRONMENT)
 ELASTIC = LauncherConfig.from_env({**ENVIRONMENT, "RINGTRAIN_ELASTIC": "Replace"})
+MPI = LauncherConfig.from_env({**ENVIRONMENT, "RINGTRAIN_BACKEND": "mpi"})
 WORLD = World(1, (), (), "h", 1)
 
 
@@ -187,6 +188,44 @@ def test_a_view_shows_what_is_new_and_keeps_the_rest() -> None:
     view = gang.view()
     assert [state.phase.value for state in view.ranks] == ["Waiting", "Waiting", "Running", "Running"]
     assert list(view.exits) == []
+
+
+def ended(phase: RankPhase, code: int, order: int) -> AgentState:
+    """Of rank 1, at its worker."""
+    return AgentState((RankState(1, phase, code, exit_order=order),))
+
+
+def test_a_rank_that_runs_again_and_fails() -> None:
+    """A script's second mpirun: its ranks are other processes, whose ends count."""
+    gang = Gang(MPI, Clock())
+    gang.register(worker(0))
+    gang.sync(0, "first", ended(RankPhase.SUCCEEDED, 0, 2))
+    gang.sync(0, "first", ended(RankPhase.FAILED, 3, 4))
+    assert [exit.state.exit_code for exit in gang.view().exits] == [3]
+
+
+def test_a_rank_that_failed_and_runs_again() -> None:
+    """Its failure stays, whatever a script starts after it and however soon that ends well."""
+    gang = Gang(MPI, Clock())
+    gang.register(worker(0))
+    gang.sync(0, "first", ended(RankPhase.FAILED, 3, 1))
+    gang.sync(0, "first", ended(RankPhase.SUCCEEDED, 0, 2))
+    view = gang.view()
+    assert (view.ranks[1].phase, [exit.state.exit_code for exit in view.exits]) == (RankPhase.SUCCEEDED, [3])
+
+
+def test_a_rank_that_runs_again_on_another_worker() -> None:
+    """A script's second mpirun may map ranks as the first one did not; where a rank was seen last, it is."""
+    gang = Gang(MPI, Clock())
+    for index in range(2):
+        gang.register(worker(index))
+    first = AgentState((RankState(2, RankPhase.WAITING), RankState(1, RankPhase.SUCCEEDED, 0, exit_order=1)))
+    gang.sync(1, "first", first)
+    assert gang.view().worker_of(1).index == 1
+    gang.sync(0, "first", ended(RankPhase.FAILED, 3, 1))
+    gang.sync(1, "first", first)
+    view = gang.view()
+    assert (view.ranks[1].phase, view.worker_of(1).index) == (RankPhase.FAILED, 0)
 
 
 def test_seldom_heartbeats() -> None:

@@ -80,6 +80,8 @@ class MpiWorker:
         self._begun = threading.Event()
         self._assigned: dict[int, RankProcess] = {}
         self._starters: dict[int, str] = {}
+        # What is wrong with ranks that were refused; one that ran then has failed, however it ends.
+        self._refused: dict[int, RankState] = {}
         self._directory = _make_directory(config.mpi_directory)
         self._shared = _in_shared_memory()
         write_shim(self._directory / _WRAPPER_FILE, "ringtrain.mpi.rank_wrapper")
@@ -128,13 +130,8 @@ class MpiWorker:
         config, world = self._config, self._world
         if world is None or not self._begun.is_set():
             raise ConfigurationError("the world of this rank has ended")
-        declared = len(world.ring_addresses)
-        if arrival.size != declared:
-            message = (
-                f"mpirun has made a world of {arrival.size} ranks, the job declares {declared} "
-                f"({declared // config.slots} workers x {config.slots} slots)"
-            )
-            problem = _failed(arrival.rank, Reason.SLOTS_MISMATCH, message)
+        if message := self._refusal(arrival, len(world.ring_addresses)):
+            self._refused[arrival.rank] = problem = _failed(arrival.rank, Reason.SLOTS_MISMATCH, message)
             self._pod.rank_ended(arrival.rank, 0, problem)
             raise ConfigurationError(message)
         log_read, log_write = make_pipe()
@@ -155,6 +152,21 @@ class MpiWorker:
             variables = {name: variables[name] for name in _EVERYWHERE if name in variables}
         return RankAssignment(log_write, report_write, self._pod.fitted(variables, world), check_in)
 
+    def _refusal(self, arrival: Arrival, declared: int) -> str:
+        """Why the rank is none of this job's; empty when it is."""
+        slots = self._config.slots
+        if arrival.size != declared:
+            return (
+                f"mpirun has made a world of {arrival.size} ranks, the job declares {declared} "
+                f"({declared // slots} workers x {slots} slots)"
+            )
+        if arrival.rank in self._assigned:
+            return (
+                f"mpirun starts rank {arrival.rank} while rank {arrival.rank} of another mpirun runs; the job "
+                f"declares {declared} ranks, those of one mpirun after the other"
+            )
+        return ""
+
     def started(self, rank: int, pid: int) -> None:
         """The rank's program runs."""
         self._assigned[rank] = process = replace(self._assigned[rank], pid=pid)
@@ -174,7 +186,7 @@ class MpiWorker:
         if departure.code == 0 and (rank == 0 or departure.world is not None) and self._config.mpi_needs_init:
             size = len(self._world.ring_addresses) if self._world else self._config.world_size
             problem = _no_init(slot, departure, self._starters[rank], size)
-        self._pod.rank_ended(slot, departure.code, problem)
+        self._pod.rank_ended(slot, departure.code, self._refused.get(rank, problem))
 
 
 def registry_variables(directory: Path) -> dict[str, str]:

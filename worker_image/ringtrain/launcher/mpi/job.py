@@ -32,12 +32,14 @@ from ringtrain.mpi.implementation import find_mpirun
 from ringtrain.mpi.proof import Claim
 from ringtrain.mpi.settings import MpiSettings
 from ringtrain.mpi.shim import write_shim
-from ringtrain.processes import start_child
+from ringtrain.processes import signal_group, start_child
 from ringtrain.transport.address import host_port, own_address
 
 log = logging.getLogger(__name__)
 
 _TAIL_LINES = 20
+# How long after the command's end somebody who has left its process group may hold its output open.
+_LAST_OUTPUT_S = 1.0
 
 
 class MpiJob:
@@ -178,16 +180,24 @@ class MpiJob:
             self.failed_daemon = DaemonEnd(host, code, said, time.monotonic())
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Show what mpirun itself says, remember its last lines, and note its end."""
+        """Note how the command ends, and kill what a script has left in the background, as its pod would."""
+        reader = threading.Thread(target=self._show, args=(process,), name="ringtrain-mpirun-output", daemon=True)
+        reader.start()
+        code = process.wait()
+        signal_group(process.pid, signal.SIGKILL)
+        reader.join(_LAST_OUTPUT_S)
+        end = CommandEnd(code, time.monotonic(), tuple(self._tail))
+        if process is self._process:  # else it was halted
+            self.end = end
+            log.info("the launcher's command ended with %d", end.code)
+
+    def _show(self, process: "subprocess.Popen[bytes]") -> None:
+        """Show what the command itself says, and remember its last lines."""
         assert process.stdout is not None
         for line in process.stdout:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
             self._tail.append(line.decode("utf-8", "replace").rstrip())
-        end = CommandEnd(process.wait(), time.monotonic(), tuple(self._tail))
-        if process is self._process:  # else it was halted
-            self.end = end
-            log.info("the launcher's command ended with %d", end.code)
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -66,7 +66,7 @@ class RemoteDaemon:
                 else:
                     (output.stdout if what == "stdout" else output.stderr)(getattr(reply, what))
         except grpc.RpcError as exc:
-            raise DaemonNotStarted(_reason(exc, self._start_s)) from exc
+            raise DaemonNotStarted(self._reason(exc)) from exc
         finally:
             impatience.cancel()
             self.cancel()
@@ -86,6 +86,16 @@ class RemoteDaemon:
         self._started.set()  # nobody need wait any more
         if self._call is not None:
             self._call.cancel()
+
+    def _reason(self, error: grpc.RpcError) -> str:
+        code, details = error.code(), error.details()
+        if code is not grpc.StatusCode.CANCELLED:
+            return f"{code.name}: {details}"
+        if self._over.is_set():
+            return "mpirun, or the launcher, did not wait for its end"
+        if self._started.is_set():
+            return "the agent ended it"
+        return f"the agent did not start it within {self._start_s:g} s"
 
     def _start(self, nonce: bytes) -> Any:
         claim = self._claim
@@ -109,10 +119,3 @@ class RemoteDaemon:
                 yield self._requests.get(timeout=1.0)
             except queue.Empty:
                 continue
-
-
-def _reason(error: grpc.RpcError, start_s: float) -> str:
-    code, details = error.code(), error.details()
-    if code is grpc.StatusCode.CANCELLED:
-        return f"the agent did not start it within {start_s:g} s, or the call was cancelled"
-    return f"{code.name}: {details}"
