@@ -3,6 +3,7 @@
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from support.gang import until_ended
 
 from .jobs import MpiGang
-from .libraries import ALL, MPICH, OPEN_MPI, Library, python
+from .libraries import ALL, MPICH, OPEN_MPI, OPEN_MPI_5, Library, python
 
 LocalGang = Callable[..., MpiGang]
 
@@ -92,6 +93,37 @@ def test_a_script_that_starts_no_ranks(local_gang: LocalGang) -> None:
     assert "none of the 2 ranks has checked in" in found["message"]
 
 
+def test_a_rank_of_a_second_mpirun_fails(local_gang: LocalGang) -> None:
+    """The ranks of the first one ended well; the one that failed is named nevertheless."""
+    OPEN_MPI.need()
+    job = local_gang(2, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
+    found = failure(job, "sh", "-c", "mpirun true && mpirun sh -c 'echo bad sample; test $RANK = 0 || exit 3'")
+    assert (found["reason"], found["rank"], found["exitCode"]) == ("RankFailed", 1, 3)
+    assert found["logTail"] == ["bad sample"]
+
+
+def test_two_mpiruns_at_once(local_gang: LocalGang, short_path: Path) -> None:
+    """More ranks at a time than the job declares: refused, and not one taken for the other."""
+    OPEN_MPI.need()
+    job = local_gang(1, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
+    wait = f"while ! test -e {short_path}/runs; do sleep 0.05; done"
+    first = f"mpirun sh -c 'touch {short_path}/runs; sleep 600'"
+    found = failure(job, "sh", "-c", f"{first} & {wait}; mpirun true; wait")
+    assert found["reason"] == "SlotsMismatch"
+    assert "mpirun starts rank 0 while rank 0 of another mpirun runs" in found["message"]
+
+
+def test_a_script_that_leaves_a_process_behind(local_gang: LocalGang, short_path: Path) -> None:
+    """The script's end is the job's, also while something that it has started holds its output open."""
+    OPEN_MPI.need()
+    job = local_gang(1, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
+    job.agents()
+    launcher = job.launcher("sh", "-c", f"sleep 600 & echo $! > {short_path}/left; mpirun true")
+    assert launcher.wait() == 0
+    with suppress(psutil.NoSuchProcess):
+        until_ended([psutil.Process(int((short_path / "left").read_text()))])
+
+
 @pytest.mark.parametrize("library", ALL)
 def test_a_program_that_never_calls_mpi_init(library: Any, local_gang: LocalGang) -> None:
     """It ran as often as there are ranks, each by itself: a failure, unless the job says that this is meant."""
@@ -107,6 +139,17 @@ def test_a_program_that_need_not_call_mpi_init(local_gang: LocalGang) -> None:
     launcher = job.launcher("mpirun", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
     assert launcher.wait() == 0
     assert [job.rank_log(rank) for rank in range(2)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
+
+
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
+@pytest.mark.parametrize("library", [OPEN_MPI, OPEN_MPI_5], ids=["openmpi", "openmpi5"])
+def test_parameters_that_the_user_wants_to_see(library: Library, local_gang: LocalGang, short_path: Path) -> None:
+    """mpi_show_mca_params, by which a call of MPI_Init is seen otherwise: the rank shows them, and ended well."""
+    job = local_gang(1, 1, library.implementation, **library.need_mpi4py(short_path))
+    job.agents()
+    launcher = job.launcher("mpirun", "--mca", "mpi_show_mca_params", "enviro", *python("from mpi4py import MPI"))
+    assert launcher.wait() == 0, launcher.err()
+    assert "mpi_show_mca_params=enviro" in job.rank_log(0)
 
 
 def test_a_program_of_another_mpi(local_gang: LocalGang, short_path: Path) -> None:

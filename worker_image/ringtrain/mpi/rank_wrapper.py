@@ -6,6 +6,7 @@ starts fast, because it imports little.
 
 How MPI_Init is seen:
 * Open MPI: its parameter mpi_show_mca_params_file has rank 0 write a file in MPI_Init.
+  Where the user has set that parameter, it is not seen.
 * MPICH: the first thing that MPI_Init does is to talk to the process manager on PMI_FD; this relays it.
 * `ringtrain.init()`, when it takes its world from MPI's environment, writes the same file.
 """
@@ -28,12 +29,15 @@ REPORT_FD = "RINGTRAIN_REPORT_FD"
 # Both are set by node_name.py; the second is what LD_PRELOAD is to be again in the rank's program.
 NODE_NAME, OWN_PRELOAD = "RINGTRAIN_MPI_NODE_NAME", "RINGTRAIN_MPI_OWN_PRELOAD"
 
+# The parameter of Open MPI by which MPI_Init is seen.
+_SHOW_PARAMETERS = "OMPI_MCA_mpi_show_mca_params"
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FORWARDED = (*_STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _TOTAL = re.compile(rb"ringtrain: world of (\d+)")
 _LIBRARY = re.compile(rb"libmpi(?:ch)?\.so\.\d+")
+_OF_MPICH = re.compile(r"libmpich|libmpi\.so\.12$")
 _ABORT = re.compile(rb"cmd=abort exitcode=(-?\d+)")
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
 _EXEC_FAILED = 127
@@ -172,6 +176,8 @@ class _Child:
                 return int(found.group(1))
             # Open MPI's, written by the rank 0 of a world: another one that wrote it was alone in a world of one.
             return size if self._rank == 0 else 1
+        if _shows_parameters_itself() and not _OF_MPICH.match(self.library):
+            return size  # not seen, and so not doubted
         return size if self._relay and self._relay.used else None
 
     @property
@@ -236,11 +242,16 @@ class _Relay:
 def _watching(check_in: str) -> dict[str, str]:
     """Variables that make MPI_Init of Open MPI, and ringtrain.init(), write the check-in file."""
     variables = {CHECK_IN: check_in}
-    if _starter() == "OpenMPI" and "OMPI_MCA_mpi_show_mca_params" not in os.environ:
+    if _starter() == "OpenMPI" and _SHOW_PARAMETERS not in os.environ:
         # "enviro": of all parameters only those set in the environment, so that little is written.
-        variables["OMPI_MCA_mpi_show_mca_params"] = "enviro"
-        variables["OMPI_MCA_mpi_show_mca_params_file"] = check_in
+        variables[_SHOW_PARAMETERS] = "enviro"
+        variables[f"{_SHOW_PARAMETERS}_file"] = check_in
     return variables
+
+
+def _shows_parameters_itself() -> bool:
+    """Whether the user has Open MPI show its parameters: they go where the user wants them."""
+    return _starter() == "OpenMPI" and _SHOW_PARAMETERS in os.environ
 
 
 def _forget_node_name(environment: dict[str, str]) -> None:

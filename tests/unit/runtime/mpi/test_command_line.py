@@ -23,6 +23,9 @@ def line(implementation: Implementation, *options: str) -> MpirunLine:
         pytest.param("python train.py -np 9", f"-np 4 {WRAPPER} python train.py -np 9", id="number-is-added"),
         pytest.param("-np 4 train", f"-np 4 {WRAPPER} train", id="number-is-given"),
         pytest.param("--n 4 -x A=1 train", f"--n 4 -x A=1 {WRAPPER} train", id="two-dashes"),
+        pytest.param(
+            "--forward-signals SIGUSR1 train", f"-np 4 --forward-signals SIGUSR1 {WRAPPER} train", id="signals"
+        ),
         pytest.param("-npernode 2 train", f"-npernode 2 {WRAPPER} train", id="another-way-to-say-it"),
         pytest.param(
             "--map-by=node -- -strange", f"-np 4 --map-by=node -- {WRAPPER} -strange", id="end-of-options"

@@ -14,13 +14,13 @@ _OPEN_MPI = {
     0: """allow-run-as-root bind-to-core bind-to-socket bycore bynode byslot continuous d debug debug-daemons
         debug-daemons-file debug-devel disable-recovery display-allocation display-devel-allocation
         display-devel-map display-diffable-map display-map display-topo do-not-launch do-not-resolve
-        enable-instant-on-support enable-recovery forward-signals fwd-mpirun-port get-stack-traces
+        enable-instant-on-support enable-recovery fwd-mpirun-port get-stack-traces
         index-argv-by-rank leave-session-attached merge-stderr-to-stdout nolocal nooversubscribe noprefix novm
         output-proctable oversubscribe pernode preload-binary q quiet report-bindings report-child-jobs-separately
         report-state-on-timeout s set-cwd-to-session-dir show-progress tag-output timestamp-output tv
         use-hwthread-cpus use-regexp v verbose xml""",
-    1: """H N am app bind-to c cartofile cf cpu-list cpu-set cpus-per-proc cpus-per-rank debugger
-        default-hostfile display host hostfile launch-agent machinefile map-by max-restarts memory-per-rank n np
+    1: """H N am app bind-to c cartofile cf cpu-list cpu-set cpus-per-proc cpus-per-rank debugger default-hostfile
+        display forward-signals host hostfile launch-agent machinefile map-by max-restarts memory-per-rank n np
         npernode npersocket ompi-server output output-filename path personality pmixam ppr prefix preload-files
         prtemca-file rank-by rankfile report-events report-pid report-uri rf rtos runtime-options spawn-timeout
         stdin stream-buffering timeout tune wd wdir with-ft x xml-file xterm""",
