@@ -210,6 +210,26 @@ def test_a_rank_that_is_killed(library: Any, gang: Callable[..., MpiGang], short
     until_ended(ranks)
 
 
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
+@pytest.mark.parametrize("library", ALL)
+def test_a_worker_that_is_killed(library: Any, local_gang: LocalGang, short_path: Path) -> None:
+    """As for want of memory, with all that is in its pod: it is the cause, not the mpirun that ends for it."""
+    job = local_gang(2, 1, library.implementation, **library.need_mpi4py(short_path))
+    agents = job.agents()
+    launcher = job.launcher("mpirun", *python(SLEEP))
+    for rank in range(2):
+        job.wait_for_line(rank, "is process")
+    inside = psutil.Process(agents[1].pid).children(recursive=True)
+    agents[1].kill()
+    for process in inside:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert launcher.wait() == 75
+    found = launcher.message()["failure"]
+    assert (found["reason"], found["pod"]) == ("AgentLost", "job-worker-1"), found
+    assert "Traceback" not in launcher.err()
+
+
 @pytest.mark.parametrize("library", ALL)
 def test_a_rank_that_aborts(library: Any, local_gang: LocalGang, short_path: Path) -> None:
     """MPI_Abort ends all ranks; the one that called it is named, with its code and what it said."""

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from types import FrameType
 
 from ringtrain.mpi.frames import receive_frame, send_frame
@@ -71,7 +72,8 @@ def _run(path: str, host: str, command: str) -> int:
         connection.connect(path)
 
         def forward(number: int, _: FrameType | None) -> None:
-            send_frame(connection, {"signal": number})
+            with suppress(OSError):  # the daemon has ended, and the launcher has said so
+                send_frame(connection, {"signal": number})
 
         # Held back until they can be passed on: the daemon may say something before the next line is reached.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)

@@ -1,5 +1,7 @@
 """How an MPI attempt ended, as a table: what ranks say, and what the command that started them says."""
 
+from dataclasses import replace
+
 import pytest
 
 from ringtrain.control.model import Outcome, RankPhase, RankState, Reason
@@ -26,6 +28,7 @@ def rank(number: int, phase: RankPhase, code: int | None = None, signal: str = "
 RUNNING = gang(*(rank(number, RankPhase.RUNNING) for number in range(4)))
 SUCCEEDED = gang(*(rank(number, RankPhase.SUCCEEDED, 0) for number in range(4)))
 SIGTERM = (RankPhase.FAILED, 143, "SIGTERM")
+WITHOUT_WORKER = replace(RUNNING, workers=[RUNNING.workers[0], replace(RUNNING.workers[1], silent_since=9.5)])
 ABORTED = gang(rank(0, RankPhase.FAILED, 14), rank(1, *SIGTERM), rank(2, RankPhase.FAILED, 5), rank(3, *SIGTERM))
 TERMINATED = gang(rank(0, *SIGTERM), rank(1, *SIGTERM), rank(2, RankPhase.FAILED, 5), rank(3, *SIGTERM))
 STOPPED = [rank(number, RankPhase.STOPPED, 137, "SIGKILL") for number in range(4)]
@@ -39,6 +42,8 @@ KILLED = gang(*STOPPED[:3], rank(3, RankPhase.FAILED, 137, "SIGKILL"))
         pytest.param(SUCCEEDED, None, None, 99.0, id="a-script-that-goes-on"),
         pytest.param(RUNNING, CommandEnd(1, 10.0), None, 11.9, id="the-ranks'-news-may-be-on-its-way"),
         pytest.param(RUNNING, None, LOST_DAEMON, 11.9, id="mpirun-may-end-by-itself"),
+        pytest.param(WITHOUT_WORKER, None, None, 14.5, id="a-worker-may-come-back"),
+        pytest.param(WITHOUT_WORKER, CommandEnd(255, 10.0), None, 11.9, id="and-with-it-news"),
         pytest.param(ABORTED, None, None, 10.9, id="mpirun-may-know-who-began"),
         pytest.param(TERMINATED, None, None, 10.9, id="mpirun-has-stopped-all-and-may-know-why"),
         pytest.param(gang(*STOPPED), None, None, 13.9, id="mpirun-has-killed-all-and-is-about-to-end"),
@@ -71,6 +76,18 @@ def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | No
         pytest.param(
             RUNNING, None, LOST_DAEMON, Reason.LAUNCHER_FAILED, "daemon on 10.0.0.2 ended with 1: bind() failed",
             id="mpirun-waits-for-a-lost-daemon",
+        ),
+        pytest.param(
+            WITHOUT_WORKER, CommandEnd(255, 10.0), LOST_DAEMON, Reason.AGENT_LOST, "worker 1 (pod job-worker-1",
+            id="mpirun-ends-for-a-lost-worker",
+        ),
+        pytest.param(
+            WITHOUT_WORKER, CommandEnd(0, 10.0), None, Reason.AGENT_LOST, "worker 1 (pod job-worker-1",
+            id="mpirun-ends-well-for-a-lost-worker",
+        ),
+        pytest.param(
+            WITHOUT_WORKER, None, LOST_DAEMON, Reason.AGENT_LOST, "worker 1 (pod job-worker-1",
+            id="mpirun-waits-for-a-lost-worker",
         ),
         pytest.param(
             gang(), CommandEnd(0, 10.0), None, Reason.WORLD_INCOMPLETE, "none of the 4 ranks has checked in",

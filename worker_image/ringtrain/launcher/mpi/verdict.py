@@ -39,6 +39,10 @@ def decide_mpi(
     """
     if command is not None and command.code > 0:
         view = replace(view, command_code=command.code)
+    end = command or daemon
+    if end is not None and now - end.at >= patience.settle_s:
+        # mpirun notices a lost worker at once, and ends (Open MPI 5 with 0): silence need not last as long then.
+        patience = replace(patience, lost_after_s=min(patience.lost_after_s, patience.settle_s))
     verdict = decide(view, now, patience)
     if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED and not _nobody_failed(view, verdict):
         return None if command is None and _mpirun_may_know(view, verdict, now, patience) else verdict
