@@ -219,6 +219,32 @@ def test_a_rank_that_is_killed(library: Any, gang: Callable[..., MpiGang], short
     until_ended(ranks)
 
 
+SAVE = """
+import signal, sys, time
+def save(*_):
+    time.sleep(4)
+    sys.exit("saved")
+signal.signal(signal.SIGTERM, save)
+print("trains")
+time.sleep(600)
+"""
+
+
+@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
+@pytest.mark.parametrize("library", ALL)
+@pytest.mark.parametrize("asked", ["launcher", "worker"])
+def test_ranks_save_when_they_are_asked_to_stop(library: Any, asked: str, local_gang: LocalGang) -> None:
+    """A suspended job, or an evicted pod: they have the grace of their pods, not mpirun's second."""
+    job = local_gang(2, 1, library.implementation, RINGTRAIN_MPI_REQUIRE_INIT="0", **library.need())
+    agents = job.agents()
+    launcher = job.launcher("mpirun", *python(SAVE))
+    for rank in range(2):
+        job.wait_for_line(rank, "trains")
+    (launcher if asked == "launcher" else agents[0]).send(signal.SIGTERM)
+    assert launcher.wait() == 128 + signal.SIGTERM
+    assert [job.rank_log(rank).split()[-1] for rank in range(2)] == ["saved", "saved"]
+
+
 @pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_a_worker_that_is_killed(library: Any, local_gang: LocalGang, short_path: Path) -> None:

@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -223,11 +223,19 @@ class _Launcher:
 
     def drain(self, verdict: Verdict, stop: "StopFlag") -> None:
         """Have every agent stop its ranks and hand over its last lines, for at most `drain_s`."""
-        if self._mpi is not None:
+        # mpirun kills ranks a second after it was asked to stop: agents ask those that may save first.
+        may_save = verdict.failure is None or verdict.failure.reason is Reason.AGENT_LOST
+        deadline = time.monotonic() + self._config.drain_s
+        if self._mpi is not None and not may_save:
             self._mpi.stop()
         self._gang.give(Stop(verdict))
-        deadline = time.monotonic() + self._config.drain_s
-        while not self._all_quiet() and time.monotonic() < deadline and stop.count < 2:
+        if self._mpi is not None and may_save:
+            self._wait_until(self._gang.all_drained, deadline, stop)
+            self._mpi.stop()
+        self._wait_until(self._all_quiet, deadline, stop)
+
+    def _wait_until(self, done: Callable[[], bool], deadline: float, stop: "StopFlag") -> None:
+        while not done() and time.monotonic() < deadline and stop.count < 2:
             self._tick()
 
     def _all_quiet(self) -> bool:

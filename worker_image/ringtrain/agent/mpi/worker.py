@@ -55,7 +55,9 @@ MPI_DAEMONS = 4
 
 
 class RankSink(Protocol):
-    """What this needs of the agent; only used in its main thread."""
+    """What this needs of the agent; only used in its main thread. `stopping`: no rank is to begin any more."""
+
+    stopping: bool
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
         """`variables` of a rank in `world`, with a file in place of those that are too long."""
@@ -128,7 +130,7 @@ class MpiWorker:
     def assign(self, arrival: Arrival) -> RankAssignment:
         """Take in a rank that mpirun has started here."""
         config, world = self._config, self._world
-        if world is None or not self._begun.is_set():
+        if world is None or not self._begun.is_set() or self._pod.stopping:
             raise ConfigurationError("the world of this rank has ended")
         if message := self._refusal(arrival, len(world.ring_addresses)):
             self._refused[arrival.rank] = problem = _failed(arrival.rank, Reason.SLOTS_MISMATCH, message)

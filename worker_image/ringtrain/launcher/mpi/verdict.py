@@ -103,7 +103,7 @@ def _failure(view: GangView, command: CommandEnd) -> Failure:
             "start them with the mpirun that it finds in PATH"
         )
         return Failure(Reason.WORLD_INCOMPLETE, message, log_tail=tail)
-    names = in_ranges(absent) if absent else "none is missing, but some have not ended"
+    names = in_ranges(absent) if absent else "none is missing, but some have not ended well"
     message = (
         f"the launcher's command ended well with {view.succeeded} of {size} ranks; missing: {names}. The job "
         f"declares {len(view.workers)} workers x {view.slots} slots"
