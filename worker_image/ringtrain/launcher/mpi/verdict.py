@@ -60,7 +60,7 @@ def decide_mpi(
     if now - command.at < patience.settle_s:
         return None
     if daemon and all(state.phase is RankPhase.WAITING for state in view.ranks):
-        return _without_daemon(view, daemon)
+        return _without_daemon(view, daemon, command.tail)
     code = 128 - command.code if command.code < 0 else command.code
     return Verdict(Outcome.FAILED, code or 1, view.succeeded, _failure(view, command))
 
@@ -83,10 +83,13 @@ def _just_ended(view: GangView, now: float, patience: Patience) -> bool:
     return now - max(exit.at for exit in view.exits) < 2 * patience.settle_s
 
 
-def _without_daemon(view: GangView, daemon: DaemonEnd) -> Verdict:
+def _without_daemon(view: GangView, daemon: DaemonEnd, tail: Sequence[str] = ()) -> Verdict:
+    """`tail`: mpirun's last lines, which may say why the daemon ended."""
     message = f"mpirun's daemon on {daemon.host} ended with {daemon.code}: {daemon.said or 'it said nothing'}"
     code = daemon.code if 0 < daemon.code < 256 else 1
-    return Verdict(Outcome.FAILED, code, view.succeeded, Failure(Reason.LAUNCHER_FAILED, message))
+    return Verdict(
+        Outcome.FAILED, code, view.succeeded, Failure(Reason.LAUNCHER_FAILED, message, log_tail=tuple(tail))
+    )
 
 
 def _failure(view: GangView, command: CommandEnd) -> Failure:
