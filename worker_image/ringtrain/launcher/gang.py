@@ -27,7 +27,8 @@ class RegisteredAgent:
     since it registered last; `heard`: when it last called.
 
     `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order that held when
-    it took the place of an agent that is gone, whose processes were meant. `exits`: of each rank's newest process.
+    it took the place of an agent that is gone, whose processes were meant. `exits`: of each rank's newest process,
+    or of its first one that failed in this life.
     `heard_of`: how it is seen while it is heard of, until that changes; `slots_seen`: its slots, and by what
     they were seen, until one of its ranks changes.
     """

@@ -60,7 +60,7 @@ class WorkerView:
 class GangView:
     """The gang at one moment. `ranks`: state by rank, all of the world; `exits`: of those that ended.
 
-    `placed`: the worker of each rank that is not where the order of ranks would have it; mpirun may do so.
+    `placed`: the worker of each rank that mpirun has started: it need not be where the order of ranks has it.
     `command_code`: what mpirun exited with; None while it runs, and without one. `members`: slots by rank where
     `ranks` are slots, in an elastic job.
     """

@@ -100,6 +100,7 @@ class MpiWorker:
     def begin(self, world: World) -> None:
         """All agents are there."""
         self._world = world
+        self._refused.clear()
         self._begun.set()
 
     def pause(self) -> None:
