@@ -79,6 +79,6 @@ class Environment:
         """The variable as `host:port` (`[host]:port` for IPv6)."""
         value = self.text(name)
         host, _, port = value.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+        if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= 65535:
             raise ConfigurationError(f"{name}={quoted(value)}: expected host:port, for example 10.0.0.7:7350")
         return value
