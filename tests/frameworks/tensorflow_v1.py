@@ -138,6 +138,8 @@ def check_v1_optimizer_errors():
         hvd.DistributedOptimizer("sgd")
     with pytest.raises(ValueError, match="backward_passes_per_step is 0"):
         hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
+    with pytest.raises(ValueError, match="optimizer is a DistributedOptimizer already"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(plain))
     with tf.Graph().as_default(), pytest.raises(ValueError, match=r"compute_gradients\(\)"):
         hvd.DistributedOptimizer(plain, backward_passes_per_step=2).apply_gradients([])
 

@@ -14,8 +14,9 @@ from support.cluster import Cluster, OpenCluster, fake_cluster
 from support.jobs import job
 from support.scenario import open_scenario
 
+from ringtrain_operator.build.log_reader import LABEL_READER
 from ringtrain_operator.client.following import next_attempt
-from ringtrain_operator.cluster.api.resources import JOBS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
 
@@ -99,15 +100,25 @@ async def test_why_tells_what_agents_say_of_the_launcher(open_cluster: OpenClust
 
 
 async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """Without a launcher's pod the answer is where the log is kept, not a 404."""
+    """Without a launcher's pod, and one that can read the claim, the answer is where the log is, not a 404."""
     async with open_cluster() as c:
         ns = await c.new_namespace()
         await c.api.create(JOBS, ns, job(logs={"persistentVolumeClaim": {"claimName": "runs"}}))
         ended = {"state": "Succeeded", "attempt": 1}
         await c.api.patch(JOBS, ns, "digits", {"status": ended}, subresource="status")
+        evicting = asyncio.create_task(_evict_reader(c, ns))  # a real API server has refused it before
         code, output = await dtj(c, tmp_path, "logs", "digits", "-n", ns)
+        evicting.cancel()
         assert code == 1
         assert "kept on the volume of claim runs" in output
+
+
+async def _evict_reader(cluster: Cluster, namespace: str) -> None:
+    """Evict the pod that is to read a log, once it is there."""
+    while not (readers := await cluster.api.select(PODS, namespace, labels=LABEL_READER)):
+        await asyncio.sleep(0.05)
+    evicted = {"status": {"phase": "Failed", "reason": "Evicted"}}
+    await cluster.api.patch(PODS, namespace, readers[0]["metadata"]["name"], evicted, subresource="status")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

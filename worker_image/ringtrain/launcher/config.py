@@ -8,7 +8,7 @@ from ringtrain import contract
 from ringtrain.control.environment import Environment
 from ringtrain.control.model import FORMATIONS, Registration
 from ringtrain.control.settings import PodSettings, read_pod
-from ringtrain.errors import ConfigurationError, shown
+from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.launcher.formation import Rules
 from ringtrain.mpi.settings import MpiSettings, read_mpi
 
@@ -176,7 +176,8 @@ def _read_otel(read: Environment) -> tuple[str, ...]:
     text = read.optional(contract.ENV_OTEL) or ""
     asked = tuple(filter(None, (word.strip() for word in text.split(","))))
     if not set(asked) <= {"traces", "logs"}:
-        raise ConfigurationError(f"{contract.ENV_OTEL}={shown(text)}: expected traces, logs, or both with a comma")
+        expected = "expected traces, logs, or both with a comma"
+        raise ConfigurationError(f"{contract.ENV_OTEL}={quoted(text)}: {expected}")
     protocol = read.optional(_OTLP_PROTOCOL) or "grpc"
     if asked and protocol != "grpc":
         raise ConfigurationError(f"{_OTLP_PROTOCOL}={protocol!r}: launchers send OTLP by grpc alone; leave it out")

@@ -13,7 +13,12 @@ from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientOptions, GradientReducer
 from ringtrain.tensorflow.keras.api import is_optimizer
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
-from ringtrain.tensorflow.v1_optimizer import AccumulatingV1Optimizer, AdasumV1Optimizer, DistributedV1Optimizer
+from ringtrain.tensorflow.v1_optimizer import (
+    AccumulatingV1Optimizer,
+    AdasumV1Optimizer,
+    DistributedV1Optimizer,
+    WrappedOptimizer,
+)
 
 
 def DistributedOptimizer(
@@ -53,6 +58,8 @@ def DistributedOptimizer(
         raise ConfigurationError(
             f"DistributedOptimizer: optimizer is {kind_of(optimizer)}; expected one of Keras or tf.compat.v1.train"
         )
+    if isinstance(optimizer, WrappedOptimizer):
+        raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
     if backward_passes_per_step < 1:
         raise ConfigurationError(
             f"DistributedOptimizer: backward_passes_per_step is {backward_passes_per_step}; expected 1 or more"
