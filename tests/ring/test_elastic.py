@@ -17,7 +17,7 @@ from support.ranks import tell
 import ringtrain as rt
 from ringtrain import elastic
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim import SGD, HostOptimizer
+from ringtrain.optim import SGD, HostOptimizer, reform
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["grpc", "shm"])
 
@@ -145,6 +145,54 @@ def test_a_newcomer_that_dies_while_joining_costs_one_more_formation() -> None:
         slots.form()
         assert [slots.message(0), slots.message(1)] == [2, 2]
         assert slots.results() == {0: "[2, 3]", 1: "[2, 3]"}
+
+
+class _EndsAsItGives(HostOptimizer):
+    """Its process ends in the moment in which a newcomer has asked for its state, and all else is given."""
+
+    def prepare(self, group: Any, former: Any) -> None:
+        if self.updates:
+            reform.make_cut = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        super().prepare(group, former)
+
+
+def _makes_four_updates() -> list[Any]:
+    rt.init()
+    optimizer = _EndsAsItGives({"w": np.zeros(3)}, SGD(1.0), elastic=True)
+    state = elastic.State(optimizer=optimizer, shard=elastic.shard(8, elastic.FixedGlobal(2)), step=0)
+
+    @elastic.run
+    def train(state: Any) -> None:
+        for batch in state.shard:
+            optimizer.submit("w", -np.ones(3), batch.weight)
+            optimizer.step()
+            state.step += 1
+            tell([state.step, optimizer.updates])
+            await_go_on()
+            state.commit()
+
+    train(state)
+    return [state.step, optimizer.updates, optimizer.weights["w"].tolist()]
+
+
+def test_a_newcomer_keeps_nothing_of_a_state_that_it_got_in_part() -> None:
+    """The only rank that had the state ends as it gives it away: the newcomer has its step and not its optimizer's
+    weights, and begins as it would have alone."""
+    with started_slots(_makes_four_updates, 1, env={"RINGTRAIN_TRANSPORT": "grpc"}) as slots:
+        slots.form()
+        assert slots.message(0) == [1, 1]
+        slots.start(1)
+        slots.await_ready(1)
+        slots.tell_change()
+        slots.go_on(0)
+        slots.form()
+        assert slots.ended(0).exit_code == -signal.SIGKILL
+        slots.tell_change(urgent=True)
+        slots.form()
+        for step in range(1, 5):
+            assert slots.message(1) == [step, step]
+            slots.go_on(1)
+        assert slots.results() == {1: [4, 4, [4.0, 4.0, 4.0]]}
 
 
 def test_a_stopped_rank_that_wakes_up_is_refused() -> None:

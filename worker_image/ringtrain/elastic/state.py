@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ringtrain.elastic.transfer import broadcast, check_sendable
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.process_groups.context import current
 from ringtrain.process_groups.formations import CARRIED, Place, own_agent
+from ringtrain.process_groups.rank_context import RankContext
 from ringtrain.reduction.ops import Max
 from ringtrain.wire.signature import Signature, Tensor
 from ringtrain.wire.values import Foreign
@@ -34,6 +36,15 @@ HANDLERS: list[tuple[type, Callable[[Any], Any]]] = [
     (Stateful, StatefulHandler),
 ]
 _COMMIT = Signature("commit", (Tensor(None, "int64", (3,)),))
+
+
+@dataclass(frozen=True)
+class _OwnState:
+    """A committed step as a rank keeps it: how many commits, plain values, and what handlers keep of theirs."""
+
+    committed: int
+    values: dict[str, Any]
+    handlers: dict[str, dict[str, Any]]
 
 
 class State:
@@ -58,6 +69,7 @@ class State:
         self._committed = 0
         self._host_messages = 0
         self._under_way = False  # whether a step may have begun
+        self._own: _OwnState | None = None  # what this rank had itself, while it takes what others have
         self._reset_callbacks: list[Callable[[], Any]] = []
         for name, value in values.items():
             if hasattr(type(self), name) or name.startswith("_"):
@@ -144,12 +156,16 @@ class State:
         Raises MismatchError where ranks have made their states of different values.
         """
         world = current()
-        self._under_way = False
+        self._under_way = was_adopted = False
         if CARRIED.prepared is not None:
             was_adopted = CARRIED.prepared.formation == world.former.formation
             for _, handler in self._reforming():
                 handler.settle(was_adopted)
             CARRIED.adopted, CARRIED.prepared = (CARRIED.prepared if was_adopted else CARRIED.adopted), None
+        if self._own is not None and not was_adopted:
+            # Who was to give it all was lost: their values without their optimizer would be nobody's state.
+            self._put_back(self._own)
+        self._own = self._kept() if self._is_joining(world) else None
         agreed = agree(world, self._said())
         self._transfer(agreed)
         # All that can't be undone, at once: where a rank is lost before, the values are those of the last commit,
@@ -167,6 +183,7 @@ class State:
             handler.adopt()
         if world.config.formation:
             CARRIED.adopted, CARRIED.prepared = place, None
+        self._own = None
         world.state_is_synced = self._under_way = True
 
     def reset(self) -> None:
@@ -191,9 +208,28 @@ class State:
         shards = [one for one in self._handlers.values() if isinstance(one, ShardHandler)]
         return max([*ahead, *(one.steps_ahead for one in shards)], default=1)
 
+    def _is_joining(self, world: RankContext) -> bool:
+        """Whether this rank takes its values from others, and its optimizers' state after them."""
+        is_new = bool(world.former.survivors) and world.former.ranks[world.config.rank] is None
+        return is_new and bool(self._reforming())
+
+    def _kept(self) -> _OwnState:
+        kept = {
+            name: copy.deepcopy({key: value for key, value in vars(handler).items() if key != "value"})
+            for name, handler in self._plain()
+        }
+        return _OwnState(self._committed, self._saved, kept)
+
+    def _put_back(self, own: _OwnState) -> None:
+        self._committed = CARRIED.committed = own.committed
+        self._saved = own.values
+        for name, handler in self._plain():
+            vars(handler).update(own.handlers[name])
+            handler.restore()
+        self._set_values(self._saved)
+
     def _transfer(self, agreed: CommonStep) -> None:
-        plain = [(name, one) for name, one in self._handlers.items() if not isinstance(one, ReformingHandler)]
-        for _, handler in plain:
+        for _, handler in self._plain():
             if agreed.transfers:
                 sync_handler(handler, agreed.donor)
             elif hasattr(handler, "refresh"):
@@ -205,6 +241,9 @@ class State:
     def _set_values(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             super().__setattr__(name, copy.deepcopy(value))
+
+    def _plain(self) -> list[tuple[str, Any]]:
+        return [(name, one) for name, one in self._handlers.items() if not isinstance(one, ReformingHandler)]
 
     def _reforming(self) -> list[tuple[str, ReformingHandler]]:
         return [(name, one) for name, one in self._handlers.items() if isinstance(one, ReformingHandler)]
