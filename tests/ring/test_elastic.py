@@ -152,7 +152,7 @@ class _EndsAsItGives(HostOptimizer):
 
     def prepare(self, group: Any, former: Any) -> None:
         if self.updates:
-            reform.make_cut = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+            pytest.MonkeyPatch().setattr(reform, "make_cut", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         super().prepare(group, former)
 
 

@@ -10,6 +10,7 @@ from support.ports import free_addresses
 
 from ringtrain.transport.base import Broken, Caller, How, Unreached
 from ringtrain.transport.rpc import RpcTransport
+from ringtrain.wire.frame import Frame
 from ringtrain.wire.messages import STATUS, WATCH
 
 DEADLINE_S = 60.0
@@ -33,13 +34,16 @@ class Waiting:
         over.wait(DEADLINE_S)
         return b""
 
+    def pull(self, request: bytes, caller: Caller) -> Iterator[Frame]:
+        raise AssertionError("not asked for here")
+
 
 @contextmanager
 def _asking(service: Waiting) -> Iterator[tuple[RpcTransport, RpcTransport]]:
     """Rank 1, which asks, and rank 0, which `service` answers for."""
     addresses = tuple(free_addresses(2))
     asked, asking = (RpcTransport(rank, addresses, DEADLINE_S, data_path=False) for rank in range(2))
-    asked.serve(service)  # type: ignore[arg-type]
+    asked.serve(service)
     try:
         yield asking, asked
     finally:
@@ -70,5 +74,5 @@ def test_who_is_not_known_hears_that_it_was_one_too_many() -> None:
     with _asking(Waiting()) as (asking, _):
         answers = [asking.ask(0, WATCH, b"", DEADLINE_S) for _ in range(60)]
         ended = [answer.exception() for answer in islice(as_completed(answers, DEADLINE_S), 40)]
-    expected = "it does not know this rank, and more such callers came than it hears"
+    expected = "it is no rank, or hears no more callers that it does not know"
     assert [str(error) for error in ended] == [expected] * 40

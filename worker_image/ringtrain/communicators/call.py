@@ -170,7 +170,7 @@ class Call:
 
     def _fail(self, peer: int, error: Broken | PullRefused) -> NoReturn:
         """Report what happened to the stream from `peer`, and raise what the world decides."""
-        if isinstance(error, PullRefused) and error.failure.kind == "stranger":
+        if isinstance(error, PullRefused) and error.is_of_a_stranger:
             # The next world of its process answers.
             self._member.monitor.report(Closed(peer, "it has left this world", self._activity))
         elif isinstance(error, PullRefused):

@@ -319,7 +319,7 @@ def _ours(error: Any) -> Exception:
     if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in detail:
         return Broken(How.CANCELLED, "cancelled by this rank")
     if code in _TOO_MANY:
-        return Broken(How.CLOSED, "it does not know this rank, and more such callers came than it hears")
+        return Broken(How.CLOSED, "it is no rank, or hears no more callers that it does not know")
     return error_of(code.value[0], detail)
 
 

@@ -49,6 +49,11 @@ class PullRefused(Exception):
         super().__init__(failure.message)
         self.failure = failure
 
+    @property
+    def is_of_a_stranger(self) -> bool:
+        """Whether who answered is in another world than who asked."""
+        return self.failure.kind == "stranger"
+
 
 class NotAPeer(PullRefused):
     """The request does not come from a peer: it has no session."""

@@ -99,7 +99,7 @@ class Membership:
         return self.transport.ask(peer, ROSTER, told.encode(), timeout_s)
 
     def _partner_failed(self, peer: int, error: BaseException) -> None:
-        if isinstance(error, PullRefused) and error.failure.kind != "stranger":
+        if isinstance(error, PullRefused) and not error.is_of_a_stranger:
             self.monitor.report(error.failure)
         else:
             self.monitor.report(Closed(peer, str(error), None))

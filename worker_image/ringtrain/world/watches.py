@@ -91,7 +91,7 @@ class Watches:
         elif error is None or (isinstance(error, Broken) and error.how is How.TIMEOUT):
             # Who computes without releasing the interpreter answers late: it is alive.
             self._question(peer, hold, again=True)
-        elif is_stranger(error) or (isinstance(error, Unreached) and again):
+        elif _is_elsewhere(error) or (isinstance(error, Unreached) and again):
             # Between two questions it has left, and its process has ended, or answers in its next world. Or it has
             # died: whoever had a question there hears of that.
             self.note_left({peer})
@@ -133,9 +133,8 @@ class Watches:
 def has_gone(answer: "Future[bytes]") -> bool:
     """Whether the process that was asked is not there any more, or is in its next world."""
     error = answer.exception()
-    return is_stranger(error) or (isinstance(error, Broken) and error.how is How.CLOSED)
+    return _is_elsewhere(error) or (isinstance(error, Broken) and error.how is How.CLOSED)
 
 
-def is_stranger(error: BaseException | None) -> bool:
-    """Whether who answered is in another world than this rank."""
-    return isinstance(error, PullRefused) and error.failure.kind == "stranger"
+def _is_elsewhere(error: BaseException | None) -> bool:
+    return isinstance(error, PullRefused) and error.is_of_a_stranger
