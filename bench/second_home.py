@@ -52,7 +52,7 @@ class StateMirror(SentMirror):
         """Nothing is to be replayed."""
 
     def exchange(self, bucket: Bucket, reduced: Flat, replay: Replay) -> list[Pending]:
-        into = (self.values(bucket), self._before[bucket.index])[replay.values.number % 2]
+        into = (self.values(bucket), self._before[bucket.index])[replay.number % 2]
         into[WEIGHTS][:] = self._own.weights(bucket)[self.shard(bucket)]
         state = self._own.state[bucket.index]
         return [
@@ -71,7 +71,7 @@ class Variant(HostOptimizer):
             self._cut = replace(self._cut, context=replace(context, mirror=None))
         if way in ("sent", "state") and context.mirror is not None:
             given = (context.layout, context.mirror.homes, context.lane or context.group)
-            tools = Tools(context.rule, context.kernels, None)
+            tools = Tools(context.state_names, context.kernels, None)
             mirror = SentMirror(*given, tools) if way == "sent" else StateMirror(*given, tools, context.arenas)
             self._cut = replace(self._cut, context=replace(context, mirror=mirror))
 

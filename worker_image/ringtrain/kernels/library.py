@@ -14,7 +14,7 @@ from ringtrain.kernels.structures import differing_layout
 
 _NAME: Final = "ringtrain.kernels._native"
 _CALLS: Final = "ringtrain.kernels._calls"
-_INTERFACE: Final = 14  # INTERFACE in native/fold.h
+_INTERFACE: Final = 15  # INTERFACE in native/fold.h
 
 
 log = logging.getLogger("ringtrain")

@@ -3,6 +3,8 @@
 import ctypes
 from typing import Any, Final
 
+import numpy as np
+
 PARITIES: Final = 2
 SIGNATURE_BYTES: Final = 32768
 COUNTERS_BYTES: Final = 4 * 128  # what stands before the signatures in a rank's part of the segment's head
@@ -47,11 +49,18 @@ class UpdateStruct(ctypes.Structure):
 
     _fields_ = [
         *_all(ctypes.c_int32, "rule last targets"),
-        *_all(ctypes.c_void_p, "terms weights master reduced"),
+        ("spans", ctypes.c_void_p),
+        ("offset", ctypes.c_int64),
+        *_all(ctypes.c_void_p, "weights master reduced"),
         ("states", ctypes.c_void_p * 2),
         ("kept", ctypes.c_void_p * 3),
         ("kept_count", ctypes.c_void_p),
     ]
+
+
+# A parameter's part of the own chunk: `span`; and what is in its field `fate`.
+SPAN: Final = np.dtype([("end", np.int64), ("terms", np.uint64), ("fate", np.int64)])
+STAYS: Final = 2
 
 
 class SgdTermsStruct(ctypes.Structure):
@@ -72,7 +81,9 @@ class AdamTermsStruct(ctypes.Structure):
 # In the order of ringtrain_struct_bytes in native/update.c.
 STRUCT_BYTES: Final = (
     RANK_HEAD_BYTES,
-    *map(ctypes.sizeof, (ChannelStruct, JobStruct, UpdateStruct, SgdTermsStruct, AdamTermsStruct)),
+    *map(ctypes.sizeof, (ChannelStruct, JobStruct)),
+    SPAN.itemsize,
+    *map(ctypes.sizeof, (UpdateStruct, SgdTermsStruct, AdamTermsStruct)),
 )
 
 

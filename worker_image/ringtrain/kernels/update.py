@@ -1,6 +1,7 @@
 """An update rule as compiled code takes it (`native/shm.h`), for those who hand it on without knowing rules."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,14 @@ Flat = NDArray[Any]
 
 @dataclass(frozen=True)
 class NativeRule:
-    """`code`: of enum rule. `terms`: its coefficients, as native/optimizer.c lays them out."""
+    """`code`: of enum rule. `spans`: of the whole own chunk, one for each parameter in it, in their order, as
+    `structures.SPAN` has them; an update notes there which of them no rank has a gradient of. `terms`: what spans
+    point to: coefficients, as native/optimizer.c lays them out.
+    """
 
     code: int
-    terms: ctypes.Structure
+    spans: NDArray[Any]
+    terms: Sequence[ctypes.Structure]
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,8 @@ class ChunkUpdate:
     are updated. `states`: of the own chunk, in the order in which the rule takes them, float32 or float64.
     `master`: the own chunk's weights in float32, where `weights` are of a half type. `last`: no other update
     follows: return when all ranks have done theirs. `reduced`: gets the own chunk's reduced gradients, if
-    somebody wants them; may be the own chunk of the gradients. `kept`: gets what is changed.
+    somebody wants them; may be the own chunk of the gradients. `kept`: gets what is changed. `offset`: where in
+    the own chunk this part of it begins.
     """
 
     rule: NativeRule
@@ -49,6 +55,7 @@ class ChunkUpdate:
     last: bool
     reduced: Flat | None = None
     kept: Kept | None = None
+    offset: int = 0
 
     def cut(self, where: slice, own: slice) -> "ChunkUpdate":
         """The update of elements `where` of the buffer, of whose chunk this rank owns `own`."""
@@ -61,6 +68,7 @@ class ChunkUpdate:
             self.last,
             None if self.reduced is None else self.reduced[within],
             self.kept and Kept(tuple(array[within] for array in self.kept.arrays), self.kept.count),
+            self.offset + within.start,
         )
 
 
@@ -70,7 +78,8 @@ def native_update(change: ChunkUpdate, weights: "ctypes.Array[ctypes.c_void_p]")
         rule=change.rule.code,
         last=change.last,
         targets=len(weights),
-        terms=ctypes.addressof(change.rule.terms),
+        spans=address_of(change.rule.spans),
+        offset=change.offset,
         weights=ctypes.addressof(weights),
         master=None if change.master is None else address_of(change.master),
         reduced=None if change.reduced is None else address_of(change.reduced),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringtrain.optim.kernels import Part
+from ringtrain.optim.kernels import Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.process_groups.group import Flat, Group
 
@@ -18,8 +18,11 @@ class Arenas:
     vanish in its 8 or 11 bits. State is float32 for half-precision and float32 weights, float64 for float64.
     """
 
-    def __init__(self, layout: Layout, state_names: Sequence[str], owner: int | None, group: Group) -> None:
+    def __init__(
+        self, layout: Layout, state_names: Sequence[str], owner: int | None, group: Group, kernels: Kernels
+    ) -> None:
         """`owner`: the rank whose shards this process updates; None: it updates everything."""
+        self._kernels = kernels
         self._weights = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
         self._gradients = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
         self._owner = owner
@@ -46,11 +49,15 @@ class Arenas:
         return slice(*bucket.segment_bounds[self._owner : self._owner + 2])
 
     def part(self, bucket: Bucket) -> Part:
-        """The owned elements of `bucket`, for a rule to update. `store` writes them back."""
+        """The owned elements of `bucket`, for a rule to update. `store` writes them back.
+
+        Weights of a half type that somebody has set are taken into their master copies before.
+        """
         owned, state = self.owned(bucket), self.state[bucket.index]
         gradients = self.gradients(bucket)[owned]
         if not bucket.half:
             return Part(self.weights(bucket)[owned], gradients, state)
+        self._kernels.follow(state[MASTER], self.weights(bucket)[owned])
         return Part(state[MASTER], gradients.astype(np.float32), state)
 
     def store(self, bucket: Bucket, part: Part) -> None:

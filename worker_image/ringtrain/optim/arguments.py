@@ -1,6 +1,6 @@
 """What a trainer may pass to `HostOptimizer`."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,28 @@ def check_rule(rule: Any) -> None:
         raise ConfigurationError(
             f"rule is {kind_of(rule)}; expected an instance of a rule of ringtrain.optim, such as AdamW(lr=1e-3)"
         )
+
+
+def grouped_rules(
+    rule: Any, rules: Mapping[str, Any], names: Sequence[str]
+) -> tuple[tuple[Rule, ...], dict[str, int]]:
+    """Return the groups' rules, and by name the group of each parameter. Raises ConfigurationError."""
+    check_rule(rule)
+    if unknown := sorted(set(rules) - set(names)):
+        raise ConfigurationError(
+            f"rules names {unknown}, which are not parameters; registered are {sorted(names)}"
+        )
+    found: list[Rule] = []
+    group_of = {}
+    for name in names:
+        own = rules.get(name, rule)
+        check_rule(own)
+        if type(own) is not type(rule):
+            raise ConfigurationError(f'rules: "{name}" has {own}, and rule is {rule}; expected rules of one kind')
+        if own not in found:
+            found.append(own)
+        group_of[name] = found.index(own)
+    return tuple(found), group_of
 
 
 def described(value: Any) -> str:

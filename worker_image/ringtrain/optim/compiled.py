@@ -1,15 +1,16 @@
 """The update rules' arithmetic in compiled code: the same bits as `NumpyKernels`, in one pass."""
 
 import ctypes
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.kernels.library import native_library
 from ringtrain.kernels.structures import AdamTermsStruct, SgdTermsStruct
-from ringtrain.kernels.update import NativeRule
 from ringtrain.optim.kernels import AdamTerms, Floats, Kernels, NumpyKernels, Part, SgdTerms, Sums
+from ringtrain.wire.dtypes import CODES, dtype_name
 
 _MEAN: Final = "mean"
 _SQUARE: Final = "square"
@@ -50,6 +51,11 @@ class NativeKernels:
             ctypes.c_double(rate),
         )  # fmt: skip
 
+    def follow(self, master: Floats, weights: NDArray[Any]) -> None:
+        self._library.ringtrain_follow(
+            CODES[dtype_name(weights.dtype)], _pointer(master), _pointer(weights), ctypes.c_uint64(weights.size)
+        )
+
     def square_sums(self, values: Floats, edges: NDArray[np.intp]) -> Sums:
         sums, where = np.empty(edges.size - 1, np.float64), np.ascontiguousarray(edges, np.int64)
         self._library.ringtrain_square_sums(
@@ -59,11 +65,25 @@ class NativeKernels:
         return sums
 
 
-def native_rule(terms: SgdTerms | AdamTerms) -> NativeRule:
-    """Return the rule that `NativeKernels.sgd` or `.adam` applies with `terms`."""
+RULE_CODES: Final = {SgdTermsStruct: 1, AdamTermsStruct: 2}  # enum rule of native/shm.h
+
+
+@dataclass(frozen=True)
+class NativeTerms:
+    """Coefficients as compiled code has them, which points to them."""
+
+    struct: SgdTermsStruct | AdamTermsStruct
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.struct)
+
+
+def native_terms(terms: SgdTerms | AdamTerms) -> NativeTerms:
+    """Return what `NativeKernels.sgd` or `.adam` hands to compiled code for `terms`."""
     if isinstance(terms, SgdTerms):
-        return NativeRule(1, _sgd_terms(terms))
-    return NativeRule(2, _adam_terms(terms, terms.rate / terms.correction1))
+        return NativeTerms(_sgd_terms(terms))
+    return NativeTerms(_adam_terms(terms, terms.rate / terms.correction1))
 
 
 def _sgd_terms(terms: SgdTerms) -> SgdTermsStruct:

@@ -1,6 +1,6 @@
 """How an optimizer is cut over the ranks of one world: what is made anew whenever the world changes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import Settings, described
 from ringtrain.optim.compiled import best_kernels
-from ringtrain.optim.fused import can_fuse
+from ringtrain.optim.fused import can_fuse, shared
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.memory_check import MemoryCheck
@@ -21,6 +21,7 @@ from ringtrain.optim.norms import Norms
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.pipeline import DeviceReducer, UpdateContext
 from ringtrain.optim.rules import Rule
+from ringtrain.optim.spans import Missed, NativeSpans, spans_of
 from ringtrain.optim.state import check_same_model
 from ringtrain.optim.undo import History, Undo
 from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteWire, HalfWire, Wire
@@ -31,13 +32,15 @@ from ringtrain.reduction.ops import ReduceOp, Sum
 
 @dataclass(frozen=True)
 class Model:
-    """What an optimizer is in every world: parameters in their order, rule, and how to update.
+    """What an optimizer is in every world: parameters in their order, rules, and how to update.
 
+    `rules`: those that it began with, one for each group of parameters. `group_of`: each parameter's, by name.
     `elastic`: updates can be undone, and the state outlives the loss of a rank.
     """
 
     specs: tuple[ParamSpec, ...]
-    rule: Rule
+    rules: tuple[Rule, ...]
+    group_of: Mapping[str, int]
     settings: Settings
     bucket_bytes: int
     sharded: bool
@@ -52,29 +55,49 @@ class Model:
         """What ranks must agree on beside the parameters."""
         settings = self.settings
         compared = {
-            "rule": self.rule, "bucket_bytes": self.bucket_bytes, "sharded": self.sharded,
+            "bucket_bytes": self.bucket_bytes, "sharded": self.sharded,
             "accumulate": settings.accumulate, "compression": self.compression,
             "clip_norm": settings.clip_norm, "schedule": settings.schedule, "elastic": self.elastic,
         }  # fmt: skip
-        return {name: described(value) for name, value in compared.items()}
+        named = {name: described(value) for name, value in compared.items()}
+        if len(self.rules) == 1:
+            return {"rule": described(self.rules[0])} | named
+        groups = {f"rule of group {index}": described(rule) for index, rule in enumerate(self.rules)}
+        return groups | {"groups": repr([self.group_of[spec.name] for spec in self.specs])} | named
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The arrays of state that parameters have: what any of the rules wants."""
+        return tuple(dict.fromkeys(name for rule in self.rules for name in rule.state_names))
+
+    @property
+    def rule_name(self) -> str:
+        """What a saved state is of."""
+        return getattr(self.rules[0], "name", type(self.rules[0]).__name__)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The optimizer in one world. `views`: the weights by name, whole on every rank. `check`: compares copies."""
+    """The optimizer in one world. `fused`: what compiled code updates in one pass, by bucket; None: it can't.
+    `views`: the weights by name, whole on every rank. `check`: compares copies."""
 
     context: UpdateContext
     inbox: Inbox
-    fused: bool
+    fused: dict[int, NativeSpans] | None
     views: dict[str, Flat]
     check: MemoryCheck | None
 
-    def begin_at(self, updates: int) -> None:
-        """Weights and state were set to those after `updates`: nothing from before can be undone."""
+    def begin_at(self, updates: int, missed: Mapping[str, int]) -> None:
+        """Weights and state were set to those after `updates`: nothing from before can be undone.
+
+        `missed`: how many of them each parameter had no gradient in.
+        """
+        self.context.missed.counts = dict(missed)
         if self.context.undo is not None:
             self.context.undo.begin_at(updates)
         if self.context.mirror is not None:
             self.context.mirror.begin_at(updates)
+            self.context.mirror.missed.counts = dict(missed)
         if self.check is not None:
             self.check.begin()
 
@@ -92,24 +115,26 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
     """
     layout = model.layout(group.size)
     check_same_model(group, layout, model.compared())
-    arenas = Arenas(layout, model.rule.state_names, group.rank if model.sharded else None, group)
+    kernels = best_kernels()
+    arenas = Arenas(layout, model.state_names, group.rank if model.sharded else None, group, kernels)
     if devices is not None:
         devices.attach(layout, arenas)
     lane = group.beside() if group.size > 1 and devices is None else None  # devices keep to one order
     wire = None if model.compression is None else _wire((group, lane or group), layout, arenas, model.compression)
     undo = _undo(layout, arenas, wire) if model.elastic else None
-    kernels = best_kernels()
-    mirror = _mirror(model, layout, (group, lane or group), Tools(model.rule, kernels, wire))
+    mirror = _mirror(model, layout, (group, lane or group), Tools(model.state_names, kernels, wire))
     context = UpdateContext(
         group,
         layout,
         arenas,
-        model.rule,
+        model.state_names,
         model.settings,
         kernels,
         BucketOrder(layout, group),
         Norms((group, lane or group), layout, arenas, kernels),
         model.sharded,
+        tuple(spans_of(bucket, arenas.owned(bucket)) for bucket in layout.buckets),
+        Missed(),
         wire,
         lane,
         undo,
@@ -118,7 +143,13 @@ def make_cut(model: Model, group: Group, devices: DeviceReducer | None = None) -
     )
     inbox = Inbox(layout, arenas, group.rank, model.settings)
     check = None if mirror is None else MemoryCheck(context, mirror)
-    return Cut(context, inbox, can_fuse(context), _views(layout, arenas), check)
+    return Cut(context, inbox, _fused(context, model), _views(layout, arenas), check)
+
+
+def _fused(context: UpdateContext, model: Model) -> dict[int, NativeSpans] | None:
+    if not can_fuse(context, model.rules):
+        return None
+    return {bucket.index: NativeSpans(context.spans[bucket.index], model.group_of) for bucket in shared(context)}
 
 
 def _views(layout: Layout, arenas: Arenas) -> dict[str, Flat]:

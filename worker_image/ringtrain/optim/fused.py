@@ -7,49 +7,54 @@ See docs/decisions/0009-reduce-and-update-in-one-pass.md.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 
 from ringtrain import timeline
 from ringtrain.kernels.update import ChunkUpdate
 from ringtrain.optim.arenas import MASTER
-from ringtrain.optim.compiled import native_rule
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import Replay
-from ringtrain.optim.pipeline import Abandoned, Arrivals, UpdateContext
-from ringtrain.optim.rules import FusableRule, StepValues
+from ringtrain.optim.pipeline import Abandoned, Arrivals, Hold, UpdateContext
+from ringtrain.optim.rules import FusableRule, Rule
+from ringtrain.optim.spans import NativeSpans, StepRules
 from ringtrain.process_groups.group import Pending
 from ringtrain.reduction.ops import Average, Sum
 from ringtrain.step_time import HIDDEN_UPDATE
 
 
-def can_fuse(context: UpdateContext) -> bool:
-    """Whether `FusedUpdate` does what `Update` does. The same on all ranks.
+def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
+    """Whether `FusedUpdate` does what `Update` does by these rules. The same on all ranks.
 
     A norm must be known before the first weight changes, a bucket that is compressed or on a device is not reduced
     where it lies, and unsharded state is updated whole by every rank.
     """
     clips, alone = context.settings.clip_norm is not None, context.group.size == 1
     elsewhere = context.wire is not None or context.devices is not None
-    if clips or alone or elsewhere or not context.sharded:
+    fusable = all(isinstance(rule, FusableRule) for rule in rules)
+    if clips or alone or elsewhere or not context.sharded or not fusable:
         return False
-    arenas = [(context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in _shared(context)]
+    arenas = [(context.arenas.gradients(bucket), context.arenas.weights(bucket)) for bucket in shared(context)]
     updates = all(context.group.can_update(*arena) for arena in arenas)
-    return updates and bool(arenas) and isinstance(context.rule, FusableRule)
+    return updates and bool(arenas)
 
 
 class FusedUpdate:
-    """The run of update `number`, from 1."""
+    """The run of an update."""
 
     norm: float | None = None
+    hold: Hold | None = None
 
-    def __init__(self, context: UpdateContext, inbox: Inbox, number: int, rate: float) -> None:
-        assert isinstance(context.rule, FusableRule), "ask can_fuse first"
-        self._rule = context.rule
+    def __init__(
+        self, context: UpdateContext, inbox: Inbox, rules: StepRules, spans: Mapping[int, NativeSpans]
+    ) -> None:
+        """`spans`: of the own elements of each bucket that ranks share."""
+        self._rules = rules
+        self._spans = spans
         self._m = context
         self._inbox = inbox
-        self.number = number
-        self._rate = rate
-        self._last = _shared(context)[-1]
+        self.number = rules.number
+        self._last = shared(context)[-1]
         self.arrivals = Arrivals(context.layout.buckets)
 
     def run(self) -> None:
@@ -86,14 +91,15 @@ class FusedUpdate:
 
     def _update(self, bucket: Bucket) -> list[Pending]:
         """Return what is under way to second homes."""
-        arenas, rule, mirror, undo = self._m.arenas, self._rule, self._m.mirror, self._m.undo
+        arenas, mirror, undo, spans = self._m.arenas, self._m.mirror, self._m.undo, self._spans[bucket.index]
         own = arenas.gradients(bucket)[arenas.owned(bucket)]
         state = arenas.state[bucket.index]
         room = None if mirror is None else mirror.room(bucket, self.number)
+        scale = self._m.mean_scale(bucket, self._inbox.micro_steps)
         change = ChunkUpdate(
-            native_rule(rule.terms(self._step(bucket))),
+            spans.rule(self._rules, self._m.missed, scale),
             arenas.weights(bucket),
-            tuple(state[name] for name in rule.state_names),
+            tuple(state[name] for name in self._m.state_names),
             state.get(MASTER),
             last=bucket is self._last,
             reduced=own if mirror is not None and room is None else room,
@@ -101,7 +107,8 @@ class FusedUpdate:
         )
         with timeline.span(f"reduce and update bucket {bucket.index}", "bucket"):
             self._m.group.update(arenas.gradients(bucket), bucket.bounds, Average if bucket.half else Sum, change)
-        return [] if mirror is None else mirror.exchange(bucket, own, Replay(self._step(bucket)))
+        spans.note(self.number, self._m.missed)
+        return [] if mirror is None else mirror.exchange(bucket, own, Replay(self._rules, scale))
 
     def _update_alone(self, bucket: Bucket) -> None:
         began_ns = time.perf_counter_ns()
@@ -109,14 +116,13 @@ class FusedUpdate:
             if self._m.undo is not None:
                 self._m.undo.keep(bucket.index, self.number)
             part = self._m.arenas.part(bucket)
-            self._rule.update(part, self._step(bucket), self._m.kernels)
+            scale = self._m.mean_scale(bucket, self._inbox.micro_steps)
+            self._rules.apply(part, self._m.spans[bucket.index], self._m.missed, scale, self._m.kernels)
             self._m.arenas.store(bucket, part)
         timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
         self.arrivals.arrived(bucket)
 
-    def _step(self, bucket: Bucket) -> StepValues:
-        return StepValues(self.number, self._rate, self._m.mean_scale(bucket))
 
-
-def _shared(context: UpdateContext) -> list[Bucket]:
+def shared(context: UpdateContext) -> list[Bucket]:
+    """The buckets that ranks update together."""
     return [bucket for bucket in context.order.buckets if bucket.size and not bucket.local]

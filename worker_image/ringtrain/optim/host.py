@@ -14,15 +14,24 @@ from numpy.typing import ArrayLike
 
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError, MismatchError, RingtrainError
-from ringtrain.optim.arguments import Params, Settings, as_arrays, check_arguments, check_passes, check_rule
+from ringtrain.optim.arguments import (
+    Params,
+    Settings,
+    as_arrays,
+    check_arguments,
+    check_passes,
+    check_rule,
+    grouped_rules,
+)
 from ringtrain.optim.cut import Model, Unjoined, first_group, make_cut
 from ringtrain.optim.fused import FusedUpdate
 from ringtrain.optim.layout import ParamSpec
-from ringtrain.optim.pipeline import Abandoned, DeviceReducer, Update
+from ringtrain.optim.pipeline import Abandoned, DeviceReducer, Hold, Update
 from ringtrain.optim.reform import Own, move_into
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
-from ringtrain.optim.state import gather_state, restore_state, shard_state
+from ringtrain.optim.spans import ABSENT, StepRules, is_absent
+from ringtrain.optim.state import Wanted, gather_state, merged_missed, restore_state, shard_state
 from ringtrain.process_groups.group import Flat, Group
 from ringtrain.process_groups.process_sets import group_of
 from ringtrain.step_time import REDUCTION, beside_training
@@ -49,7 +58,8 @@ class HostOptimizer:
     all-gather). Unsharded, each rank updates all; the bits are the same.
     `accumulate`: step() that often per update; the gradient is the mean of the micro-steps.
     `clip_norm`: scale gradients so that their global norm after averaging is at most this.
-    `schedule`: factor on `rule.lr` by number of updates done. `local`: names that are never synchronised: their
+    `schedule`: factor on `rule.lr` by number of updates done. `rules`: of parameters that have another one than
+    `rule`, by name; all of one kind. `local`: names that are never synchronised: their
     weights and state are each rank's own, neither averaged, broadcast nor clipped.
     `check_finite`: refuse gradients with NaN or infinity, at the price of one pass.
     `compression`: "bf16", "fp16" or "int8": float32 gradients and changes of weights travel in half or a quarter
@@ -74,6 +84,7 @@ class HostOptimizer:
         accumulate: int = 1,
         clip_norm: float | None = None,
         schedule: Schedule | None = None,
+        rules: Mapping[str, Rule] | None = None,
         local: Collection[str] = (),
         check_finite: bool = False,
         compression: str | None = None,
@@ -84,19 +95,21 @@ class HostOptimizer:
         arrays = as_arrays(params)
         settings = Settings(accumulate, clip_norm, schedule or Constant(), check_finite)
         check_arguments(arrays, local, bucket_bytes, settings)
-        check_rule(rule)
+        group_rules, groups = grouped_rules(rule, rules or {}, list(arrays))
         if compression is not None and not sharded:
             raise ConfigurationError(
                 f'compression is "{compression}" with sharded=False; compression needs shards'
             )
         specs = tuple(ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items())
-        self._model = Model(specs, rule, settings, bucket_bytes, sharded, compression, elastic)
+        self._model = Model(specs, group_rules, groups, settings, bucket_bytes, sharded, compression, elastic)
+        self._rules = group_rules
         self._cut = make_cut(self._model, group or first_group(elastic, group_of), devices)
         self._prepared: Own | None = None
         self._torn: frozenset[int] = frozenset()
         self._updates = 0
         self._norm: float | None = None
         self._update: Update | FusedUpdate | None = None
+        self._holds = False
         self._thread: threading.Thread | None = None
         self._ending = False
         self._closed = False
@@ -136,8 +149,8 @@ class HostOptimizer:
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next update."""
-        return self._model.rule.lr * self._model.settings.schedule(self._updates)
+        """The learning rate of the next update, of the first group of parameters."""
+        return self._rules[0].lr * self._model.settings.schedule(self._updates)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -168,9 +181,10 @@ class HostOptimizer:
             raise ConfigurationError(f'gradient("{name}") was asked for, and gradients are reduced on the devices')
         return self._cut.inbox.room(name)
 
-    def submit(self, name: str, gradient: ArrayLike, weight: float = 1.0) -> None:
+    def submit(self, name: str, gradient: ArrayLike | None, weight: float = 1.0) -> None:
         """Hand over the gradient of `name` for this step. It is copied, unless it was made in the memory of
-        `gradient(name)`. From any thread, in any order.
+        `gradient(name)`. From any thread, in any order. None: this rank has none; a parameter that no rank has a
+        gradient of stays as it is, and so does its state.
 
         From here on the parameter may change: the backward pass must not need it any more.
         `weight`: factor on this rank's gradient before it is averaged: `Batch.weight` of `ringtrain.data.shard`.
@@ -179,9 +193,93 @@ class HostOptimizer:
         """
         self._submit(name, lambda: self._cut.inbox.put(name, gradient, weight))
 
-    def submit_with(self, name: str, store: Callable[[], None]) -> None:
-        """`submit` of a gradient that `store` takes to where the device reducer has it."""
-        self._submit(name, lambda: self._cut.inbox.put_with(name, store))
+    def submit_with(self, name: str, store: Callable[[], None], present: bool = True) -> None:
+        """`submit` of a gradient that `store` takes to where the device reducer has it. `present`: False: it
+        stores that there is none."""
+        self._submit(name, lambda: self._cut.inbox.put_with(name, store, present))
+
+    def set_rules(self, rules: Sequence[Rule]) -> None:
+        """Change parameters by these rules from the next update on, one for each group: other numbers of the same
+        kind. Local: every rank sets the same. Before the first gradient of an update, or with `hold` before
+        `step()`."""
+        names = self._model.state_names
+        for index, (rule, before) in enumerate(zip(rules, self._rules, strict=True)):
+            if rule is before or rule == before:
+                continue
+            check_rule(rule)
+            missing = [name for name in rule.state_names if name not in names]
+            if type(rule) is not type(before) or missing:
+                raise ConfigurationError(
+                    f"group {index} of parameters would be updated by {rule}, and began with {before}: the state "
+                    f"{missing or 'of another rule'} was not allocated; make the optimizer with it"
+                )
+        self._rules = tuple(rules)
+
+    def hold(self, holds: bool) -> None:
+        """Whether weights wait for `step()` from the next update on: gradients are reduced while they come, and
+        until `step()` they can be read (`gather_gradients`), replaced or dropped. The same on all ranks."""
+        self._holds = holds
+
+    def gather_gradients(self) -> dict[str, Flat | None]:
+        """Return the mean gradient of each parameter over all ranks and micro-steps, None where no rank has one.
+
+        Views of memory from which the update is made: what is written there counts. All gradients must have been
+        submitted, with `hold`. Collective.
+        """
+        with REDUCTION:
+            self._held("gather_gradients").gather().wait()
+        self._raise_if_broken()
+        arenas, found = self._cut.context.arenas, {}
+        for name, (bucket, location) in self._cut.context.layout.locations.items():
+            values = arenas.gradients(bucket)[location.start : location.stop]
+            absent = not values.size or is_absent(values)
+            found[name] = None if absent else values.reshape(location.spec.shape)
+        return found
+
+    def replace_gradients(self, gradients: Mapping[str, Flat | None]) -> None:
+        """Update by these mean gradients, None for a parameter that stays as it is: after `gather_gradients`, and
+        the same on all ranks. Local."""
+        for name, values in gradients.items():
+            bucket, location = self._cut.context.layout.locations[name]
+            own = self._cut.context.arenas.gradients(bucket)[location.start : location.stop]
+            if values is None:
+                own[...] = ABSENT
+            elif own.size:
+                own[...] = values.reshape(-1)
+                self._cut.inbox.mark(name, own)
+
+    def drop(self) -> None:
+        """Forget the gradients that were submitted for an update with `hold`. Every rank does."""
+        hold = self._held("drop")
+        hold.give_up()
+        assert self._thread is not None
+        with REDUCTION:
+            self._thread.join()
+        self._raise_if_broken()
+        self._thread = self._update = None
+        self._cut.inbox.begin_update()
+
+    def _held(self, what: str) -> Hold:
+        self._raise_if_broken()
+        if self._ending or self._update is None or self._update.hold is None:
+            raise ConfigurationError(f"{what}() was called without an update that waits for step(); see hold()")
+        self._cut.inbox.check_complete()
+        return self._update.hold
+
+    def flush(self) -> bool:
+        """With `accumulate`: make an update of the micro-steps there were so far, which are less. True: an update
+        was made; False: there were none. Every rank does after as many."""
+        self._raise_if_broken()
+        self._end_update()
+        if self._cut.context.devices is not None:
+            raise ConfigurationError(
+                "flush() was called, and gradients are reduced on the devices; end the update"
+            )
+        if not self._cut.inbox.flush():
+            return False
+        self._start_update()
+        self._finish(wait=True)
+        return True
 
     def step(self, wait: bool = True) -> bool:
         """End the step. True: an update was made, all weights are new. False: gradients are being accumulated.
@@ -195,15 +293,25 @@ class HostOptimizer:
         timeline.record_since(self._backward_began_ns, "backward", "backward")
         if not self._cut.inbox.end_micro_step():
             return False
+        self._finish(wait)
+        return True
+
+    def _finish(self, wait: bool) -> None:
+        """All gradients of the update are here."""
         if self._thread is None or self._update is None:
             raise ConfigurationError("step() was called from two threads; call it from one")
+        if self._update.hold is not None:
+            self._update.hold.go_on(self._step_rules())
         self._updates += 1
         self._ending = True
         self._cut.context.order.overlaps = not wait
         if wait:
             self._end_update()
         self._step_began_ns = timeline.step_ended(self._step_began_ns, self._updates)
-        return True
+
+    def _step_rules(self) -> StepRules:
+        number = self._updates
+        return StepRules(number + 1, self._model.settings.schedule(number), self._rules, self._model.group_of)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Take `passes` micro-steps an update from the next one on, as `accumulate` does. Collective where it is
@@ -241,7 +349,13 @@ class HostOptimizer:
             self._end_update()
         self._error = self._error or RingtrainError("the optimizer was closed")
         self._closed = True
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Let an update end whose step was not called."""
         self._cut.inbox.cancel()
+        if self._update is not None and self._update.hold is not None:
+            self._update.hold.give_up()
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
         """Gather weights and state of all ranks, whole and by name. Collective, between updates.
@@ -253,7 +367,8 @@ class HostOptimizer:
         """
         self._require_world("state_dict")
         self._require_idle("state_dict")
-        return gather_state(self._cut.context, self._updates, root, error_feedback)
+        wanted = Wanted(self._updates, self._model.rule_name, root, error_feedback)
+        return gather_state(self._cut.context, wanted)
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
         """Copy this rank's part of weights and state, for a checkpoint below a URI. Not collective; between
@@ -263,7 +378,7 @@ class HostOptimizer:
         """
         self._require_world("shard_dict")
         self._require_idle("shard_dict")
-        return shard_state(self._cut.context, self._updates, error_feedback)
+        return shard_state(self._cut.context, self._updates, self._model.rule_name, error_feedback)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set weights, state and count of updates from a `state_dict`, of any world size. Not collective.
@@ -273,8 +388,24 @@ class HostOptimizer:
         Raises ConfigurationError, with nothing changed, when it is of another rule or model.
         """
         self._require_idle("load_state_dict")
-        self._updates = restore_state(self._cut.context, state)
-        self._cut.begin_at(self._updates)
+        self._updates, missed = restore_state(self._cut.context, self._model.rule_name, state)
+        self._cut.begin_at(self._updates, missed)
+
+    def take_weights(self) -> None:
+        """Go on from what somebody has set weights to, in place, the same on all ranks. Local, between updates.
+
+        Without `elastic` there is nothing to do: an update reads the weights that are there. With it a rank takes
+        them for the shard that it is the second home of, and the updates so far can't be undone any more.
+        """
+        if self._cut.context.undo is None:
+            return
+        self._require_idle("take_weights")
+        missed = self._cut.context.missed.counts
+        if (mirror := self._cut.context.mirror) is not None:
+            mirror.settle(self._updates)
+            mirror.take_weights(self._cut.context.arenas)
+            missed = merged_missed([missed, mirror.missed.counts])
+        self._cut.begin_at(self._updates, missed)
 
     def rollback(self, to: int | None = None) -> int:
         """Give up the update that is under way, set this rank's part of weights and state to those after update
@@ -291,7 +422,7 @@ class HostOptimizer:
         if self._closed:
             raise RingtrainError("the optimizer was closed")
         if not self._ending:
-            self._cut.inbox.cancel()
+            self._give_up()
         if self._thread is not None:
             self._thread.join()
         done = self.updates
@@ -299,6 +430,7 @@ class HostOptimizer:
         if chosen not in (done, done - 1) or chosen < 0:
             raise ConfigurationError(f"rollback: to is {to}; expected {done}, the updates done, or one less")
         restored = undo.restore(chosen)
+        self._cut.context.missed.undo(chosen)
         if (mirror := self._cut.context.mirror) is not None:
             if chosen < done:
                 mirror.settle(chosen)
@@ -360,8 +492,13 @@ class HostOptimizer:
             self._start_update()
 
     def _start_update(self) -> None:
-        kind = FusedUpdate if self._cut.fused else Update
-        self._update = kind(self._cut.context, self._cut.inbox, self._updates + 1, self.rate)
+        context, inbox, rules = self._cut.context, self._cut.inbox, self._step_rules()
+        if self._holds:
+            self._update = Update(context, inbox, rules, Hold())
+        elif self._cut.fused:
+            self._update = FusedUpdate(context, inbox, rules, self._cut.fused)
+        else:
+            self._update = Update(context, inbox, rules)
         # A thread per update: it costs 0.1 ms and leaves nothing to close. Daemon, because a backward pass that
         # raises would leave it waiting for gradients for ever.
         # In the caller's context, where a process that holds several ranks keeps which one this is.

@@ -12,6 +12,7 @@ from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.arguments import SUPPORTED, Settings
 from ringtrain.optim.layout import HALF_TYPES, Layout, ParamSpec
+from ringtrain.optim.spans import ABSENT, beginnings
 
 
 class Inbox:
@@ -31,8 +32,10 @@ class Inbox:
             halves = (spec for spec in layout.specs if spec.dtype.name in HALF_TYPES)
             self._wide = {spec.name: np.zeros(spec.size, np.float32) for spec in halves}
         self._changed = threading.Condition()
+        self._beginnings = beginnings(layout)
         self._micro_step = 0
         self._arrived: set[str] = set()
+        self._present: set[str] = set()
         self._outstanding: list[int] = []
         self.completed_s = [0.0] * len(layout.buckets)  # when each bucket was complete, by time.perf_counter
         self._cancelled = False
@@ -44,6 +47,7 @@ class Inbox:
             self._cancelled = False
             self._micro_step = 0
             self._arrived.clear()
+            self._present.clear()
             self._outstanding = [len(bucket.locations) for bucket in self._layout.buckets]
 
     @property
@@ -71,8 +75,18 @@ class Inbox:
         room: NDArray[Any] = self._arenas.gradients(bucket)[location.start : location.stop]
         return room.reshape(location.spec.shape)
 
-    def put(self, name: str, gradient: ArrayLike, weight: float = 1.0) -> bool:
-        """Take `weight` times the gradient of `name`. True for the first one of an update's last micro-step.
+    @property
+    def micro_steps(self) -> int:
+        """Micro-steps of the update, the present one included."""
+        return self._micro_step + 1
+
+    def is_absent(self, name: str) -> bool:
+        """Whether this rank has no gradient of `name`."""
+        return name not in self._present
+
+    def put(self, name: str, gradient: ArrayLike | None, weight: float = 1.0) -> bool:
+        """Take `weight` times the gradient of `name`; None: this rank has none. True for the first one of an
+        update's last micro-step.
 
         Raises ConfigurationError for a gradient that is unknown, here already, or not like its parameter, and for
         a weight that is negative or not finite.
@@ -83,15 +97,13 @@ class Inbox:
                 f'{self._me}: the weight of gradient "{name}" is {weight}; expected a number of at least 0, '
                 "such as Batch.weight"
             )
-        if gradient is None:
-            raise ConfigurationError(
-                f'{self._me}: gradient "{name}" is None; submit zeros for a parameter that this batch does not use'
-            )
-        values = _weighted(self._checked(location.spec, np.asarray(gradient)), weight)
         target = self._arenas.gradients(bucket)[location.start : location.stop]
+        if gradient is None:
+            return self.put_with(name, lambda: self._store(name, target, None), present=False)
+        values = _weighted(self._checked(location.spec, np.asarray(gradient)), weight)
         return self.put_with(name, lambda: self._store(name, target, values))
 
-    def put_with(self, name: str, store: Callable[[], None]) -> bool:
+    def put_with(self, name: str, store: Callable[[], None], present: bool = True) -> bool:
         """Count the gradient of `name`, which `store` takes to where it is reduced, as `put` does."""
         bucket, _ = self._find(name)
         with self._changed:
@@ -103,6 +115,8 @@ class Inbox:
             first_of_last = self._last_micro_step and not self._arrived
             self._arrived.add(name)
         store()
+        if present:
+            self._present.add(name)
         with self._changed:
             if self._last_micro_step:
                 self._outstanding[bucket.index] -= 1
@@ -111,16 +125,21 @@ class Inbox:
                     self._changed.notify_all()
         return first_of_last
 
-    def end_micro_step(self) -> bool:
-        """True when that was an update's last micro-step. Raises ConfigurationError naming missing gradients."""
+    def check_complete(self) -> None:
+        """Raise ConfigurationError naming the gradients of this micro-step that are missing."""
         with self._changed:
             missing = [spec.name for spec in self._layout.specs if spec.name not in self._arrived]
             if missing:
                 raise ConfigurationError(
                     f"{self._me}: step() was called with {len(missing)} of {len(self._layout.specs)} gradients "
-                    f"missing: {_listed(missing)}; submit a gradient for every parameter (zeros for one that this "
+                    f"missing: {_listed(missing)}; submit a gradient for every parameter (None for one that this "
                     f"batch does not use), or leave the parameter out of the optimizer"
                 )
+
+    def end_micro_step(self) -> bool:
+        """True when that was an update's last micro-step. Raises ConfigurationError naming missing gradients."""
+        self.check_complete()
+        with self._changed:
             if self._last_micro_step:
                 return True
             self._micro_step += 1
@@ -177,15 +196,50 @@ class Inbox:
             )
         return gradient
 
-    def _store(self, name: str, target: NDArray[Any], values: NDArray[Any]) -> None:
+    def _store(self, name: str, target: NDArray[Any], values: NDArray[Any] | None) -> None:
         summed = self._wide.get(name, target)
-        into = summed.reshape(values.shape)
-        if self._micro_step == 0:
-            into[...] = values  # numpy copies nothing where both are the same memory, as of `room`
+        if values is None:
+            if self._micro_step == 0:
+                summed[...] = ABSENT
         else:
-            np.add(into, values, out=into)
-        if summed is not target and self._last_micro_step:
-            target[:] = summed * np.float32(1.0 / self._settings.accumulate)
+            into = summed.reshape(values.shape)
+            if self._micro_step == 0:
+                into[...] = values  # numpy copies nothing where both are the same memory, as of `room`
+            else:
+                np.add(into, values, out=into)
+        if self._last_micro_step:
+            self._end(name, target, values is not None or name in self._present)
+
+    def _end(self, name: str, target: NDArray[Any], present: bool) -> None:
+        """All micro-steps of `name` are here."""
+        if (summed := self._wide.get(name)) is not None:
+            target[:] = summed * np.float32(1.0 / self.micro_steps)
+        if present:
+            self.mark(name, target)
+
+    def mark(self, name: str, values: NDArray[Any]) -> None:
+        """Let the gradient `values`, flat, of `name` say that it is there."""
+        for begin in self._beginnings[name]:
+            if values[begin] == 0:
+                values[begin] = 0.0  # not -0
+
+    def flush(self) -> bool:
+        """Make an update of the micro-steps there were so far. False: there were none."""
+        with self._changed:
+            if self._arrived:
+                raise ConfigurationError(f"{self._me}: flush() was called in the middle of a backward pass")
+            if not self._micro_step:
+                return False
+            self._micro_step -= 1
+            for spec in self._layout.specs:
+                bucket, location = self._layout.locations[spec.name]
+                target = self._arenas.gradients(bucket)[location.start : location.stop]
+                self._end(spec.name, target, spec.name in self._present)
+            self._arrived = {spec.name for spec in self._layout.specs}
+            self._outstanding = [0] * len(self._outstanding)
+            self.completed_s = [time.perf_counter()] * len(self._outstanding)
+            self._changed.notify_all()
+        return True
 
 
 def _weighted(values: NDArray[Any], weight: float) -> NDArray[Any]:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ringtrain.optim.layout import ParamSpec
+
 Floats = NDArray[np.floating[Any]]
 Sums = NDArray[np.float64]
 
@@ -24,18 +26,23 @@ BLOCK = 64 * 1024
 class Part:
     """The elements of one bucket that this rank updates: equally long flat float32 or float64 arrays.
 
-    `gradients` are consumed: kernels may use them as scratch.
+    `gradients` are consumed: kernels may use them as scratch. `spec`: of the parameter whose elements they are,
+    for a rule that wants to know.
     """
 
     weights: Floats
     gradients: Floats
     state: Mapping[str, Floats]
+    spec: ParamSpec | None = None
+
+    def cut(self, where: slice, spec: ParamSpec | None = None) -> "Part":
+        """The elements `where`."""
+        state = {name: values[where] for name, values in self.state.items()}
+        return Part(self.weights[where], self.gradients[where], state, spec)
 
     def blocks(self) -> Iterator["Part"]:
         for start in range(0, self.weights.size, BLOCK):
-            cut = slice(start, start + BLOCK)
-            state = {name: values[cut] for name, values in self.state.items()}
-            yield Part(self.weights[cut], self.gradients[cut], state)
+            yield self.cut(slice(start, start + BLOCK))
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,10 @@ class Kernels(Protocol):
 
     def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
         """`weights -= rate * direction`; `direction` is consumed."""
+
+    def follow(self, master: Floats, weights: NDArray[Any]) -> None:
+        """Take into `master`, float32, the elements of `weights`, of a half type, that are not what it was rounded
+        to: somebody has set them."""
 
     def square_sums(self, values: Floats, edges: NDArray[np.intp]) -> Sums:
         """Return the sum of squares, in float64, of each segment `values[edges[i]:edges[i + 1]]`, which has 1 to
@@ -136,6 +147,12 @@ class NumpyKernels:
     def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
         np.multiply(direction, rate, out=direction)
         np.subtract(weights, direction, out=weights)
+
+    def follow(self, master: Floats, weights: NDArray[Any]) -> None:
+        rounded = master.astype(weights.dtype)
+        differs = rounded.view(np.uint16) != weights.view(np.uint16)
+        if differs.any():
+            master[differs] = weights[differs]
 
     def square_sums(self, values: Floats, edges: NDArray[np.intp]) -> Sums:
         sums = np.empty(edges.size - 1, np.float64)

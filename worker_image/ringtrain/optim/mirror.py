@@ -7,8 +7,8 @@ other's memory, the owner writes the gradient where its second home has it.
 See docs/decisions/0022-second-home.md.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from ringtrain.errors import RingtrainError
 from ringtrain.optim.arenas import MASTER, WEIGHTS, Arenas
 from ringtrain.optim.kernels import Kernels, Part
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.optim.rules import LayerRule, Rule, StepValues
+from ringtrain.optim.spans import Missed, Span, StepRules, spans_of
 from ringtrain.optim.wire import LOST_CHANGE, Wire
 from ringtrain.process_groups.group import Flat, Group, Pending
 
@@ -41,18 +41,24 @@ def second_homes(pods: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Replay:
-    """How an update changed a bucket. `layer_rates`: of a rule that has a rate for each parameter, those of the
-    bucket's parameters."""
+    """How an update changed a bucket. `scale` made the mean of the gradients. `layer_rates`: of rules that have a
+    rate for each parameter, by name."""
 
-    values: StepValues
-    layer_rates: tuple[float, ...] = ()
+    rules: StepRules
+    scale: float
+    layer_rates: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """Of the update."""
+        return self.rules.number
 
 
 @dataclass(frozen=True)
 class Tools:
     """What an update is made with."""
 
-    rule: Rule
+    state_names: tuple[str, ...]
     kernels: Kernels
     wire: Wire | None
 
@@ -75,6 +81,8 @@ class Mirror:
         self._gradients_there = None if there is None else self._cut_up(there, group.rank)
         self._versions = dict.fromkeys(self._values, 0)  # after which update the values are
         self._replays: dict[int, Replay] = {}  # what is to be done to them next
+        self._spans = {bucket.index: spans_of(bucket, self.shard(bucket)) for bucket in self.buckets}
+        self.missed = Missed()  # of the parameters of the ward's shard
 
     def values(self, bucket: Bucket) -> dict[str, Flat]:
         """The copy, by name: weights in the precision in which they are updated, and state."""
@@ -114,19 +122,19 @@ class Mirror:
     def catch_up(self, bucket: Bucket, number: int) -> None:
         """Apply the gradient of the update before `number`, which all ranks are known to have done."""
         replay = self._replays.get(bucket.index)
-        if replay is None or replay.values.number >= number:
+        if replay is None or replay.number >= number:
             return
         del self._replays[bucket.index]
         with timeline.span(f"replay bucket {bucket.index}", "update"):
             self._apply(bucket, replay)
-        self._versions[bucket.index] = replay.values.number
+        self._versions[bucket.index] = replay.number
 
     def exchange(self, bucket: Bucket, reduced: Flat, replay: Replay) -> list[Pending]:
         """Send the own shard's `reduced` gradient to its second home, and get the ward's, for the next `catch_up`.
 
         `reduced` must stay as it is until what is returned has ended. Collective. Nothing is sent that is there.
         """
-        self.catch_up(bucket, replay.values.number)
+        self.catch_up(bucket, replay.number)
         self._replays[bucket.index] = replay
         if self._gradients_there is not None:
             return []
@@ -137,7 +145,7 @@ class Mirror:
         """Make the copy the shard after update `to`, the last that is done or the one before. Local."""
         for bucket in self.buckets:
             replay = self._replays.get(bucket.index)
-            if replay is not None and replay.values.number == to:
+            if replay is not None and replay.number == to:
                 self.catch_up(bucket, to + 1)
             self._replays.pop(bucket.index, None)
             if self._versions[bucket.index] != to:
@@ -148,14 +156,17 @@ class Mirror:
 
     def forget_after(self, update: int) -> None:
         """Forget the gradients of later updates. The copy can still be that after `update`, or the one before."""
-        self._replays = {index: one for index, one in self._replays.items() if one.values.number <= update}
+        self._replays = {index: one for index, one in self._replays.items() if one.number <= update}
 
     def take_weights(self, arenas: Arenas, masters: bool = True) -> None:
-        """Set the copy's weights from those that all ranks have; `masters`: also where they are of a half type."""
+        """Set the copy's weights from those that all ranks have; `masters`: also where they are of a half type and
+        what their master copies are rounded to."""
         for bucket in self.buckets:
-            if bucket.half and not masters:
-                continue
-            self.values(bucket)[MASTER if bucket.half else WEIGHTS][:] = arenas.weights(bucket)[self.shard(bucket)]
+            weights = arenas.weights(bucket)[self.shard(bucket)]
+            if not bucket.half:
+                self.values(bucket)[WEIGHTS][:] = weights
+            elif masters:
+                self._tools.kernels.follow(self.values(bucket)[MASTER], weights)
 
     def begin_at(self, updates: int) -> None:
         """Note that the values were set to those after `updates`."""
@@ -163,25 +174,18 @@ class Mirror:
         self._replays.clear()
 
     def _apply(self, bucket: Bucket, replay: Replay) -> None:
-        values, rule, kernels, wire = self.values(bucket), self._tools.rule, self._tools.kernels, self._tools.wire
+        values, kernels, wire = self.values(bucket), self._tools.kernels, self._tools.wire
         weights = values[MASTER if bucket.half else WEIGHTS]
         gradients = self._waiting(bucket, replay)
         part = Part(weights, gradients.astype(np.float32) if bucket.half else gradients, values)
         before = weights.copy() if LOST_CHANGE in values else weights
-        if isinstance(rule, LayerRule):
-            rule.direction(part, replay.values, kernels)
-            self._descend(bucket, part, replay.layer_rates)
-        else:
-            rule.update(part, replay.values, kernels)
+        present = replay.rules.apply(part, self._spans[bucket.index], self.missed, replay.scale, kernels)
+        descend(part, present, replay.layer_rates, kernels)
         if wire is not None and LOST_CHANGE in values:
             wire.round_change(before, weights, values[LOST_CHANGE])
 
-    def _descend(self, bucket: Bucket, part: Part, rates: Sequence[float]) -> None:
-        for start, stop, rate in layer_cuts(bucket, self.shard(bucket), rates):
-            self._tools.kernels.descend(part.weights[start:stop], part.gradients[start:stop], rate)
-
     def _waiting(self, bucket: Bucket, replay: Replay) -> Flat:
-        return self._gradients[self._generation(replay.values.number)][bucket.index]
+        return self._gradients[self._generation(replay.number)][bucket.index]
 
     def _generation(self, number: int) -> int:
         return 0 if self._gradients_there is None else number % _GENERATIONS
@@ -199,7 +203,7 @@ class Mirror:
         return generations
 
     def _allocate(self, bucket: Bucket) -> dict[str, Flat]:
-        names = [MASTER if bucket.half else WEIGHTS, *self._tools.rule.state_names]
+        names = [MASTER if bucket.half else WEIGHTS, *self._tools.state_names]
         if self._tools.wire is not None and self._tools.wire.carries(bucket):
             names.append(LOST_CHANGE)
         dtype = np.float32 if bucket.half else bucket.dtype
@@ -216,11 +220,9 @@ def _room(bucket: Bucket) -> int:
     return -(-longest * bucket.dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
-def layer_cuts(bucket: Bucket, owned: slice, rates: Sequence[float]) -> list[tuple[int, int, float]]:
-    """The parts of each parameter that lie in `owned`, counted from its start, with the parameter's rate."""
-    cuts = []
-    for location, rate in zip(bucket.locations, rates, strict=True):
-        start, stop = max(location.start, owned.start), min(location.stop, owned.stop)
-        if start < stop:
-            cuts.append((start - owned.start, stop - owned.start, rate))
-    return cuts
+def descend(part: Part, spans: Sequence[Span], rates: Mapping[str, float], kernels: Kernels) -> None:
+    """Take the step of each parameter that has a rate of its own, along the direction in place of its gradient."""
+    for span in spans:
+        if span.spec.name in rates:
+            cut = slice(span.start, span.stop)
+            kernels.descend(part.weights[cut], part.gradients[cut], rates[span.spec.name])

@@ -10,11 +10,14 @@ reductions come first, since the norm needs them.
 """
 
 import math
+import queue
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from ringtrain import timeline
 from ringtrain.errors import ConfigurationError
@@ -23,10 +26,11 @@ from ringtrain.optim.arguments import Settings
 from ringtrain.optim.inbox import Inbox
 from ringtrain.optim.kernels import Kernels, Part, Sums
 from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.optim.mirror import Mirror, Replay, layer_cuts
+from ringtrain.optim.mirror import Mirror, Replay, descend
 from ringtrain.optim.norms import Norms, squares_by_parameter
 from ringtrain.optim.order import BucketOrder
-from ringtrain.optim.rules import LayerRule, Rule, StepValues
+from ringtrain.optim.rules import LayerRule
+from ringtrain.optim.spans import Missed, Span, StepRules
 from ringtrain.optim.undo import Undo
 from ringtrain.optim.wire import LOST_CHANGE, Wire
 from ringtrain.process_groups.group import Flat, Group, Pending
@@ -51,7 +55,8 @@ class DeviceReducer(Protocol):
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """What stays the same from update to update. `sharded`: each rank updates its own shard only.
+    """What stays the same from update to update. `sharded`: each rank updates its own shard only. `spans`: of what
+    this rank updates of each bucket. `missed`: what its parameters have missed.
 
     `order`: of buckets in an update.
     `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
@@ -62,12 +67,14 @@ class UpdateContext:
     group: Group
     layout: Layout
     arenas: Arenas
-    rule: Rule
+    state_names: tuple[str, ...]
     settings: Settings
     kernels: Kernels
     order: BucketOrder
     norms: Norms
     sharded: bool
+    spans: tuple[tuple[Span, ...], ...]
+    missed: Missed
     wire: Wire | None = None
     lane: Group | None = None
     undo: Undo | None = None
@@ -91,12 +98,12 @@ class UpdateContext:
             state[LOST_CHANGE] = self.wire.lost_change(bucket)
         return state
 
-    def mean_scale(self, bucket: Bucket) -> float:
+    def mean_scale(self, bucket: Bucket, micro_steps: int) -> float:
         """What turns the sum over ranks and all micro-steps into the mean."""
         if bucket.half:
             return 1.0  # averaged by the inbox and by the ring
         is_mean = bucket.local or self.wire_of(bucket) is not None
-        return 1.0 / (self.settings.accumulate * (1 if is_mean else self.group.size))
+        return 1.0 / (micro_steps * (1 if is_mean else self.group.size))
 
 
 class Abandoned(Exception):
@@ -125,27 +132,61 @@ class Arrivals:
             new.set()
 
 
-class Update:
-    """The run of update `number`, from 1. `norm` is the global gradient norm when clipping asks for it."""
+class Hold:
+    """What lets an update that waits for `step()` go on: told by the thread that trains, heard by another one."""
 
-    def __init__(self, context: UpdateContext, inbox: Inbox, number: int, rate: float) -> None:
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[StepRules | threading.Event | None] = queue.SimpleQueue()
+
+    def go_on(self, rules: StepRules) -> None:
+        """Update the weights, by these rules."""
+        self._told.put(rules)
+
+    def gather(self) -> threading.Event:
+        """Bring the mean gradients to all ranks. What is returned is set when they are here, or never will be."""
+        done = threading.Event()
+        self._told.put(done)
+        return done
+
+    def give_up(self) -> None:
+        """End, with all weights as they are."""
+        self._told.put(None)
+
+    def next(self) -> StepRules | threading.Event | None:
+        """What was told next: rules to go on with, what to set when gradients are gathered, None to give up."""
+        return self._told.get()
+
+
+class Update:
+    """The run of an update: with `rules`, while gradients come; with a `hold`, gradients are reduced while they
+    come, and the weights wait for what the hold says. `norm` is the global gradient norm when clipping asks for
+    it.
+    """
+
+    def __init__(self, context: UpdateContext, inbox: Inbox, rules: StepRules, hold: Hold | None = None) -> None:
         self._m = context
         self._inbox = inbox
-        self.number = number
-        self._rate = rate
+        self._rules = rules
+        self.number = rules.number
+        self.hold = hold
+        self.is_mean = False  # the gradient arenas have means over ranks and micro-steps, on all ranks
         clips = context.settings.clip_norm is not None  # no weight is new before all buckets are reduced
-        self._order = context.layout.buckets if clips else context.order.buckets
+        self._late = clips or hold is not None
+        self._order = context.layout.buckets if self._late else context.order.buckets
         self._reductions: dict[int, list[Pending]] = {}  # by bucket, in order
         self.arrivals = Arrivals(context.layout.buckets)
         self.norm: float | None = None
 
     def run(self) -> None:
-        """Return when every weight is new on this rank. Raises what a collective raised."""
-        self._m.order.begin()
+        """Return when every weight is new on this rank. Raises what a collective raised, and `Abandoned`."""
+        if not self._late:
+            self._m.order.begin()
         clip_norm = self._m.settings.clip_norm
+        if self.hold is not None:
+            self._wait_held(self.hold)
         clip = 1.0 if clip_norm is None else self._clip_factor(clip_norm)
-        # With clipping all are reduced by now: what the next forward pass needs first comes first.
-        buckets = self._order if clip_norm is None else tuple(reversed(self._order))
+        # Where all are reduced by now, what the next forward pass needs first comes first.
+        buckets = tuple(reversed(self._order)) if self._late else self._order
         last = next((bucket for bucket in reversed(buckets) if not self._m.stays_here(bucket)), None)
         gathers: list[list[Pending]] = []
         met = False
@@ -154,7 +195,8 @@ class Update:
                 self._m.mirror.catch_up_until(self._inbox.is_complete, bucket, self.number)
             self._reduce_through(place)
             self._wait_reduced(bucket)
-            self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
+            if not self._late:
+                self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
             met = met or not self._m.stays_here(bucket)  # all ranks have done the update before
             if self._m.lane is not None:
                 self._reduce_next_if_complete(place)
@@ -165,11 +207,44 @@ class Update:
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
                 gather.wait()
-            if (
-                bucket is last and clip_norm is None
-            ):  # when all weights are there, nothing is left to do with other ranks
+            if bucket is last and not self._late:  # when all weights are there, nothing is left to do with others
                 self._m.order.end(self.number)
             self.arrivals.arrived(bucket)
+
+    def _wait_held(self, hold: Hold) -> None:
+        """Reduce all gradients, and return when rules are there to go on with."""
+        for place, bucket in enumerate(self._order):
+            self._reduce_through(place)
+            self._reduce_next_if_complete(place)
+            self._wait_reduced(bucket)
+        while not isinstance(told := hold.next(), StepRules):
+            if told is None:
+                raise Abandoned
+            try:
+                self._gather_gradients()
+            finally:
+                told.set()
+        self._rules = told
+
+    def _gather_gradients(self) -> None:
+        """Leave the mean gradients in all ranks' gradient arenas."""
+        if self.is_mean:
+            return
+        if self._m.group.size > 1:  # ranks that do something else are told so
+            self._m.group.allgather_object("gradients", "gradients read before step()")
+        gathers = []
+        for bucket in self._order:
+            own = self._m.arenas.gradients(bucket)[self._m.arenas.owned(bucket)]
+            np.multiply(own, self._scale(bucket), out=own)
+            if self._m.sharded and not self._m.stays_here(bucket):
+                gathers.append(self._m.group.all_gather(self._m.arenas.gradients(bucket), bucket.bounds))
+        for gather in gathers:
+            gather.wait()
+        self.is_mean = True
+
+    def _scale(self, bucket: Bucket) -> float:
+        """What turns the reduced gradient into the mean."""
+        return 1.0 if self.is_mean else self._m.mean_scale(bucket, self._inbox.micro_steps)
 
     def _change(self, bucket: Bucket, clip: float) -> tuple[Flat | None, Replay]:
         """Update the own shard of `bucket`; return what its second home needs: reduced gradient and values."""
@@ -180,18 +255,16 @@ class Update:
             if (wire := self._m.wire_of(bucket)) is not None:
                 wire.remember(bucket)
             part = self._m.arenas.part(bucket)
-            scale = self._m.mean_scale(bucket) * (1.0 if bucket.local else clip)
-            values = StepValues(self.number, self._rate, scale)
+            scale = self._scale(bucket) * (1.0 if bucket.local else clip)
             reduced = self._kept_for_mirror(bucket)
-            layer_rates: tuple[float, ...] = ()
-            if isinstance(self._m.rule, LayerRule):
-                self._m.rule.direction(part, values, self._m.kernels)
-                layer_rates = self._descend_by_layer(self._m.rule, bucket, part)
-            else:
-                self._m.rule.update(part, values, self._m.kernels)
+            spans = self._m.spans[bucket.index]
+            present = self._rules.apply(part, spans, self._m.missed, scale, self._m.kernels)
+            layer_rates: dict[str, float] = {}
+            if any(isinstance(rule, LayerRule) for rule in self._rules.rules):
+                layer_rates = self._descend_by_layer(bucket, part, present)
             self._m.arenas.store(bucket, part)
         timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
-        return reduced, Replay(values, layer_rates)
+        return reduced, Replay(self._rules, scale, layer_rates)
 
     def _kept_for_mirror(self, bucket: Bucket) -> Flat | None:
         """The reduced gradient of the own shard, which the rule consumes."""
@@ -223,7 +296,8 @@ class Update:
         if (wire := self._m.wire_of(bucket)) is not None:
             if self._m.undo is not None:
                 self._m.undo.keep_lost(bucket.index, self.number)
-            return [wire.reduce_scatter(bucket)]
+            absent = frozenset(at.spec.name for at in bucket.locations if self._inbox.is_absent(at.spec.name))
+            return [wire.reduce_scatter(bucket, absent)]
         if self._m.devices is not None:
             return [self._m.devices.reduce_scatter(bucket)]
         buffer, group = self._m.arenas.gradients(bucket), self._m.group
@@ -258,7 +332,7 @@ class Update:
                 own.append(self._m.norms.of_owned(bucket, self._m.arenas.part(bucket).gradients))
         whole = self._exchanged(own, synced)
         scaled = [
-            squares * self._m.mean_scale(bucket) ** 2
+            squares * self._scale(bucket) ** 2
             for bucket, sums in zip(synced, whole, strict=True)
             for squares in squares_by_parameter(bucket, sums)
         ]
@@ -274,18 +348,19 @@ class Update:
         # In this order it is NaN where the norm is: the other one would leave all gradients unclipped.
         return min(clip_norm / (self.norm + 1e-6), 1.0)
 
-    def _descend_by_layer(self, rule: LayerRule, bucket: Bucket, part: Part) -> tuple[float, ...]:
+    def _descend_by_layer(self, bucket: Bucket, part: Part, present: Sequence[Span]) -> dict[str, float]:
         """Return the rate of each parameter."""
         own = [self._m.norms.of_owned(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
         weight_squares = squares_by_parameter(bucket, weight_sums)
         direction_squares = squares_by_parameter(bucket, direction_sums)
-        rates = tuple(
-            self._rate * rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
-            for weight, direction in zip(weight_squares, direction_squares, strict=True)
-        )
-        for start, stop, rate in layer_cuts(bucket, self._m.arenas.owned(bucket), rates):
-            self._m.kernels.descend(part.weights[start:stop], part.gradients[start:stop], rate)
+        rates = {}
+        for at, weight, direction in zip(bucket.locations, weight_squares, direction_squares, strict=True):
+            rule = self._rules.rule(at.spec)
+            if isinstance(rule, LayerRule):
+                ratio = rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
+                rates[at.spec.name] = rule.lr * self._rules.factor * ratio
+        descend(part, present, rates, self._m.kernels)
         return rates
 
     def _exchanged(self, own: list[Sums], buckets: list[Bucket]) -> list[Sums]:

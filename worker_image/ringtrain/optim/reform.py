@@ -16,6 +16,7 @@ from ringtrain.optim.cut import Cut, Model, Unjoined, make_cut
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import Mirror
 from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.optim.state import merged_missed
 from ringtrain.process_groups.group import Flat, Group
 
 
@@ -103,6 +104,7 @@ def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own
     members = _meet(group, former, own)
     if own.cut.context.mirror is not None and members.former[group.rank] is not None:
         own.cut.context.mirror.settle(own.updates)
+    missed = _missed(group, members, own)
     new = make_cut(model, group)
     _check_all_held(model, members)
     for bucket in new.context.layout.buckets:
@@ -115,7 +117,7 @@ def move_into(model: Model, group: Group, former: Sequence[int | None], own: Own
         new.context.arenas.refresh_masters(new.context.layout.buckets)
     if new.context.mirror is not None:
         new.context.mirror.take_weights(new.context.arenas, masters=not members.updates)
-    new.begin_at(members.updates)
+    new.begin_at(members.updates, missed)
     return Own(new, members.updates, frozenset())
 
 
@@ -143,6 +145,15 @@ def _meet(group: Group, former: Sequence[int | None], own: Own) -> Members:
     torn = tuple(frozenset(other["torn"]) for other in reported)
     there = reported[first]
     return Members(tuple(former), there["size"], tuple(there["homes"]), torn, there["updates"])
+
+
+def _missed(group: Group, members: Members, own: Own) -> dict[str, int]:
+    """How many updates each parameter had no gradient in, from the owners of its elements and their second
+    homes."""
+    context = own.cut.context
+    known = [context.missed.counts, {} if context.mirror is None else context.mirror.missed.counts]
+    told = group.allgather_object({name: n for name, n in merged_missed(known).items() if n}, "reform missed")
+    return merged_missed(told[rank] for rank in members.survivors)
 
 
 def _compare(

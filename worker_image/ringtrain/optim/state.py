@@ -4,7 +4,8 @@ What compression still owes is part of it. Each rank owes what rounding took fro
 long as the weights on every rank), and the owner of a shard what it took from its last change (`lost_change`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,30 @@ from ringtrain.optim.wire import LOST, LOST_CHANGE, Wire
 from ringtrain.process_groups.group import Flat, Group
 from ringtrain.reduction.parts import ArrayPart, Readable, elements
 
-FEEDBACK = "error_feedback"
+FEEDBACK, MISSED = "error_feedback", "missed"
 
 
-def gather_state(context: UpdateContext, updates: int, root: int | None, error_feedback: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Wanted:
+    """What `gather_state` is asked for. `rule`: the name of the rules."""
+
+    updates: int
+    rule: str
+    root: int | None
+    error_feedback: bool
+
+
+def gather_state(context: UpdateContext, wanted: Wanted) -> dict[str, Any]:
     """Gather the state of all ranks on rank `root` (None: on all). The others only take part and get {}.
 
     Returns `{"updates", "rule", "size", "arrays": {"weights": {name: array}, slot: {name: array}, …}}`, and with
-    `error_feedback` what compression owes. Arrays have the parameter's shape; those of a local parameter are
+    `error_feedback` what compression owes. Where parameters had no gradient in some updates, the slot "missed" has
+    the number of these. Arrays have the parameter's shape; those of a local parameter are
     stacked by rank, because each rank has its own. Raises MismatchError where ranks pass different arguments or
     are at different updates.
     """
-    _agree(context, {"updates": updates, "root": root, "error_feedback": error_feedback})
+    updates, rule, root, error_feedback = wanted.updates, wanted.rule, wanted.root, wanted.error_feedback
+    missed = _agree(context, {"updates": updates, "root": root, "error_feedback": error_feedback})
     keep = root in (None, context.group.rank)
     arrays: dict[str, dict[str, Flat]] = {}
     for bucket in context.layout.buckets:
@@ -46,12 +59,13 @@ def gather_state(context: UpdateContext, updates: int, root: int | None, error_f
             owed.setdefault(LOST_CHANGE, {}).update(_by_name(bucket, change))
     if not keep:
         return {}
-    rule = type(context.rule).__name__
+    if missed:
+        arrays[MISSED] = {name: np.array([count], np.int64) for name, count in missed.items()}
     state = {"updates": updates, "rule": rule, "size": context.group.size, "arrays": arrays}
     return {**state, FEEDBACK: owed} if owed else state
 
 
-def shard_state(context: UpdateContext, updates: int, error_feedback: bool) -> dict[str, Any]:
+def shard_state(context: UpdateContext, updates: int, rule: str, error_feedback: bool) -> dict[str, Any]:
     """This rank's part of the state, by name, as copies: what all ranks give together is the whole. Not
     collective.
 
@@ -76,9 +90,18 @@ def shard_state(context: UpdateContext, updates: int, error_feedback: bool) -> d
             )
         change = _parts(context, bucket, wire.lost_change(bucket), bucket.shard(rank))
         owed.setdefault(LOST_CHANGE, {}).update(change)
-    rule = type(context.rule).__name__
+    arrays[MISSED] = {name: part for bucket in context.layout.buckets for name, part in _missed(context, bucket)}
     state = {"updates": updates, "rule": rule, "size": context.group.size, "arrays": arrays}
     return {**state, FEEDBACK: owed} if owed else state
+
+
+def _missed(context: UpdateContext, bucket: Bucket) -> Iterator[tuple[str, ArrayPart]]:
+    """What parameters of `bucket` have missed, from who updates their first elements."""
+    own = _own_cut(context, bucket)
+    for at in bucket.locations:
+        counts = (bucket.local and context.group.rank == 0) or own.start <= at.start < own.stop
+        values = np.array([context.missed.of(at.spec.name)] if counts else [], np.int64)
+        yield at.spec.name, ArrayPart(values, (1,), 0)
 
 
 def _own_cut(context: UpdateContext, bucket: Bucket) -> slice:
@@ -108,12 +131,13 @@ def _parts(context: UpdateContext, bucket: Bucket, values: Flat, held: slice) ->
     return found
 
 
-def restore_state(context: UpdateContext, state: Mapping[str, Any]) -> int:
-    """Set weights and this rank's part of the state from what `gather_state` gave; return its count of updates.
+def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+    """Set weights and this rank's part of the state from what `gather_state` gave; return its count of updates,
+    and how many of them parameters have missed.
 
     Raises ConfigurationError, before anything is changed, when the state is of another rule or another model.
     """
-    _check(context, state)
+    _check(context, rule, state)
     for bucket in context.layout.buckets:
         for slot, values in _slots(context, bucket).items():
             cut = slice(0, bucket.size) if values.size == bucket.size else context.arenas.owned(bucket)
@@ -121,7 +145,8 @@ def restore_state(context: UpdateContext, state: Mapping[str, Any]) -> int:
     _restore_feedback(context, state.get(FEEDBACK, {}))
     if context.mirror is not None:
         _restore_mirror(context, context.mirror, state)
-    return int(state["updates"])
+    counted = {name: int(elements(count, 0, 1)[0]) for name, count in state["arrays"].get(MISSED, {}).items()}
+    return int(state["updates"]), {name: count for name, count in counted.items() if count}
 
 
 def _restore_mirror(context: UpdateContext, mirror: Mirror, state: Mapping[str, Any]) -> None:
@@ -135,18 +160,30 @@ def _restore_mirror(context: UpdateContext, mirror: Mirror, state: Mapping[str, 
                 _fill(context, bucket, state["arrays"][slot], values, shard)
 
 
-def _agree(context: UpdateContext, asked: Mapping[str, Any]) -> None:
-    """Meet, also where no array will travel: a call that one rank makes alone must not pass."""
+def _agree(context: UpdateContext, asked: Mapping[str, Any]) -> dict[str, int]:
+    """Meet, also where no array will travel: a call that one rank makes alone must not pass. Return what
+    parameters have missed, which is known to who updates them."""
+    own = {name: count for name, count in context.missed.counts.items() if count}
     if context.group.size == 1:
-        return
-    reported = context.group.allgather_object(dict(asked), "state_dict")
+        return own
+    reported = context.group.allgather_object({**asked, MISSED: own}, "state_dict")
     for rank, other in enumerate(reported[1:], start=1):
         for what, expected in reported[0].items():
-            if other.get(what) != expected:
+            if what != MISSED and other.get(what) != expected:
                 raise MismatchError(
                     f"state_dict: {what} is {expected} on rank 0 and {other.get(what)} on rank {rank}; every rank "
                     "must call it with the same arguments after the same update"
                 )
+    return merged_missed(other[MISSED] for other in reported)
+
+
+def merged_missed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """What parameters have missed, from what those know who update a part of them."""
+    merged: dict[str, int] = {}
+    for one in counts:
+        for name, count in one.items():
+            merged[name] = max(count, merged.get(name, 0))
+    return merged
 
 
 def _slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
@@ -235,13 +272,12 @@ def _fill(
             target[low - cut.start : high - cut.start] = elements(array, before + low, before + high)
 
 
-def _check(context: UpdateContext, state: Mapping[str, Any]) -> None:
+def _check(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> None:
     if absent := [key for key in ("updates", "rule", "arrays") if key not in state]:
         raise ConfigurationError(
             f"load_state_dict was given {sorted(map(str, state))}, without {absent}; expected what state_dict() "
             "or shard_dict() has returned: where a checkpoint has it under a name, give that entry alone"
         )
-    rule = type(context.rule).__name__
     if state["rule"] != rule:
         raise ConfigurationError(
             f"the saved optimizer state is of {state['rule']} and this optimizer is {rule}; use the same rule, or "

@@ -1,8 +1,9 @@
 """Buckets on the wire in fewer bytes: gradients as they are, weights as what changed, both with error feedback."""
 
+import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,7 @@ from ringtrain.compression import int8
 from ringtrain.compression.halves import half_dtype, squeeze, stretch
 from ringtrain.optim.arenas import Arenas
 from ringtrain.optim.layout import Bucket, Layout
+from ringtrain.optim.spans import ABSENT, beginnings, spans_of
 from ringtrain.process_groups.group import Flat, Group, Pending
 from ringtrain.reduction.cuts import Bounds, offsets
 from ringtrain.reduction.ops import Average
@@ -41,6 +43,7 @@ class Wire(ABC):
         self._group = group
         self._gatherer = gatherer
         self._arenas = arenas
+        self._beginnings = beginnings(layout)
         self._carried = [b for b in layout.buckets if b.dtype == np.float32 and not b.local and b.size]
         self._feedback: dict[int, _Feedback] = {}
         for bucket in self._carried:
@@ -52,8 +55,11 @@ class Wire(ABC):
         return bucket.index in self._feedback
 
     @abstractmethod
-    def reduce_scatter(self, bucket: Bucket) -> Pending:
-        """Average the gradients of `bucket` over ranks; the own shard is in the gradient arena after `wait`."""
+    def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> Pending:
+        """Average the gradients of `bucket` over ranks; the own shard is in the gradient arena after `wait`.
+
+        `absent`: the parameters of which this rank has no gradient. What it owes of them it goes on owing.
+        """
 
     def remember(self, bucket: Bucket) -> None:
         """Note the weights of the own shard; called before they are updated."""
@@ -88,6 +94,18 @@ class Wire(ABC):
         message = self._encode(weights - before, lost)
         np.add(before, self._decode(message, len(before)), out=weights)
 
+    @contextlib.contextmanager
+    def _owed_on(self, bucket: Bucket, absent: Collection[str]) -> Iterator[list[slice]]:
+        """Within it nothing is owed of the parameters `absent`; afterwards the same as before. Where they lie."""
+        lost = self.lost(bucket)
+        places = [slice(at.start, at.stop) for at in bucket.locations if at.spec.name in absent]
+        owed = [lost[place].copy() for place in places]
+        for place in places:
+            lost[place] = 0
+        yield places
+        for place, values in zip(places, owed, strict=True):
+            lost[place] = values
+
     @abstractmethod
     def _encode(self, change: Flat, lost: Flat) -> Flat:
         """`change` + `lost` as a message; `lost` gets what that has not."""
@@ -115,10 +133,17 @@ class HalfWire(Wire):
         cuts = itertools.starmap(slice, pairwise(edges))
         self._halves = {bucket.index: memory[cut] for bucket, cut in zip(self._carried, cuts, strict=True)}
 
-    def reduce_scatter(self, bucket: Bucket) -> Pending:
+    def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> Pending:
         half, gradients = self._halves[bucket.index], self._arenas.gradients(bucket)
         shard = bucket.shard(self._group.rank)
-        squeeze(gradients, self.lost(bucket), half)
+        with self._owed_on(bucket, absent) as places:
+            squeeze(gradients, self.lost(bucket), half)
+        for place in places:
+            half[place] = ABSENT
+        for at in bucket.locations:
+            if at.spec.name not in absent:
+                begins = self._beginnings[at.spec.name]
+                half[[at.start + begin for begin in begins if half[at.start + begin] == 0]] = 0.0  # not -0
         pending = self._group.reduce_scatter(half, bucket.bounds, Average)
         return Then(pending, lambda _: stretch(half[shard], gradients[shard]))
 
@@ -145,17 +170,28 @@ class ByteWire(Wire):
     folded there in float32, in rank order.
     """
 
-    def reduce_scatter(self, bucket: Bucket) -> Pending:
+    def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> Pending:
         gradients, lost = self._arenas.gradients(bucket), self.lost(bucket)
         shards = [bucket.shard(rank) for rank in range(self._group.size)]
-        parts = [int8.encode(gradients[shard], lost[shard]) for shard in shards]
-        own = gradients[shards[self._group.rank]]
+        with self._owed_on(bucket, absent):
+            values = [int8.encode(gradients[shard], lost[shard]) for shard in shards]
+        here = [[span.spec.name not in absent for span in spans_of(bucket, shard)] for shard in shards]
+        parts = [np.concatenate([part, np.array(at, np.uint8)]) for part, at in zip(values, here, strict=True)]
+        shard = shards[self._group.rank]
+        own, spans = gradients[shard], spans_of(bucket, shard)
+        end = int8.encoded_length(len(own))
 
         def fold(messages: list[Flat]) -> None:
-            own[:] = int8.decode(messages[0], len(own))
+            own[:] = int8.decode(messages[0][:end], len(own))
             for message in messages[1:]:
-                np.add(own, int8.decode(message, len(own)), out=own)
+                np.add(own, int8.decode(message[:end], len(own)), out=own)
             np.divide(own, np.float32(self._group.size), out=own)
+            present = np.logical_or.reduce([message[end:] for message in messages])
+            for span, is_there in zip(spans, present, strict=True):
+                if not is_there:
+                    own[span.start : span.stop] = ABSENT
+                elif own[span.start] == 0:
+                    own[span.start] = 0.0  # not -0
 
         return Then(self._group.all_to_all(parts), fold)
 

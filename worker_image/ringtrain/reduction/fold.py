@@ -75,6 +75,8 @@ class Folder:
             running = np.divide(running, self._size, out=scratch if self._wide else out)
         if running is not out:
             out[...] = running
+            if self._wide and self._op is ReduceOp.Average:  # a mean that is too small for the type is 0, not -0
+                out[(out == 0) & (running != 0)] = 0
 
     def _widened(self, part: Flat, scratch: Flat) -> Flat:
         if not self._wide:

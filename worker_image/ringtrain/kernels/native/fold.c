@@ -121,6 +121,12 @@ void widen(int dtype, void *into, const void *source, size_t count) {
         memcpy(into, source, count * element_bytes(dtype));
 }
 
+/* A mean below the smallest number of its type is 0 and not -0, which says that no rank has a gradient. */
+WIDE static void unsign(uint16_t *rounded, const float *exact, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (rounded[i] == 0x8000 && exact[i] != 0) rounded[i] = 0;
+}
+
 void narrow(int dtype, void *into, void *accumulated, size_t count, int divisor) {
     if (divisor > 0 && accumulator(dtype) == F32)
         divide_float(accumulated, count, (float)divisor);
@@ -132,6 +138,7 @@ void narrow(int dtype, void *into, void *accumulated, size_t count, int divisor)
         narrow_bf16(into, accumulated, count);
     else if (into != accumulated)
         memcpy(into, accumulated, count * element_bytes(dtype));
+    if (divisor > 0 && accumulator(dtype) != dtype) unsign(into, accumulated, count);
 }
 
 void fold_block(int dtype, int op, const void *before, const void *const *parts, int n, size_t count, void *running,

@@ -70,7 +70,7 @@ RULES(double, sqrt)
 
 #define SGD(T)                                                   \
     do {                                                         \
-        if (!velocity) sgd_##T(w, g, n, t);                      \
+        if (!velocity || t->momentum == 0) sgd_##T(w, g, n, t);  \
         else if (t->nesterov) sgd_nesterov_##T(w, g, velocity, n, t); \
         else sgd_momentum_##T(w, g, velocity, n, t);             \
     } while (0)

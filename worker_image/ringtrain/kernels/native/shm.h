@@ -67,12 +67,23 @@ typedef struct {
     int32_t blamed; /* out: the rank that was waited for, or whose signature differs */
 } job;
 
+/* Elements of one parameter within the own chunk, up to `end`. `terms`: of its rule. `fate`: 0 until the first
+   element has been reduced, which tells whether any rank has a gradient (see absent() in update.c). */
+typedef struct {
+    int64_t end;
+    const void *terms;
+    int64_t fate;
+} span;
+
+enum fate { UNKNOWN = 0, MOVES, STAYS };
+
 /* What becomes of the own chunk once it is reduced: new weights, in every rank's memory. */
 typedef struct {
     int32_t rule; /* enum rule */
     int32_t last; /* whether to wait until all ranks have done theirs */
     int32_t targets; /* how many ranks' weights there are */
-    const void *terms;
+    span *spans;          /* of the whole own chunk, without gaps */
+    int64_t offset;       /* where in the own chunk the first element is that this call updates */
     char *const *weights; /* the whole buffer of every rank; the own one holds the weights before the update */
     char *master;         /* own chunk in float32, for half types; else NULL */
     char *reduced;        /* own chunk: gets the reduced gradients, as a reduction leaves them; may be NULL, or the

@@ -13,7 +13,7 @@
 
 /* What Python mirrors, in the order of kernels/structures.py, which compares when the library is loaded. */
 EXPORT const uint32_t ringtrain_struct_bytes[] = {
-    sizeof(rank_head), sizeof(channel), sizeof(job), sizeof(update), sizeof(sgd_terms), sizeof(adam_terms),
+    sizeof(rank_head), sizeof(channel), sizeof(job), sizeof(span), sizeof(update), sizeof(sgd_terms), sizeof(adam_terms),
 };
 
 /* Copy past the caches: another rank reads it, and later. */
@@ -32,13 +32,55 @@ static void copy_away(char *into, const char *from, uint64_t bytes) {
 #endif
 }
 
-static void apply(const update *u, int kind, char *w, char *gradient, uint64_t first, uint64_t count) {
+/* Whether no rank has a gradient that begins with `first`: what is reduced is -0 then. Gradients that are there
+   never begin with it (optim/presence.py), and no sum of others than -0 is -0. */
+static bool absent(int kind, const char *first) {
+    if (kind == F32) {
+        uint32_t bits;
+        memcpy(&bits, first, 4);
+        return bits == 0x80000000u;
+    }
+    uint64_t bits;
+    memcpy(&bits, first, 8);
+    return bits == 0x8000000000000000u;
+}
+
+/* Apply the rule to `count` elements from `first` on, counted like the states, whose terms are one span's. */
+static void apply(const update *u, int kind, char *w, char *gradient, uint64_t first, uint64_t count,
+                  const void *terms) {
     uint64_t offset = first * element_bytes(kind);
     char *one = u->states[0] ? u->states[0] + offset : NULL, *two = u->states[1] ? u->states[1] + offset : NULL;
     if (u->rule == RULE_SGD)
-        ringtrain_sgd(kind, w, gradient, one, count, u->terms);
+        ringtrain_sgd(kind, w, gradient, one, count, terms);
     else
-        ringtrain_adam(kind, w, gradient, one, two, count, u->terms);
+        ringtrain_adam(kind, w, gradient, one, two, count, terms);
+}
+
+/* The same span by span. `s`: the one that has the first element, and then the one that has the next block's. */
+static void apply_spans(const update *u, int kind, char *w, char *gradients, uint64_t first, uint64_t count,
+                        span **s) {
+    uint64_t bytes = element_bytes(kind), done = 0;
+    while (done < count) {
+        int64_t at = u->offset + (int64_t)(first + done);
+        while ((*s)->end <= at) (*s)++;
+        uint64_t left = (uint64_t)((*s)->end - at), some = left < count - done ? left : count - done;
+        char *gradient = gradients + done * bytes;
+        if ((*s)->fate == UNKNOWN) (*s)->fate = absent(kind, gradient) ? STAYS : MOVES;
+        if ((*s)->fate == MOVES) apply(u, kind, w + done * bytes, gradient, first + done, some, (*s)->terms);
+        done += some;
+    }
+}
+
+/* Take weights of a half type that are not what the master copy was rounded to: somebody has set them. */
+EXPORT void ringtrain_follow(int dtype, float *master, const uint16_t *weights, uint64_t count) {
+    _Alignas(64) uint16_t rounded[BLOCK_BYTES / 2];
+    for (uint64_t at = 0; at < count; at += BLOCK_BYTES / 2) {
+        uint64_t some = count - at < BLOCK_BYTES / 2 ? count - at : BLOCK_BYTES / 2;
+        narrow(dtype, rounded, master + at, some, 0);
+        if (memcmp(rounded, weights + at, some * 2) == 0) continue;
+        for (uint64_t i = 0; i < some; i++)
+            if (rounded[i] != weights[at + i]) widen(dtype, master + at + i, weights + at + i, 1);
+    }
 }
 
 /* Copy what is about to change. */
@@ -54,6 +96,7 @@ static void update_range(const channel *c, const job *j, const update *u, uint64
     int kind = accumulator(j->dtype);
     uint64_t bytes = element_bytes(j->dtype), step = BLOCK_BYTES / bytes;
     const void *parts[c->size];
+    span *s = u->spans;
     for (uint64_t at = begin; at < end; at += step) {
         uint64_t count = end - at < step ? end - at : step, first = at - begin;
         for (int r = 0; r < c->size; r++) parts[r] = j->peers[r] + at * bytes;
@@ -66,8 +109,9 @@ static void update_range(const channel *c, const job *j, const update *u, uint64
         if (u->reduced) copy_away(u->reduced + first * bytes, kind != j->dtype ? wide : running, count * bytes);
         char *own = u->weights[c->rank] + at * bytes;
         char *updated = u->master ? u->master + first * element_bytes(kind) : own;
+        if (u->master) ringtrain_follow(j->dtype, (float *)updated, (const uint16_t *)own, count);
         if (u->kept_count) keep(u, kind, updated, first, count);
-        apply(u, kind, updated, running, first, count);
+        apply_spans(u, kind, updated, running, first, count, &s);
         if (u->master) narrow(j->dtype, own, u->master + first * element_bytes(kind), count, 0);
         for (int r = 0; r < u->targets; r++)
             if (r != c->rank) copy_away(u->weights[r] + at * bytes, own, count * bytes);
