@@ -1,6 +1,7 @@
 """Run many checks in one world of real ranks, because starting a process with PyTorch or TensorFlow costs seconds.
 
 A module of checks has functions `check_*`, which run on every rank, one after the other, in the order of the file.
+Where it has a function `run`, its functions `script_*` are checks too: what `run(script)` says of each.
 Each is reported as a test of its own. The ranks are forked from a process that has imported the framework
 (`frameworks.worlds`).
 """
@@ -86,8 +87,9 @@ def run_checks(modules: tuple[str, ...]) -> dict[str, str]:
     for module in modules:
         loaded = importlib.import_module(f"frameworks.{module}")
         for name in _names_in(module):
+            check = getattr(loaded, name)
             try:
-                getattr(loaded, name)()
+                loaded.run(check) if name.startswith("script_") else check()
             except BaseException:
                 failed[f"{module}.{name}"] = traceback.format_exc()
     return failed
@@ -127,6 +129,5 @@ def _end(server: "subprocess.Popen[str]", folder: "tempfile.TemporaryDirectory[s
 
 def _names_in(module: str) -> list[str]:
     tree = ast.parse((HERE / f"{module}.py").read_text())
-    return [
-        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
-    ]
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [name for name in functions if name.startswith(("check_", "script_"))]
