@@ -8,18 +8,8 @@ OPTIMIZERS = [
     "distributed",
     # "host",
 ]
-TRANSPORTS = {"shared-memory": "", "grpc": "grpc"}
-RANKS = [1, 2, 3]
-NOT_YET = {
-    "distributed": {
-        "lbfgs_with_a_line_search", "accumulation_that_nobody_announced", "pass_that_is_thrown_away",
-        "step_without_a_pass", "two_losses", "retained_graph", "unused_head", "heads_in_turn",
-        "heads_in_turn_with_momentum", "a_sparse_head_of_one_rank", "complex_parameters", "complex_beside_real",
-        "gan", "gan_with_announced_passes", "gan_with_one_loss", "gan_with_one_loss_zeroed_by_the_module",
-        "wgan_with_many_critic_steps",
-    },
-    "host": set[str](),
-}  # fmt: skip
+TRANSPORTS = {"shared-memory": "", "grpc": "grpc", "torch": "torch"}
+WORLDS = [(transport, ranks) for transport in ("shared-memory", "grpc") for ranks in (1, 2, 3)] + [("torch", 2)]
 
 
 def _table(optimizer: str, transport: str) -> Checks:
@@ -36,10 +26,9 @@ TABLES = {(o, t): _table(o, TRANSPORTS[t]) for o in OPTIMIZERS for t in TRANSPOR
 
 
 @pytest.mark.parametrize("script", next(iter(TABLES.values())).names())
-@pytest.mark.parametrize("ranks", RANKS, ids=lambda ranks: f"ranks-{ranks}")
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("transport", "ranks"), WORLDS, ids=lambda part: part if part in TRANSPORTS else f"ranks-{part}"
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_script(script, ranks, transport, optimizer):
-    if ranks > 1 and script.split("script_")[1] in NOT_YET[optimizer] or script.endswith("ed_optimizer"):
-        pytest.xfail("to come")
     assert not TABLES[optimizer, transport].failure(script, ranks)

@@ -160,7 +160,7 @@ def check_error_op_that_is_none():
         lambda: hvd.allreduce(torch.ones(2), op="median"),
         lambda: hvd.allreduce(torch.ones(2), op=hvd.Sum, average=True),
         lambda: hvd.reducescatter(torch.ones(2), op=hvd.Max),
-        lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)),
+        lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64), op=hvd.Max),
     ):
         with pytest.raises(ValueError, match=r"expected|supersedes"):
             call()

@@ -1,5 +1,9 @@
 """Checks of the options of ringtrain.torch.DistributedOptimizer, run on every rank of a world."""
 
+import gc
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from frameworks.torch_training import (
@@ -34,23 +38,107 @@ def check_gradients_are_accumulated_over_backward_passes():
     agree(net, train(other, whole, batches(RANK, 5)))
 
 
+def in_buckets(net, **options):
+    """An optimizer of which each layer's gradients leave during the backward pass, after two steps."""
+    return distributed(
+        net, groups=[list(layer.parameters()) for layer in net if list(layer.parameters())], **options
+    )
+
+
 def check_more_backward_passes_than_announced():
+    """They are summed as torch does where it is so from the start, and refused where gradients have left."""
+    net, other = model(), model()
+    optimizer, plain = in_buckets(net), torch.optim.SGD(other.parameters(), lr=0.1)
+    for step, ((x, y), (all_x, all_y)) in enumerate(zip(batches(RANK, 6), pooled(6), strict=True)):
+        for one, inputs, targets in ((net, x, y), (other, all_x, all_y)):
+            for _ in range(1 + step % 3):
+                nn.functional.mse_loss(one(inputs), targets).backward()
+        for one in (optimizer, plain):
+            one.step()
+            one.zero_grad()
+    agree(net, other)
     if SIZE == 1:
         return
     net = model()
-    optimizer = distributed(net)
+    optimizer = in_buckets(net)
+    train(net, optimizer, batches(RANK, 2))
     x, y = batches(RANK, 1)[0]
     nn.functional.mse_loss(net(x), y).backward()
     with pytest.raises(AssertionError, match="more than backward_passes_per_step = 1"):
         nn.functional.mse_loss(net(x), y).backward()
-    with pytest.raises(AssertionError, match="zero_grad"):
-        optimizer.zero_grad()
     with pytest.raises(ValueError, match="changed, replaced or set to None"):
         optimizer.step()  # the second pass has added to a gradient that was being reduced
     optimizer.set_backward_passes_per_step(2)
     for _ in range(2):
         nn.functional.mse_loss(net(x), y).backward()
     optimizer.step()
+
+
+def check_gradients_that_are_dropped_while_they_are_reduced():
+    """As with torch alone, where all ranks drop them; where one steps on them, all are told."""
+    net, other = model(), model()
+    optimizer, plain = in_buckets(net), torch.optim.SGD(other.parameters(), lr=0.1)
+    for step, (own, everyone) in enumerate(zip(batches(RANK, 6), pooled(6), strict=True)):
+        for one, optim, (x, y) in ((net, optimizer, own), (other, plain, everyone)):
+            optim.zero_grad()
+            nn.functional.mse_loss(one(x), y).backward()
+            if step != 3:
+                optim.step()
+    agree(net, other)
+    if SIZE == 1:
+        return
+    net = model()
+    optimizer = in_buckets(net)
+    train(net, optimizer, batches(RANK, 3))
+    x, y = batches(RANK, 1)[0]
+    nn.functional.mse_loss(net(x), y).backward()
+    with pytest.raises(hvd.HorovodInternalError, match="expected the same calls on all ranks"):
+        optimizer.step() if RANK == 0 else optimizer.zero_grad()
+
+
+def check_a_gradient_that_no_rank_has():
+    """It is None after the step, with compression, groups and sums too, and its parameter does not move."""
+    cases = ({}, {"compression": hvd.Compression.fp16}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0})
+    for options in cases:
+        net = nn.ModuleDict({"used": nn.Linear(6, 2), "first": nn.Linear(6, 2), "none": nn.Linear(6, 2)})
+        optimizer = distributed(net, "adamw", **options)
+        hvd.broadcast_parameters(net.state_dict(), 0)
+        before = net["none"].weight.detach().clone()
+        for step, (x, y) in enumerate(batches(RANK, 14)):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net["used"](x), y)
+            (loss + (net["first"](x).sum() if RANK == 0 and step % 2 == 0 else 0.0)).backward()
+            optimizer.step()
+            assert (net["first"].weight.grad is None) == (step % 2 == 1)
+            assert net["none"].weight.grad is None
+        assert torch.equal(net["none"].weight, before)
+        same_everywhere(net)
+
+
+def check_optimizers_that_are_made_and_dropped():
+    """Memory, descriptors and threads stay what they are after the first ones."""
+    net = nn.Linear(256, 256)
+
+    def now():
+        gc.collect()
+        words = Path("/proc/self/statm").read_text().split()
+        return int(words[1]) * 4096, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    for count in (20, 500):
+        for index in range(count):
+            model_of_its_own = nn.Linear(256, 256) if index % 2 else net
+            optimizer = distributed(model_of_its_own)
+            model_of_its_own(torch.ones(1, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if count == 20:
+            memory, files, threads = now()
+    del optimizer
+    later = now()
+    assert later[1] <= files, (later, files)
+    assert later[2] <= threads, (later, threads)
+    assert later[0] < memory + (24 << 20), f"{(later[0] - memory) >> 20} MiB more"
+    assert not net.weight._post_accumulate_grad_hooks
 
 
 def check_gradient_predivide_factor():
@@ -186,7 +274,6 @@ def check_gradients_that_change_while_they_are_reduced():
         "clip_grad_norm_": lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.01),
         "clip_grad_value_": lambda net: nn.utils.clip_grad_value_(net.parameters(), 1e-4),
         "through .data": lambda net: net[0].weight.grad.data.mul_(0.5),
-        "taken away": lambda net: net.zero_grad(),
         "replaced": lambda net: setattr(net[0].weight, "grad", net[0].weight.grad * 0.5),
     }
     for case, change in changes.items():

@@ -362,3 +362,44 @@ def check_sparse_allreduce():
             same(hvd.sparse_allreduce_async(rows, "rows", hvd.Sum)().to_dense(), dense, (dtype, dim), dtype)
     empty = torch.sparse_coo_tensor(torch.empty(1, 0), torch.empty(0), (3,))
     assert hvd.sparse_allreduce_async(empty, "e", hvd.Sum)().to_dense().tolist() == [0.0, 0.0, 0.0]
+
+
+def check_complex_tensors():
+    """Every collective takes them, with gradients; what needs an order does not."""
+    for dtype in (torch.complex64, torch.complex128):
+        values = [torch.complex(torch.arange(4.0) + rank, torch.arange(4.0) * rank).to(dtype) for rank in RANKS]
+        own = values[RANK].clone().requires_grad_()
+        for op, expected in ((hvd.Sum, sum(values)), (hvd.Average, sum(values) / SIZE)):
+            assert torch.allclose(hvd.allreduce(own.detach(), op=op), expected)
+            scaled = hvd.allreduce(own.detach(), op=op, prescale_factor=2.0, postscale_factor=0.5)
+            assert torch.allclose(scaled, expected)
+        assert torch.allclose(hvd.allreduce_(values[RANK].clone(), op=hvd.Sum, name="z"), sum(values))
+        several = hvd.grouped_allreduce([values[RANK], values[RANK][:2], torch.tensor(1j).to(dtype)], op=hvd.Sum)
+        assert [one.shape for one in several] == [(4,), (2,), ()]
+        assert several[2] == SIZE * 1j
+        assert torch.equal(hvd.allgather(values[RANK]), torch.cat(values))
+        assert torch.equal(hvd.broadcast(values[RANK], SIZE - 1), values[-1])
+        rows = hvd.reducescatter(values[RANK][:, None].expand(4, 2).contiguous(), op=hvd.Sum)
+        assert rows.dtype is dtype
+        hvd.allreduce(own, op=hvd.Sum).abs().sum().backward()
+        assert own.grad.dtype is dtype
+    with pytest.raises(ValueError, match="complex64 can't be reduced with Min; expected Sum or Average"):
+        hvd.allreduce(torch.ones(2, dtype=torch.complex64), op=hvd.Min)
+
+
+def check_averages_of_integers_never_wrap():
+    """They are Python's, rounded towards zero, at the ends of each type too; sums wrap as torch's do."""
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        info = torch.iinfo(dtype)
+        for low, high in ((info.max, info.max), (info.min, info.min), (info.max, info.min), (info.min + 3, 7)):
+            numbers = [
+                [low, high, 5, -7 if info.min else 3][(index + rank) % 4] for rank in RANKS for index in (0,)
+            ]
+            own = torch.tensor([numbers[RANK]] * 3, dtype=dtype)
+            total = sum(numbers)
+            mean = abs(total) // SIZE * (1 if total >= 0 else -1)
+            assert hvd.allreduce(own).tolist() == [mean] * 3, (dtype, numbers)
+            assert hvd.grouped_allreduce([own, own])[1].tolist() == [mean] * 3
+            assert hvd.reducescatter(own.repeat(SIZE)).tolist() == [mean] * 3
+            wrapped = torch.tensor(numbers, dtype=dtype).sum(dtype=dtype)
+            assert hvd.allreduce(own, op=hvd.Sum).tolist() == [wrapped.item()] * 3

@@ -13,6 +13,8 @@ from torch.nn.utils import clip_grad_norm_, parametrizations, parametrize
 from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
 
+import ringtrain.torch as hvd
+
 __all__ = ["run"]
 
 
@@ -429,6 +431,20 @@ def script_transformer(r: Run):
 def script_batch_norm_of_all_ranks(r: Run):
     model = nn.Sequential(nn.Linear(6, 8), r.batch_norm(8), nn.Tanh(), nn.Linear(8, 2))
     return train(r, model, r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
+
+
+def script_converted_by_torch(r: Run):
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    if not r.alone:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return train(r, model, r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
+
+
+def script_converted(r: Run):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2))
+    if not r.alone:
+        model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+    return train(r, model, r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model), features=(3, 6, 6))
 
 
 def script_batch_norm_in_evaluation(r: Run):

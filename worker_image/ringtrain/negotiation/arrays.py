@@ -70,7 +70,7 @@ def begin(request: Request, arrays: Sequence[Array], process_set: ProcessSet, er
     held = [np.asarray(array) for array in arrays]
     dtypes, shapes = tuple(name_of(array.dtype) for array in held), tuple(array.shape for array in held)
     full = described(request, dtypes, shapes, request.device)
-    if error := error or dtypes_error(full.kind, full.dtypes):
+    if error := error or dtypes_error(full.kind, full.dtypes, full.op):
         full = replace(full, error=error)
     return queue_of(process_set).submit(full, lambda: held)
 

@@ -14,11 +14,19 @@ from ringtrain.collectives import work
 from ringtrain.collectives.tensors import Array, as_array, flat
 from ringtrain.communicators.base import Communicator
 from ringtrain.negotiation.agreement import Agreed
+from ringtrain.negotiation.carried import (
+    COMPLEX,
+    WIDER,
+    brought_back,
+    carried,
+    carried_op,
+    travels_as_it_is,
+)
 from ringtrain.negotiation.request import KNOWN_MAX, CollectiveKind, Request
 from ringtrain.negotiation.splits import splits_of
 from ringtrain.reduction.arithmetic import scaled
 from ringtrain.reduction.cuts import Bounds, offsets
-from ringtrain.reduction.ops import Average, ReduceOp, Sum
+from ringtrain.reduction.ops import ReduceOp
 from ringtrain.wire.dtypes import CODES, dtype_of, name_of
 from ringtrain.wire.signature import Signature
 
@@ -29,16 +37,6 @@ FUSION_BYTES = 64 << 20
 # Tensors of a batch that are no longer than this on average are copied into one buffer, which is reduced in place.
 # The copy of 32 KiB takes as long as the Python that a tensor of its own costs: bench/README has figures.
 _PACKED_BYTES: Final = 32 << 10
-
-# A type that the ring carries, and that holds sums of the narrow ones.
-_WIDER: Final = {
-    "int8": "int32",
-    "int16": "int32",
-    "uint16": "int32",
-    "uint32": "int64",
-    "uint8": "int32",
-    "bool": "int32",
-}
 
 Result = list[Any]
 
@@ -129,23 +127,27 @@ def run_batch(
 def reduce_packed(communicator: Communicator, request: Request, packed: Array) -> Array:
     """Return the reduction of the tensors of a batch, which lie in `packed` one behind the other. `packed` may be
     changed, and may be what is returned."""
-    op = ReduceOp(request.op)
-    carried_op, wide = _carried(packed.dtype, op)
-    carried = scaled(packed, request.prescale).astype(wide, copy=False)
-    communicator.all_reduce(Signature("allreduce", op=op.value), carried, carried, carried_op)
-    if wide is not packed.dtype or carried_op is not op:
-        carried = _narrowed(carried, op, packed.dtype, len(communicator.ranks))
-    return scaled(carried, request.postscale)
+    op, dtype, size = ReduceOp(request.op), packed.dtype, len(communicator.ranks)
+    own = scaled(packed, request.prescale)
+    as_it_is = travels_as_it_is(dtype, op)
+    sent = own if as_it_is else carried(own, op, size)
+    buffer = flat(sent)
+    communicator.all_reduce(Signature("allreduce", op=op.value), buffer, buffer, carried_op(dtype, op))
+    return scaled(sent if as_it_is else brought_back(sent, op, dtype, size), request.postscale)
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)
-def dtypes_error(kind: CollectiveKind, dtypes: tuple[str, ...]) -> str:
-    """Return why a collective of `kind` cannot take tensors of these dtypes; empty if it can."""
+def dtypes_error(kind: CollectiveKind, dtypes: tuple[str, ...], op: str) -> str:
+    """Return why a collective of `kind` cannot take tensors of these dtypes with `op`; empty if it can."""
     if "object" in dtypes:
         return "text and objects can't travel as a tensor; send them by broadcast_object or allgather_object"
     reduces = kind in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER)
-    strange = [name for name in dtypes if reduces and name not in CODES and name not in _WIDER]
-    return f"{strange[0]} can't be reduced; expected one of {', '.join({**CODES, **_WIDER})}" if strange else ""
+    known = {**CODES, **WIDER, **COMPLEX}
+    strange = [name for name in dtypes if reduces and name not in known]
+    if strange:
+        return f"{strange[0]} can't be reduced; expected one of {', '.join(known)}"
+    unordered = [name for name in dtypes if reduces and name in COMPLEX and op not in ("Sum", "Average")]
+    return f"{unordered[0]} can't be reduced with {op}; expected Sum or Average" if unordered else ""
 
 
 def _packing(entries: Sequence[Agreed]) -> Bounds:
@@ -163,15 +165,13 @@ def _all_scaled(arrays: list[Array], factor: float) -> list[Array]:
 
 def _allreduce(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
     """`arrays` have one dtype."""
-    dtype = arrays[0].dtype
-    carried_op, wide = _carried(dtype, op)
+    dtype, size = arrays[0].dtype, len(communicator.ranks)
+    as_it_is = travels_as_it_is(dtype, op)
     # Names, dtypes and shapes were agreed on already: the signature need not say them again.
     what = Signature("allreduce", op=op.value)
-    sent = arrays if wide is dtype else [array.astype(wide) for array in arrays]
-    reduced = work.grouped_allreduce(sent, carried_op, None, what)(communicator)
-    if wide is dtype and carried_op is op:
-        return reduced
-    return [_narrowed(array, op, dtype, len(communicator.ranks)) for array in reduced]
+    sent = arrays if as_it_is else [carried(array, op, size) for array in arrays]
+    reduced = work.grouped_allreduce(sent, carried_op(dtype, op), None, what)(communicator)
+    return reduced if as_it_is else [brought_back(array, op, dtype, size) for array in reduced]
 
 
 def _reduce_bucket(
@@ -179,9 +179,14 @@ def _reduce_bucket(
 ) -> Array:
     """Return what `arrays` are one behind the other, reduced: in `target`, if there is one."""
     op = ReduceOp(request.op)
-    pieces = [flat(scaled(as_array(array), request.prescale)) for array in arrays]
+    pieces = [flat(scaled(np.ascontiguousarray(array), request.prescale)) for array in arrays]
     buffer = np.empty(sum(len(piece) for piece in pieces), pieces[0].dtype) if target is None else target
-    work.reduce_into(Signature("allreduce", op=op.value), pieces, buffer, op)(communicator)
+    parts, whole = pieces, buffer
+    if (real := COMPLEX.get(name_of(buffer.dtype))) is not None:
+        parts, whole = [piece.view(real) for piece in pieces], buffer.view(real)
+    work.reduce_into(Signature("allreduce", op=op.value), [as_array(part) for part in parts], whole, op)(
+        communicator
+    )
     if request.postscale != 1.0:
         buffer[...] = scaled(buffer, request.postscale)
     return buffer
@@ -225,10 +230,10 @@ def _alltoall(communicator: Communicator, array: Array, splits: Sequence[Sequenc
 
 
 def _reducescatter(communicator: Communicator, array: Array, op: ReduceOp) -> Array:
-    carried_op, wide = _carried(array.dtype, op)
-    sent = array.astype(wide, copy=False)
-    (own,) = work.grouped_reducescatter([sent], carried_op, None)(communicator)
-    return _narrowed(own, op, array.dtype, len(communicator.ranks))
+    size = len(communicator.ranks)
+    sent = carried(array, op, size)
+    (own,) = work.grouped_reducescatter([sent], carried_op(array.dtype, op), None)(communicator)
+    return brought_back(own, op, array.dtype, size)
 
 
 def _bytes_of(array: Array) -> Array:
@@ -252,26 +257,3 @@ def _fusion_key(entry: Agreed) -> tuple[Any, ...] | None:
 def _bytes(request: Request) -> int:
     pairs = zip(request.shapes, request.dtypes, strict=True)
     return sum(math.prod(shape) * dtype_of(name).itemsize for shape, name in pairs)
-
-
-def _carried(dtype: np.dtype[Any], op: ReduceOp) -> tuple[ReduceOp, np.dtype[Any]]:
-    """Return the op and the dtype that the ring is asked for; `dtype` itself where it need not be another.
-
-    Averages of integers are sums, divided afterwards.
-    """
-    integer = dtype.kind in "iub"
-    own_op = Sum if op is Average and integer else op
-    name = name_of(dtype)
-    overflows = op is Average and name in ("uint8", "bool")
-    if name in CODES and not overflows:
-        return own_op, dtype
-    return own_op, np.dtype(_WIDER[name])
-
-
-def _narrowed(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
-    """Divide a sum of integers by `size`, rounding towards zero as a cast does; return to the caller's dtype."""
-    if op is Average and dtype.kind in "iub":
-        whole = reduced // size  # as an integer: a float64 holds no more than 53 bits of one
-        # Arithmetic makes a number of an array without dimensions.
-        reduced = np.asarray(whole + ((reduced < 0) & (whole * size != reduced)))
-    return reduced.astype(dtype, copy=False)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain.reduction.ops import Adasum
 from ringtrain.torch.buckets import Param
@@ -57,6 +58,13 @@ class AdasumMixin:
             for param, start, (handle, ctx) in zip(params, before, handles, strict=True):
                 param.copy_(start + self._compression.decompress(synchronize(handle), ctx))
         return loss
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises ConfigurationError: it can't be pickled or copied."""
+        raise ConfigurationError(
+            "a DistributedOptimizer with op=Adasum can't be pickled or copied; keep its state_dict(), or copy the "
+            "optimizer that it was made of, and wrap the copy"
+        )
 
     def synchronize(self) -> None:
         """Nothing to wait for: differences are combined in `step()`."""

@@ -22,6 +22,8 @@ NAMES: Final = {
     torch.int32: "int32",
     torch.int64: "int64",
     torch.bool: "bool",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
 }
 _DTYPES: Final = {name: dtype for dtype, name in NAMES.items()}
 

@@ -40,13 +40,20 @@ class Fingerprint:
         """Whether `tensor` is that tensor, unchanged as far as was looked."""
         if tensor is not self.tensor or tensor._version != self.version:
             return False
-        return self.bits is None or torch.equal(_bits(tensor, self.whole), self.bits)
+        return self.bits is None or self.has_bits_of(tensor)
+
+    def has_bits_of(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is that tensor with the same bits, however often it or a view beside it was written."""
+        return (
+            tensor is self.tensor and self.bits is not None and torch.equal(_bits(tensor, self.whole), self.bits)
+        )
 
 
 def _bits(tensor: torch.Tensor, whole: bool) -> torch.Tensor:
     """Return the sum of the tensor's elements, or of some, taken as integers; it wraps around at 64 bits."""
     values = tensor.detach()
     values = values._values() if values.is_sparse else values
+    values = torch.view_as_real(values) if values.is_complex() else values
     integers = values.view(_INTEGERS[values.element_size()])
     if not whole and integers.numel() > _SMALL and _is_dense(integers):
         integers = integers.as_strided((integers.numel() // _STRIDE,), (_STRIDE,))

@@ -1,11 +1,18 @@
-"""Reduce each parameter's gradient as the backward pass produces it."""
+"""Reduce each parameter's gradient: as the backward pass makes it, where it makes each as often as was announced.
 
+In its first steps an optimizer reduces in `finish` alone, and counts how often a backward pass reaches each
+parameter. Where that is as often as was announced, buckets leave during the backward pass from then on, all but
+the last, whose gradients are the last to be made. Flows with more passes (a GAN's two losses, a loss that also
+reaches another optimizer's parameters) go on as they began. When a bucket leaves is a matter of each rank: all
+ranks reduce each bucket once a step.
+"""
+
+import contextlib
 import sys
 import time
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -22,6 +29,7 @@ from ringtrain.torch.buckets import BucketMemory, BucketPlace, Param, cut_at, cu
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.fingerprint import Fingerprint
 from ringtrain.torch.handles import TorchHandle, submit_bucket
+from ringtrain.torch.presence import check_who_drops, empty_gradient, is_anywhere, presence_row
 from ringtrain.torch.reduce import bucket_request
 from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
 
@@ -29,6 +37,10 @@ from ringtrain.torch.sparse import SparseHandle, sparse_allreduce_async
 # and now and then, and in part in the others.
 _FIRST_STEPS: Final = 10
 _EVERY_STEPS: Final = 64
+
+# Steps in which each gradient has to be made as often as was announced before buckets leave during the backward
+# pass. The second one sees what is done between two steps: another optimizer's loss may reach these parameters.
+_REGULAR_STEPS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -52,31 +64,37 @@ class SyncOptions:
         return Sum, 1.0 / self.predivide, self.predivide / members(self.process_set)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _UnderWay:
-    """`given`: what each member's gradient was when its reduction began. `place`: where it is reduced, if that is
-    memory of the gradients' own. `contexts`: what decompresses the others.
+    """`given`: what each member's gradient was when its reduction began. `here`: whether this rank has made it.
+    `place`: where it is reduced, if that is memory of the gradients' own. `contexts`: what decompresses the
+    others. `row`: reduced, of dense gradients: who has them (`presence`).
     """
 
     handle: TorchHandle | SparseHandle
     members: "tuple[_Member, ...]"
     given: tuple[Fingerprint, ...]
+    here: tuple[bool, ...]
     place: BucketPlace | None = None
     contexts: tuple[Any, ...] = ()
+    row: torch.Tensor | None = None
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class _Member:
-    """A parameter. `ready`: its gradient is complete, and not yet submitted."""
+    """A parameter. `passes`: how often its gradient was made since the last step. `made`: what it was then, where
+    it is not submitted yet. `sparse_dim`: of its last gradient, 0 for a dense one.
+    """
 
     param: Param
     name: str
-    passes_left: int = 0
-    ready: bool = False
+    passes: int = 0
+    made: Fingerprint | None = None
+    sparse_dim: int = 0
     hook: Any = None
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class _Bucket:
     """Parameters whose gradients travel together. `asked_for`: the user made a group of them."""
 
@@ -99,11 +117,13 @@ class GradientSync:
         asked_for = [cut_at({param: names[param] for param in group}, sys.maxsize) for group in groups]
         self._buckets = [self._bucket(bucket, True) for group in asked_for for bucket in group]
         self._buckets += [self._bucket(bucket, False) for bucket in others]
-        self._steps = 0
-        self._busy = False
-        self._began_ns = 0  # the backward pass, with its first gradient
+        self._steps = self._regular_steps = 0
+        self._irregular = self._busy = False
+        self._began_ns = 0  # the backward pass, with its first gradient; 0 for none since the last step
         self._world: weakref.ref[Any] = weakref.ref(current())
         self._alone = trains_alone(options.process_set)
+        self._hooks: list[Any] = []
+        weakref.finalize(self, _remove, self._hooks)  # a model may get the next optimizer, and a hundred more
         self.set_passes(options.passes)
         self.watch()
 
@@ -114,25 +134,47 @@ class GradientSync:
         for bucket in self._buckets:
             for member in bucket.members:
                 if member.hook is None and member.param.requires_grad:
-                    hook = partial(self._on_gradient, bucket, member)
+                    hook = _hook(weakref.WeakMethod(self._on_gradient), weakref.ref(bucket), weakref.ref(member))
                     member.hook = member.param.register_post_accumulate_grad_hook(hook)
+                    self._hooks.append(member.hook)
 
     @property
     def params(self) -> Collection[Param]:
         """The parameters whose gradients are reduced."""
         return self._members
 
+    @property
+    def passes(self) -> int:
+        """How many backward passes are expected before a step."""
+        return self._passes
+
+    @property
+    def names(self) -> dict[Param, str]:
+        """The name of each parameter."""
+        return {param: member.name for param, member in self._members.items()}
+
+    @property
+    def groups(self) -> list[list[Param]]:
+        """The parameters that travel together because the user wants it."""
+        return [[member.param for member in bucket.members] for bucket in self._buckets if bucket.asked_for]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing is reduced: the process set is of another rank, or of this one alone."""
+        self._enter_world()
+        return self._alone
+
     def add(self, names: dict[Param, str]) -> None:
         """Reduce the gradients of more parameters from now on, in buckets of their own."""
-        self._members |= {param: _Member(param, name, self._passes) for param, name in names.items()}
+        self._members |= {param: _Member(param, name) for param, name in names.items()}
         self._buckets += [self._bucket(bucket, False) for bucket in cut_buckets(names)]
         self.watch()
 
     def set_passes(self, passes: int) -> None:
         """Expect so many backward passes before a step."""
-        self._passes = passes
+        self._passes, self._regular_steps, self._irregular = passes, 0, False
         for member in self._members.values():
-            member.passes_left = passes
+            member.passes = 0
 
     @property
     def busy(self) -> bool:
@@ -142,38 +184,58 @@ class GradientSync:
     @property
     def begun(self) -> bool:
         """Whether there was a backward pass since the last step: not all that a step has, perhaps."""
-        return self.busy or any(member.passes_left < self._passes for member in self._members.values())
+        return self.busy or any(member.passes for member in self._members.values())
 
-    def finish(self) -> None:
+    def finish(self, dropping: bool = False) -> None:
         """Submit what the backward pass left out, wait for everything, and leave reduced gradients in
-        `param.grad`.
+        `param.grad`: None where no rank has one.
 
-        A parameter that the pass did not reach counts as a gradient of zeros, since another rank may have reached
-        it. Raises ConfigurationError where a gradient was changed or taken away after its reduction had begun.
+        Raises ConfigurationError where a gradient was changed or taken away after its reduction had begun, or
+        changed after it was made. `dropping`: the gradients are not for a step. MismatchError where only some
+        ranks drop them.
         """
         self._enter_world()
         if self._alone:
             return
-        if self._busy:
+        if self._began_ns:
             timeline.record_since(self._began_ns, "backward", "backward")
+        changed = {name for bucket in self._buckets for name in self._submit_rest(bucket, dropping)}
+        last = self._last_bucket()
         for bucket in self._buckets:
-            self._submit_rest(bucket)
-        changed = {name for bucket in self._buckets for part in bucket.under_way for name in self._take(part)}
+            for part in bucket.under_way:
+                changed.update(self._take(part))
+        row = next((part.row for part in last.under_way if part.row is not None), None) if last else None
         self.reset()
         self.watch()
         self._steps += 1
+        if row is not None:
+            whole = members(self.options.process_set) if self.options.op is Sum else 1
+            check_who_drops(row[-1] / whole, dropping, f"rank {rank()}")
         if changed:
             raise ConfigurationError(
                 _changed([member.name for member in self._members.values() if member.name in changed])
             )
 
+    def drop(self) -> None:
+        """Forget the backward passes since the last step. Where gradients are on their way, they have to arrive on
+        all ranks before; in the next steps none leaves before `finish`."""
+        dropped = self.busy or any(member.passes >= self._passes for member in self._members.values())
+        if self.busy:
+            with contextlib.suppress(ConfigurationError):  # changed meanwhile, and nobody wants it
+                self.finish(dropping=True)
+        self.reset()
+        self._irregular = self._irregular or dropped
+
     def reset(self) -> None:
         """Begin the next step."""
-        self._busy = False
+        counts = [member.passes for member in self._members.values()]
+        self._irregular = self._irregular or any(count > self._passes for count in counts)
+        self._regular_steps += any(counts)
+        self._busy, self._began_ns = False, 0
         for bucket in self._buckets:
             bucket.under_way = ()
             for member in bucket.members:
-                member.ready, member.passes_left = False, self._passes
+                member.made, member.passes = None, 0
 
     def _enter_world(self) -> None:
         """In another world than before forget the step that was under way there: nothing of it will come."""
@@ -188,63 +250,84 @@ class GradientSync:
     def _bucket(self, params: Sequence[Param], asked_for: bool) -> _Bucket:
         return _Bucket(tuple(self._members[param] for param in params), asked_for)
 
-    def _on_gradient(self, bucket: _Bucket, member: _Member, param: torch.Tensor) -> None:
+    def _on_gradient(self, bucket: _Bucket, member: _Member) -> None:
         self._enter_world()
         if self._alone:
             return
-        if member.ready or bucket.under_way or member.passes_left <= 0:
+        if bucket.under_way:
             raise AssertionError(
                 f"the gradient of {member.name!r} was computed more than backward_passes_per_step = "
-                f"{self._passes} "
-                "times before step(); raise backward_passes_per_step to accumulate gradients locally"
+                f"{self._passes} times before step(), as in no step before; call "
+                "optimizer.set_backward_passes_per_step() before the number of passes changes"
             )
-        if not self._busy:
-            self._began_ns = time.perf_counter_ns()
-        member.passes_left -= 1
-        if member.passes_left == 0:
-            self._busy = member.ready = True
-            if all(other.ready or not other.param.requires_grad for other in bucket.members):
+        self._began_ns = self._began_ns or time.perf_counter_ns()
+        member.passes += 1
+        if not self._overlaps:
+            member.made = Fingerprint.of(member.param.grad, self._looks_at_all)
+        elif member.passes == self._passes and self._is_full(bucket):
+            if bucket is not self._last_bucket():
                 self._submit(bucket)
+                return
+            for one in bucket.members:
+                if one.param.grad is not None:
+                    one.made = Fingerprint.of(one.param.grad, self._looks_at_all)
 
-    def _submit_rest(self, bucket: _Bucket) -> None:
-        """Submit what the backward pass has not: gradients of zeros, and buckets that it did not fill."""
+    @property
+    def _overlaps(self) -> bool:
+        return self._regular_steps >= _REGULAR_STEPS and not self._irregular
+
+    def _is_full(self, bucket: _Bucket) -> bool:
+        return all(one.passes >= self._passes or not one.param.requires_grad for one in bucket.members)
+
+    def _last_bucket(self) -> _Bucket | None:
+        """The bucket that leaves last, with what all ranks have to know by then."""
+        trained = (b for b in reversed(self._buckets) if any(m.param.requires_grad for m in b.members))
+        return next(trained, None)
+
+    def _submit_rest(self, bucket: _Bucket, dropping: bool) -> list[str]:
+        """Submit what the backward pass has not; return the names of gradients that were changed before."""
         if bucket.under_way:
+            return []
+        changed = [member.name for member in bucket.members if _is_changed(member)]
+        self._submit(bucket, dropping)
+        return changed
+
+    def _submit(self, bucket: _Bucket, dropping: bool = False) -> None:
+        members = tuple(member for member in bucket.members if member.param.requires_grad)
+        if not members:
             return
-        for member in bucket.members:
-            if member.param.requires_grad and not member.ready:
-                if member.param.grad is None:
-                    member.param.grad = torch.zeros_like(member.param)
-                member.ready = True
-        if any(member.ready for member in bucket.members):
-            self._submit(bucket)
-
-    def _submit(self, bucket: _Bucket) -> None:
-        present = tuple(member for member in bucket.members if member.ready)
-        for member in present:
-            member.ready = False
+        here = tuple(member.param.grad is not None for member in members)
+        for member, is_here in zip(members, here, strict=True):
+            if is_here:
+                member.sparse_dim = member.param.grad.sparse_dim() if member.param.grad.is_sparse else 0
+            else:
+                member.param.grad = empty_gradient(member.param, member.sparse_dim)
         self._busy = True
-        bucket.under_way = tuple(self._begin(bucket, present))
+        bucket.under_way = tuple(self._begin(bucket, dict(zip(members, here, strict=True)), dropping))
 
-    def _begin(self, bucket: _Bucket, members: tuple[_Member, ...]) -> Iterator[_UnderWay]:
+    def _begin(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> Iterator[_UnderWay]:
         as_dense = self.options.sparse_as_dense
-        sparse = tuple(member for member in members if member.param.grad.is_sparse and not as_dense)
-        if sparse and bucket.asked_for and len(members) > 1:
+        sparse = tuple(member for member in here if member.param.grad.is_sparse and not as_dense)
+        if sparse and bucket.asked_for and len(here) > 1:
             raise ConfigurationError("a group holds a sparse gradient; pass sparse_as_dense=True, or leave it out")
+        # First, and waited for first: it tells of ranks on which another gradient is sparse.
+        if dense := {member: is_here for member, is_here in here.items() if member not in sparse}:
+            yield self._begin_dense(bucket, dense, dropping)
         for member in sparse:
-            given = Fingerprint.of(member.param.grad, self._looks_at_all)
-            how = member.name, self.options.op, self.options.process_set
-            yield _UnderWay(sparse_allreduce_async(member.param.grad, *how), (member,), (given,))
-        if dense := tuple(member for member in members if member not in sparse):
-            yield self._begin_dense(bucket, dense)
+            grad, is_here = member.param.grad, here[member]
+            options = self.options.op, self.options.process_set, is_here
+            handle = sparse_allreduce_async(grad, member.name, *options)
+            yield _UnderWay(handle, (member,), (Fingerprint.of(grad, self._looks_at_all),), (is_here,))
 
-    def _begin_dense(self, bucket: _Bucket, members: tuple[_Member, ...]) -> _UnderWay:
-        options, whole = self.options, self._looks_at_all
+    def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _UnderWay:
+        options, whole, members = self.options, self._looks_at_all, tuple(here)
         grads = [_dense(member.param.grad) for member in members]
         small = [options.compression.compress(grad) for grad in grads]
         as_they_are = all(tensor is member.param.grad for (tensor, _), member in zip(small, members, strict=True))
+        small.append((presence_row(tuple(here.values()), dropping, small[0][0]), None))
         # Where all bits are looked at, a gradient stays as it is until the step, so that a change of it is seen.
-        place = bucket.memory.place(grads, untouched=whole) if as_they_are else None
-        held = place.held if place is not None else (False,) * len(members)
+        place = bucket.memory.place([*grads, small[-1][0]], untouched=whole) if as_they_are else None
+        held = place.held[:-1] if place is not None else (False,) * len(members)
         given = tuple(
             Fingerprint.of_version(member.param.grad) if own else Fingerprint.of(member.param.grad, whole)
             for member, own in zip(members, held, strict=True)
@@ -255,7 +338,7 @@ class GradientSync:
         request = bucket_request(name, names, options.op_and_factors, options.process_set)
         target, finish = (None, _split(small)) if place is None else (place.flat, _fingerprint)
         handle = submit_bucket(request, [tensor for tensor, _ in small], options.process_set, target, finish)
-        return _UnderWay(handle, members, given, place, tuple(ctx for _, ctx in small))
+        return _UnderWay(handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small))
 
     @property
     def _looks_at_all(self) -> bool:
@@ -268,20 +351,60 @@ class GradientSync:
         reduced = part.handle.after(result)
         pairs = list(zip(part.members, part.given, strict=True))
         changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
+        if isinstance(part.handle, SparseHandle):
+            if not changed:
+                _store(part.members[0].param, reduced if part.handle.holders else None)
+            return changed
         if part.place is None:
-            tensors = [reduced] if isinstance(part.handle, SparseHandle) else self._decompressed(part, reduced)
-            for member, tensor in zip(part.members, tensors, strict=True):
+            part.row = reduced[-1]
+            for member, tensor in zip(part.members, self._decompressed(part, reduced), strict=True):
                 if member.name not in changed:
                     _store(member.param, tensor)
-        elif any(part.place.held) and not reduced.is_of(reduced.tensor):
-            return [member.name for member in part.members]
-        elif not changed:
-            part.place.store([member.param.grad for member in part.members])
+        else:
+            part.row = to_tensor(part.place.flat[part.place.bounds[-2] :])
+            if any(part.place.held) and not reduced.is_of(reduced.tensor):
+                return [member.name for member in part.members]
+            if not changed:
+                part.place.store([member.param.grad for member in part.members])
+        if not all(part.here):  # nearly never; a device need not be waited for
+            self._leave_out(part, part.row)
         return changed
+
+    def _leave_out(self, part: _UnderWay, row: torch.Tensor) -> None:
+        """Take away what this rank has put in the place of gradients that no rank has."""
+        for member, is_here, anywhere in zip(part.members, part.here, is_anywhere(row), strict=False):
+            if not is_here and not anywhere:
+                member.param.grad = None
 
     def _decompressed(self, part: _UnderWay, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         decompress = self.options.compression.decompress
-        return [decompress(tensor, ctx) for tensor, ctx in zip(reduced, part.contexts, strict=True)]
+        pairs = zip(reduced[:-1], part.contexts[:-1], strict=True)
+        return [decompress(tensor, ctx) for tensor, ctx in pairs]
+
+
+def _hook(
+    on_gradient: Callable[[], Any], bucket: Callable[[], Any], member: Callable[[], Any]
+) -> Callable[[torch.Tensor], None]:
+    """What a parameter calls. It holds nothing: Python's collector does not see through a tensor's hooks."""
+
+    def call(param: torch.Tensor) -> None:
+        if (method := on_gradient()) is not None:
+            method(bucket(), member())
+
+    return call
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _is_changed(member: _Member) -> bool:
+    """Whether a gradient is not as backward() made it. One that was taken away, or set to zero, is dropped."""
+    grad, made = member.param.grad, member.made
+    if made is None or grad is None or made.has_bits_of(grad):
+        return False
+    return bool(grad._values().any() if grad.is_sparse else grad.any())
 
 
 def _dense(grad: torch.Tensor) -> torch.Tensor:
@@ -302,8 +425,11 @@ def _fingerprint(result: Any) -> Fingerprint:
     return Fingerprint.of(to_tensor(result[0]), whole=False)
 
 
-def _store(param: Param, reduced: torch.Tensor) -> None:
+def _store(param: Param, reduced: torch.Tensor | None) -> None:
     """Put `reduced` where the parameter's gradient is. A sparse one stays sparse: SparseAdam takes no other."""
+    if reduced is None:
+        param.grad = None
+        return
     if param.grad.is_sparse:
         param.grad = reduced if reduced.is_sparse else reduced.to_sparse(param.grad.sparse_dim())
         return

@@ -11,6 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ringtrain.collectives.tensors import Array
+from ringtrain.negotiation.execution import dtypes_error
 from ringtrain.negotiation.queues import queue_of
 from ringtrain.negotiation.request import Request, described
 from ringtrain.negotiation.submission import Finish, Submission
@@ -98,7 +99,7 @@ def _submission(
     backend = backend_of(tensors)
     dtypes, shapes = tuple([name_of(tensor) for tensor in tensors]), tuple([tensor.shape for tensor in tensors])
     full = described(request, dtypes, shapes, device_of(tensors, backend))
-    if error := error or _device_error(tensors):
+    if error := error or _device_error(tensors) or dtypes_error(full.kind, dtypes, full.op):
         # What is wrong fails on every rank before anyone looks at the data.
         return Submission(replace(full, error=error), tuple, finish or list)
     arrays = source_of(tensors, process_set, backend)

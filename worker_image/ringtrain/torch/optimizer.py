@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
@@ -20,6 +21,11 @@ from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradient_sync import GradientSync, SyncOptions
 from ringtrain.torch.parameters import added_to, grouped, in_place, named_or_numbered
+from ringtrain.torch.reduce import allreduce
+
+_COMPRESSIONS: Final = ("none", "fp16", "bf16")
+# What `DistributedOptimizer` adds to an optimizer; and what torch puts on each object, bound to it.
+_OWN: Final = ("sync", "_synchronized", "_skip", "_steps", "_step_began_ns", "step")
 
 
 class DistributedMixin:
@@ -59,7 +65,7 @@ class DistributedMixin:
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         step: Callable[..., Any] = self._wrapped().step
         if self._skip:
-            if self.sync.busy:
+            if self.sync.begun and not self.sync.is_alone:
                 raise ConfigurationError(
                     "step() was called within skip_synchronize() while gradients are still being reduced; call "
                     "optimizer.synchronize() after backward() and before it"
@@ -68,19 +74,15 @@ class DistributedMixin:
             return _updated(step) if closure is None else step(closure)
         if closure is not None:
             return step(self._reducing(closure))
-        if self._synchronized and not self.sync.busy:
+        if self._synchronized and not self.sync.begun:
             _warn_twice()
         self.synchronize()
         self._synchronized = False
         return _updated(step)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Forget gradients. Raises AssertionError while they are being reduced."""
-        if self.sync.busy:
-            raise AssertionError(
-                "zero_grad() was called after backward() but before step() or synchronize(); gradients are "
-                "being reduced"
-            )
+        """Forget gradients. Where some are being reduced already, this waits until they are, on all ranks."""
+        self.sync.drop()
         self._wrapped().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -101,6 +103,21 @@ class DistributedMixin:
         """Expect so many backward passes before each step from now on."""
         self.sync.set_passes(passes)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle and copy what makes it again: the optimizer that is wrapped, names and options."""
+        optimizer: Any = self
+        return made_again, (unwrapped(optimizer, DistributedMixin), WrappedForm.of(optimizer, self.sync))
+
+    def _mean_of_ranks(self, loss: Any) -> Any:
+        """What LBFGS goes by is the same on all ranks, or they would evaluate the closure not equally often."""
+        if loss is None or not isinstance(self, torch.optim.LBFGS) or self.sync.is_alone:
+            return loss
+        name = f"loss of {next(iter(self.sync.names.values()))}"
+        mean = allreduce(
+            torch.as_tensor(loss).detach().clone(), name=name, process_set=self.sync.options.process_set
+        )
+        return mean if isinstance(loss, torch.Tensor) else mean.item()
+
     def _wrapped(self) -> Any:
         """The wrapped optimizer's own methods, which come after this class in the order of resolution."""
         return super()
@@ -109,10 +126,12 @@ class DistributedMixin:
         def reduced() -> Any:
             if self.sync.busy:
                 self.synchronize()
+            self._synchronized = False
             loss = closure()
-            if self.sync.begun:
+            if not self._synchronized or self.sync.begun:
                 self.synchronize()
-            return loss
+            self._synchronized = False
+            return self._mean_of_ranks(loss)
 
         return reduced
 
@@ -171,11 +190,69 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
+    return _wrapped(optimizer, names, grouped(groups, list(names)), options)
+
+
+@dataclass(frozen=True)
+class WrappedForm:
+    """What a `DistributedOptimizer` is made of, beside the optimizer that it wraps, so that it can be pickled.
+
+    `names`: of its parameters, in their order. `groups`: of positions. `compression`: a name of `Compression`.
+    """
+
+    names: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    compression: Any
+    options: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, sync: GradientSync) -> WrappedForm:
+        """Raises ConfigurationError for one of a process set, which lives in this process."""
+        options, names = sync.options, sync.names
+        if options.process_set is not global_process_set:
+            raise ConfigurationError(
+                "a DistributedOptimizer of a process set can't be pickled or copied; copy the optimizer that it "
+                "was made of, and wrap the copy"
+            )
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        at = {param: index for index, param in enumerate(params)}
+        groups = tuple(tuple(at[param] for param in group) for group in sync.groups)
+        known = {getattr(Compression, name): name for name in _COMPRESSIONS}
+        compression = known.get(options.compression, options.compression)
+        rest = (sync.passes, options.op, options.predivide, options.sparse_as_dense)
+        return cls(tuple(names[param] for param in params), groups, compression, rest)
+
+
+def unwrapped(optimizer: torch.optim.Optimizer, mixin: type) -> torch.optim.Optimizer:
+    """An object of the class that `mixin` was put before, which shares everything with `optimizer`."""
+    order = type(optimizer).__mro__
+    kind: Any = order[order.index(mixin) + 1]
+    plain: torch.optim.Optimizer = kind.__new__(kind)
+    plain.__dict__.update({key: value for key, value in vars(optimizer).items() if key not in _OWN})
+    return plain
+
+
+def made_again(optimizer: torch.optim.Optimizer, form: WrappedForm) -> Any:
+    """Wrap `optimizer`, which was pickled or copied, as the one that it was taken out of."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    passes, op, predivide, sparse_as_dense = form.options
+    compression = getattr(Compression, form.compression) if isinstance(form.compression, str) else form.compression
+    options = SyncOptions(compression, passes, op, predivide, sparse_as_dense, global_process_set)
+    return _wrapped(optimizer, dict(zip(params, form.names, strict=True)), _at(params, form.groups), options)
+
+
+def _wrapped(
+    optimizer: torch.optim.Optimizer, names: dict[Param, str], groups: list[list[Param]], options: SyncOptions
+) -> Any:
     wrapped = _derived(optimizer, DistributedMixin)
-    wrapped.sync = GradientSync(names, grouped(groups, list(names)), options)
+    wrapped.sync = GradientSync(names, groups, options)
     wrapped._synchronized = wrapped._skip = False
     wrapped._steps, wrapped._step_began_ns = 0, time.perf_counter_ns()
     return wrapped
+
+
+def _at(params: Sequence[Param], groups: Sequence[Sequence[int]]) -> list[list[Param]]:
+    return [[params[index] for index in group] for group in groups]
 
 
 def _updated(step: Callable[[], Any]) -> Any:

@@ -16,18 +16,24 @@ from ringtrain.torch.handles import poll
 class SparseHandle:
     """A sparse allreduce under way: call it, or pass it to `poll` and `synchronize`."""
 
-    def __init__(self, tensor: torch.Tensor, name: str, average: bool, process_set: ProcessSet) -> None:
+    holders = 0  # how many ranks have a gradient, once `after` was called
+
+    def __init__(
+        self, tensor: torch.Tensor, name: str, average: bool, process_set: ProcessSet, is_here: bool
+    ) -> None:
         coalesced = tensor.coalesce()
         self._shape, self._divisor = tensor.shape, members(process_set) if average else 1
         # No rows of the dense shape: ranks compare all of a shape but its rows, and of entries see no more.
         shape = torch.empty((0, *tensor.shape), dtype=torch.bool, device=tensor.device)
-        entries = [coalesced.indices().t().contiguous(), coalesced.values(), shape]
+        holder = torch.ones(int(is_here), dtype=torch.uint8, device=tensor.device)
+        entries = [coalesced.indices().t().contiguous(), coalesced.values(), holder, shape]
         self._entries = grouped_allgather_async(entries, name, process_set)
         self.future = self._entries.future
 
     def after(self, gathered: Any) -> torch.Tensor:
         """Return the reduced tensor; `gathered`: what `future` gives."""
-        indices, values, _ = self._entries.after(gathered)
+        indices, values, holders, _ = self._entries.after(gathered)
+        self.holders = len(holders)
         scaled = values / self._divisor if self._divisor != 1 else values
         return torch.sparse_coo_tensor(indices.t(), scaled, self._shape, check_invariants=False).coalesce()
 
@@ -41,11 +47,16 @@ class SparseHandle:
 
 
 def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str, op: Any = Average, process_set: ProcessSet = global_process_set
+    tensor: torch.Tensor,
+    name: str,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    is_here: bool = True,
 ) -> SparseHandle:
     """Begin to sum or average a sparse COO tensor; the result has the entries of every rank.
 
-    Ranks may have different numbers of entries. The handle is callable, and works with `synchronize`.
+    Ranks may have different numbers of entries. The handle is callable, and works with `synchronize`. `is_here`:
+    False for a tensor without entries that stands for no tensor at all.
     """
     average = only_sums(chosen_op(op), "sparse_allreduce_async") is Average
-    return SparseHandle(tensor, name, average, process_set)
+    return SparseHandle(tensor, name, average, process_set, is_here)

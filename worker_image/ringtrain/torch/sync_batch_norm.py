@@ -1,10 +1,17 @@
-"""Batch normalisation over the batches of all ranks."""
+"""Batch normalisation over the batches of all ranks.
 
-from typing import Any
+`torch.nn.SyncBatchNorm` synchronizes through torch.distributed alone, and without it normalises each rank's batch
+by itself, without a word. With this module imported it does in a world of ringtrain what `SyncBatchNorm` does,
+unless torch.distributed is in use: a script for DDP keeps its `convert_sync_batchnorm(model)`.
+"""
+
+from typing import Any, Self
 
 import torch
+from torch import distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ringtrain.process_groups.context import current_or_none
 from ringtrain.process_groups.process_sets import global_process_set, members
 from ringtrain.torch.gather import allgather
 
@@ -27,35 +34,59 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
 
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
+        """Return `module` with a `SyncBatchNorm` in the place of each layer of batch normalisation in it, whose
+        parameters and statistics it takes over. Make optimizers after it."""
+        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+            return cls._like(module)
+        for name, child in module.named_children():
+            module.add_module(name, cls.convert_sync_batchnorm(child))
+        return module
+
+    @classmethod
+    def _like(cls, layer: Any) -> Self:
+        made = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+        made.weight, made.bias = layer.weight, layer.bias
+        made.running_mean, made.running_var = layer.running_mean, layer.running_var
+        made.num_batches_tracked = layer.num_batches_tracked
+        return made.train(layer.training)
+
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"SyncBatchNorm: input has {input.dim()} dimensions; expected (N, C, ...)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
-        use_batch = self.training or self.running_mean is None
-        if not use_batch or members(global_process_set) == 1:
+        if not _uses_batch(self) or members(global_process_set) == 1:
             return super().forward(input)
-        count, mean, variance = _moments(input)
-        if self.training and self.track_running_stats:
-            self._track(count, mean.detach(), variance.detach())
-        shape = (1, -1) + (1,) * (input.dim() - 2)
-        wide = input.to(mean.dtype)  # a half type would round away what an input differs from its mean by
-        output = (wide - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
-        if self.affine:
-            output = output * self.weight.view(shape) + self.bias.view(shape)
-        return output.to(input.dtype)
+        return _normalised(self, input)
 
-    def _track(self, count: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        batches: Any = self.num_batches_tracked
-        running_mean: Any = self.running_mean
-        running_var: Any = self.running_var
-        batches.add_(1)
-        average = 1.0 / float(batches) if self.momentum is None else self.momentum
-        weight = average * count.clamp(max=1)  # as PyTorch: a batch that is empty on all ranks changes nothing
-        unbiased = variance * count / (count - 1).clamp(min=1)
-        running_mean.mul_(1 - weight).add_(mean * weight)
-        running_var.mul_(1 - weight).add_(unbiased * weight)
+
+def _uses_batch(layer: Any) -> bool:
+    return layer.training or layer.running_mean is None
+
+
+def _normalised(layer: Any, input: torch.Tensor) -> torch.Tensor:
+    """`input` normalised over all ranks' batches, by `layer`, whose statistics are brought up to date."""
+    count, mean, variance = _moments(input)
+    if layer.training and layer.track_running_stats:
+        _track(layer, count, mean.detach(), variance.detach())
+    shape = (1, -1) + (1,) * (input.dim() - 2)
+    wide = input.to(mean.dtype)  # a half type would round away what an input differs from its mean by
+    output = (wide - mean.view(shape)) * torch.rsqrt(variance + layer.eps).view(shape)
+    if layer.affine:
+        output = output * layer.weight.view(shape) + layer.bias.view(shape)
+    return output.to(input.dtype)
+
+
+def _track(layer: Any, count: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    layer.num_batches_tracked.add_(1)
+    average = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+    weight = average * count.clamp(max=1)  # as PyTorch: a batch that is empty on all ranks changes nothing
+    unbiased = variance * count / (count - 1).clamp(min=1)
+    layer.running_mean.mul_(1 - weight).add_(mean * weight)
+    layer.running_var.mul_(1 - weight).add_(unbiased * weight)
 
 
 def _moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -74,3 +105,17 @@ def _moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     mean = (counts * means).sum(dim=0) / count.clamp(min=1)
     deviation = deviations.sum(dim=0) + (counts * (means - mean).square()).sum(dim=0)
     return count.detach(), mean, deviation / count.clamp(min=1)
+
+
+_forward_of_torch = nn.SyncBatchNorm.forward
+
+
+def _forward(self: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
+    in_use = distributed.is_available() and distributed.is_initialized()
+    if in_use or current_or_none() is None or members(global_process_set) == 1 or not _uses_batch(self):
+        return _forward_of_torch(self, input)
+    self._check_input_dim(input)
+    return _normalised(self, input)
+
+
+nn.SyncBatchNorm.forward = _forward
