@@ -1,5 +1,8 @@
 """Checks of what ringtrain.torch's collectives raise where ranks disagree, run on every rank of a world."""
 
+import json
+import os
+import warnings
 from functools import partial
 
 import numpy as np
@@ -94,6 +97,21 @@ def check_error_shape_of_sparse_tensors():
     if SIZE > 1:
         error = error_of(lambda: hvd.sparse_allreduce_async(sparse, "s")())
         assert_differs(error, "shape", "(0, 3, 2)) on rank 0", "(0, 4, 2)) on rank 1")
+
+
+def check_a_report_of_a_loss_that_requires_a_gradient():
+    """It is the number, and torch does not warn."""
+    read, write = os.pipe()
+    os.environ["RINGTRAIN_REPORT_FD"] = str(write)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            weight = torch.full((1,), 3.0, requires_grad=True)
+            rt.report(1, loss=weight.square().sum(), metrics={"weight": weight})
+        assert json.loads(os.read(read, 1 << 16))["loss"] == 9.0
+    finally:
+        del os.environ["RINGTRAIN_REPORT_FD"]
+        os.close(read), os.close(write)
 
 
 def check_error_layout():

@@ -39,7 +39,8 @@ def report(
     """Report that this rank has finished `step`; shown as progress and throughput, kept in `metrics.jsonl`.
 
     `samples`: how many this rank has processed since its last report; `unit`: what they are ("images"). `loss` and
-    the values of `metrics` may be anything that `float` takes; what is not finite is reported as null.
+    the values of `metrics` may be anything that `float` takes, tensors too. What is not finite is reported as it
+    is: a loss that is NaN is shown as NaN, and since when.
 
     What the runtime has measured of the rank's time is reported by itself: its wait for input and for reductions,
     and its update of weights (docs/page.md says what counts where).
@@ -55,11 +56,10 @@ def report(
         "totalSteps": None if total_steps is None else _count("total_steps", total_steps, 1),
         "epoch": None if epoch is None else _count("epoch", epoch, 0),
         "samples": None if samples is None else _samples(samples),
-        "loss": None if loss is None else _finite("loss", loss),
         "unit": unit,
-        "metrics": {str(name): _finite(str(name), value) for name, value in metrics.items()} if metrics else None,
         "time": time.time(),
     }
+    document |= _numbers(loss, metrics or {})
     parts = measured.take()
     if not _send({name: value for name, value in {**document, **parts}.items() if value is not None}):
         measured.give_back(parts)  # for the next report
@@ -89,13 +89,34 @@ def _samples(value: float) -> float:
     return number
 
 
-def _finite(name: str, value: SupportsFloat) -> float | None:
+def _numbers(loss: SupportsFloat | None, metrics: Mapping[str, SupportsFloat]) -> dict[str, object]:
+    """The fields for loss and metrics, and for which of them are not finite, which JSON has no numbers for."""
+    own = {str(name): _number(str(name), value) for name, value in metrics.items()}
+    finite = {name: value if math.isfinite(value) else None for name, value in own.items()}
+    words = {name: _word(value) for name, value in own.items() if not math.isfinite(value)}
+    of_loss = 0.0 if loss is None else _number("loss", loss)
+    if not math.isfinite(of_loss):
+        words["loss"] = _word(of_loss)
+    known = None if loss is None or "loss" in words else of_loss
+    return {"loss": known, "metrics": finite or None, "notFinite": words or None}
+
+
+def _word(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _number(name: str, value: SupportsFloat) -> float:
+    detach = getattr(value, "detach", None)  # of a tensor that requires a gradient torch would warn
     try:
-        number = float(value)
+        return float(detach() if callable(detach) else value)
     except OverflowError:  # an int beyond a float: as little finite as infinity
-        return None
-    except (TypeError, ValueError) as exc:
+        return math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
+    except (TypeError, ValueError, RuntimeError) as exc:
         raise ConfigurationError(f"report: {name}={value!r}: expected a number") from exc
+
+
+def _finite(name: str, value: SupportsFloat) -> float | None:
+    number = _number(name, value)
     return number if math.isfinite(number) else None
 
 

@@ -1,6 +1,6 @@
 """A nested state as one file: numpy's `.npz` without pickle, plus a manifest in JSON.
 
-`numpy.load` reads the arrays of such a file. `manifest.json` in it holds the tree of the state, in which
+`numpy.load` reads the arrays of such a file. `manifest.json` in it holds the tree of the state (`tree`), in which
 `{"$array": member}` stands for an array, and of every array the type, shape and SHA-256. Equal states give equal
 files.
 """
@@ -11,64 +11,22 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self, TypeGuard, runtime_checkable
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ringtrain.errors import CheckpointError, ConfigurationError
-from ringtrain.reduction.parts import ArrayPart
+from ringtrain.checkpoint.tree import join, split
+from ringtrain.errors import CheckpointError
 from ringtrain.wire.dtypes import dtype_of
 
 VERSION = 1
 MANIFEST = "manifest.json"
-REFERENCE = "$array"
-# Booleans and numbers: types that their name says wholly.
-_KINDS = "biufc"
-
-Arrays = dict[str, NDArray[Any]]
-
-
-@runtime_checkable
-class TorchTensor(Protocol):
-    """What torch's tensors have, whether torch is here or not: a way to the host, and to numpy from there."""
-
-    dtype: Any
-
-    def detach(self) -> Self: ...
-    def cpu(self) -> Self: ...
-    def float(self) -> Self: ...
-    def numpy(self) -> NDArray[Any]: ...
 
 
 class DamagedCheckpoint(CheckpointError):
     """The file is there and is not what was written."""
-
-
-def split(state: Any) -> tuple[Any, Arrays]:
-    """Return `state` as a JSON-safe tree, and the arrays that it refers to by name.
-
-    Raises ConfigurationError naming the place of anything but dicts with string keys, lists, arrays of numbers or
-    booleans, tensors (kept as arrays), numbers, strings, booleans and None.
-    """
-    arrays: Arrays = {}
-    return _split(state, (), arrays), arrays
-
-
-def split_parts(state: Any) -> tuple[Any, dict[str, NDArray[Any] | ArrayPart]]:
-    """As `split`, of a state in which arrays may also be this rank's `ArrayPart`s."""
-    arrays: dict[str, Any] = {}
-    return _split(state, (), arrays, parts=True), arrays
-
-
-def join(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """The state that `split` took apart."""
-    if isinstance(tree, dict):
-        if tree.keys() == {REFERENCE}:
-            return arrays[tree[REFERENCE]]
-        return {key: join(value, arrays) for key, value in tree.items()}
-    return [join(value, arrays) for value in tree] if isinstance(tree, list) else tree
 
 
 def write_state(file: BinaryIO, step: int, state: Any) -> None:
@@ -104,57 +62,6 @@ def describe(array: NDArray[Any]) -> dict[str, Any]:
 
 def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
     return np.empty(described["shape"], dtype_of(described["dtype"]))
-
-
-def _split(value: Any, path: tuple[str, ...], arrays: dict[str, Any], parts: bool = False) -> Any:
-    if isinstance(value, TorchTensor):
-        value = _on_host(value)
-    if isinstance(value, ArrayPart):
-        if not parts:
-            raise ConfigurationError(
-                f"checkpoint: {'.'.join(path)} is a rank's part of an array, which only a checkpoint below a URI "
-                "holds (ShardedCheckpoints, spec.checkpoint.uri); for a directory call state_dict(root=0)"
-            )
-        name = _name(arrays, path)
-        arrays[name] = value
-        return {REFERENCE: name}
-    if _is_kept(value):
-        name = _name(arrays, path)
-        arrays[name] = value.astype(value.dtype.newbyteorder("="), copy=False)
-        return {REFERENCE: name}
-    if isinstance(value, Mapping) and all(isinstance(key, str) and key != REFERENCE for key in value):
-        return {key: _split(inner, (*path, key), arrays, parts) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_split(inner, (*path, str(index)), arrays, parts) for index, inner in enumerate(value)]
-    plain = value.item() if isinstance(value, np.generic) else value  # of a date or a complex number, no JSON
-    if plain is None or isinstance(plain, str | int | float):
-        return plain
-    raise ConfigurationError(
-        f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected dicts "
-        f"with string keys, lists, arrays of numbers or booleans, numbers, strings, booleans or None"
-    )
-
-
-def _is_kept(value: object) -> TypeGuard[NDArray[Any]]:
-    """Whether it is an array of which a file has everything: it has no place for a mask."""
-    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        return False
-    return value.dtype.kind in _KINDS or value.dtype.name == "bfloat16"
-
-
-def _name(arrays: Mapping[str, Any], path: tuple[str, ...]) -> str:
-    return f"{len(arrays):05d}-{'.'.join(path)}".replace("/", ":")
-
-
-def _on_host(tensor: TorchTensor) -> NDArray[Any] | TorchTensor:
-    """The tensor as an array; the tensor itself where numpy has none for it: of another type, or sparse."""
-    host = tensor.detach().cpu()
-    try:
-        if str(host.dtype) == "torch.bfloat16":  # unknown to numpy(); float32 has all of its values
-            return host.float().numpy().astype(dtype_of("bfloat16"))
-        return host.numpy()
-    except TypeError:
-        return tensor
 
 
 def _read(file: BinaryIO) -> Any:

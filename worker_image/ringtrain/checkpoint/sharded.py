@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ringtrain.checkpoint.format import DamagedCheckpoint, join, split_parts
+from ringtrain.checkpoint.format import DamagedCheckpoint
 from ringtrain.checkpoint.locations import ObjectLocation, object_location, own_folder
 from ringtrain.checkpoint.shards import (
     MANIFEST,
@@ -27,6 +27,7 @@ from ringtrain.checkpoint.shards import (
     write_shard,
 )
 from ringtrain.checkpoint.store import Saved
+from ringtrain.checkpoint.tree import join, split_parts
 from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError, ObjectMissing, StorageError
 from ringtrain.process_groups.group import Group
 from ringtrain.process_groups.process_sets import group_of
@@ -172,10 +173,11 @@ class ShardedCheckpoints:
         try:
             if "damaged" in manifest:
                 raise DamagedCheckpoint(manifest["damaged"])
-            state = join(manifest["tree"], stored_arrays(store, manifest))
+            stored = stored_arrays(store, manifest)
             if load is None:
-                state = _read_all(state)
+                state = join(manifest["tree"], {name: np.asarray(array) for name, array in stored.items()})
             else:
+                state = join(manifest["tree"], stored, lazy=True)
                 load(state)
             saved = Saved(manifest["step"], state, store.uri)
         except Exception as caught:
@@ -333,14 +335,6 @@ def _raise_first(failures: list[str]) -> None:
     for rank, failure in enumerate(failures):
         if failure:
             raise CheckpointError(f"rank {rank}: {failure}")
-
-
-def _read_all(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _read_all(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_read_all(value) for value in state]
-    return np.asarray(state) if hasattr(state, "read") else state
 
 
 def _objects(store: ObjectStore, place: str) -> dict[str, list[str]]:

@@ -23,12 +23,11 @@ from ringtrain.checkpoint.format import (
     DamagedCheckpoint,
     describe,
     empty_like,
-    join,
     read_state,
-    split,
     write_state,
 )
 from ringtrain.checkpoint.locations import CheckpointLocation, location_of
+from ringtrain.checkpoint.tree import join, split
 from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.process_groups.group import Group
 from ringtrain.process_groups.process_sets import group_of
@@ -40,7 +39,7 @@ log = logging.getLogger("ringtrain.checkpoint")
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read: the `step` and `state` given to `save`, with lists in the place of tuples."""
+    """A checkpoint that was read: the `step` and `state` given to `save`; tensors are in host memory."""
 
     step: int
     state: Any
@@ -86,10 +85,10 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any], *, background: bool = False) -> None:
         """Write `state` as the checkpoint of `step`, atomically, and remove the oldest ones.
 
-        Only rank 0 does anything; the others may pass whatever they have, and return at once. `state` is dicts
-        with string keys, lists, arrays of numbers or booleans, tensors, which come back as arrays, numbers,
-        strings, booleans and None. Raises CheckpointError when it cannot be written; earlier checkpoints are then
-        still there.
+        Only rank 0 does anything; the others may pass whatever they have, and return at once. `state` is dicts,
+        lists, tuples, sets, arrays and tensors of numbers or booleans, numbers, strings, bytes, booleans and None:
+        what `state_dict()` of models, optimizers, schedulers and scalers gives. Raises CheckpointError when it
+        cannot be written; earlier checkpoints are then still there.
         `background`: write on a thread and return at once. The others then need not wait for a slow disk, which
         they do for RINGTRAIN_TIMEOUT at most. `state` must stay as it is (a `state_dict` does) until the next
         save() or finish(), which raises what went wrong.

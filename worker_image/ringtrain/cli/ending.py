@@ -53,6 +53,8 @@ def _steps(progress: dict[str, Any]) -> str:
     step, total, loss, rate = (progress.get(key) for key in ("step", "totalSteps", "loss", "samplesPerSecond"))
     parts = [f"{step}/{total}" if total else str(step)]
     parts += [f"loss {loss:.4g}"] if loss is not None else []
+    for name, found in (progress.get("notFinite") or {}).items():
+        parts.append(f"{name} {found['value']} since step {found['since']} (rank {found['rank']})")
     parts += [f"{progress.get('unit')}/sec {rate:{'.1f' if rate >= 1 else '.3g'}}"] if rate is not None else []
     return ", ".join(parts)
 

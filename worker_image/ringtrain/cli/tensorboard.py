@@ -108,6 +108,7 @@ class EventFiles:
         self._last[rank] = report["time"]
         if seconds > 0 and report.get("samples") is not None:
             values[f"{report.get('unit') or 'samples'}_per_second"] = report["samples"] / seconds
+        values |= report.get("notFinite") or {}
         known = {name: float(value) for name, value in values.items() if value is not None}
         if known:
             writer.scalars(report["step"], report["time"], known)

@@ -99,7 +99,9 @@ def _progress(family: _Families, status: Status) -> Iterable[Metric]:
     yield family.gauge("ringtrain_samples_per_second", "Mean speed of the gang in this attempt.", speed)
     samples = progress.get("samples") or 0.0
     yield family.counter("ringtrain_samples", "Samples that all ranks have reported.", samples)
-    yield family.gauge("ringtrain_loss", "Mean loss of the ranks.", progress.get("loss"))
+    not_finite = progress.get("notFinite") or {}
+    loss = float(not_finite["loss"]["value"]) if "loss" in not_finite else progress.get("loss")
+    yield family.gauge("ringtrain_loss", "Mean loss of the ranks.", loss)
     last = status["lastProgressTime"]
     yield family.gauge("ringtrain_last_progress_timestamp_seconds", "When the last report came.", last)
     own = list((progress.get("metrics") or {}).items())[:MOST_OWN_METRICS]

@@ -194,6 +194,7 @@ class Snapshot:
             "samples": progress.samples,
             "unit": progress.unit,
             "loss": progress.loss,
+            "notFinite": {name: vars(one) for name, one in progress.not_finite.items()},
             "metrics": progress.metrics,
             "startedFrom": start,
         }

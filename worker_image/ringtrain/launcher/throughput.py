@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringtrain.launcher.lag import Lag
+from ringtrain.launcher.not_finite import NotFinite, NotFiniteValues
 from ringtrain.page.step_times import StepTimes, Straggler
 
 # Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
@@ -59,6 +60,7 @@ class Progress:
     input_wait: float | None = None
     straggler: Straggler | None = None
     samples: float = 0.0
+    not_finite: Mapping[str, NotFinite] = field(default_factory=dict)
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Throughput:
         self._world_size = world_size
         self.times = StepTimes(_RECENT)
         self.lag = Lag()
+        self._not_finite = NotFiniteValues()
         self._samples = 0.0
         self._open: dict[int, _Step] = {}
         self._steps: dict[int, int] = {}
@@ -101,6 +104,7 @@ class Throughput:
         self._latest = {rank: report for rank, report in self._latest.items() if rank in ranks}
         self.times.keep(ranks)
         self.lag.keep(ranks)
+        self._not_finite.keep(ranks)
 
     def add(self, rank: int, report: Mapping[str, Any]) -> list[int]:
         """Take in one report; returns the steps that are complete on all reporting ranks by it."""
@@ -108,6 +112,7 @@ class Throughput:
         self.times.add(rank, report)
         self._note_step(rank, max(step, self._steps.get(rank, step)))
         self._latest[rank] = report
+        self._not_finite.add(rank, report)
         self._first_report = time if self._first_report is None else self._first_report
         self.last_report_time = max(time, self.last_report_time or time)
         self._samples += float(report.get("samples") or 0)
@@ -184,6 +189,7 @@ class Throughput:
             return None
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
         report = self._latest[slowest]
+        not_finite = self._not_finite.now()
         losses = [loss for entry in self._latest.values() if (loss := _number(entry.get("loss"))) is not None]
         return Progress(
             step=self._steps[slowest],
@@ -192,11 +198,12 @@ class Throughput:
             samples_per_s=self.total() if self._timed_samples > 0 else None,
             unit=str(report.get("unit") or "samples"),
             # Divided first: the sum of losses may be beyond a float where their mean is not.
-            loss=math.fsum(loss / len(losses) for loss in losses) if losses else None,
+            loss=math.fsum(loss / len(losses) for loss in losses) if losses and "loss" not in not_finite else None,
             metrics=dict(report.get("metrics") or {}),
             input_wait=self.times.input_fraction,
             straggler=self.times.straggler(),
             samples=self._samples,
+            not_finite=not_finite,
         )
 
     @property
@@ -235,7 +242,9 @@ def step_line(progress: Progress, speed: Speed | None) -> str:
         form = ".1f" if speed.mean >= 1 else ".3g"  # a large model may take minutes for a sample
         numbers = f"{speed.mean:{form}} +/- {speed.uncertainty:{form}} (jitter = {speed.jitter:{form}})"
         parts.append(f"{progress.unit}/sec: {numbers}")
-    if progress.loss is not None:
+    if "loss" in progress.not_finite:
+        parts.append(f"loss: {progress.not_finite['loss']}")
+    elif progress.loss is not None:
         form = ".3f" if 0.01 <= abs(progress.loss) < 1e9 or not progress.loss else ".3e"
         parts.append(f"loss: {progress.loss:{form}}")
     if progress.input_wait is not None and progress.input_wait > _INPUT_BOUND:

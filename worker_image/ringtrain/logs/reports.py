@@ -100,6 +100,14 @@ def _numbers(value: object) -> dict[str, int | float | None] | None:
     return {printable(name): _number(inner) for name, inner in value.items()}
 
 
+def _words(value: object) -> dict[str, str] | None:
+    if not isinstance(value, dict) or not all(inner in _NOT_FINITE for inner in value.values()):
+        return None
+    return {printable(name): inner for name, inner in value.items()}
+
+
+# What a value is called that JSON has no number for.
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _REQUIRED = ("step", "time")
 # By name: what reads its value (None: it is not what was expected), and what was expected.
 _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
@@ -111,6 +119,7 @@ _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
     "loss": (_number, "a number"),
     "unit": (_word, "a word"),
     "metrics": (_numbers, "an object with numbers"),
+    "notFinite": (_words, "an object with NaN, Infinity or -Infinity"),
     "inputWait": (partial(_number_to, _MOST), "seconds"),
     "reductionWait": (partial(_number_to, _MOST), "seconds"),
     "updateTime": (partial(_number_to, _MOST), "seconds"),

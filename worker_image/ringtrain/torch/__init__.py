@@ -14,12 +14,15 @@ from ringtrain.torch.objects import allgather_object, broadcast_object
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
+from ringtrain.torch.training_state import RandomGenerators, TrainingState
 
 __all__ = [
     *mpi_ops.__all__,
     "DistributedOptimizer",
     "HostOptimizer",
+    "RandomGenerators",
     "SyncBatchNorm",
+    "TrainingState",
     "allgather_object",
     "broadcast_object",
     "broadcast_optimizer_state",

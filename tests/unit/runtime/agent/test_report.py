@@ -39,6 +39,7 @@ def test_one_line_for_one_report(pipe: int) -> None:
     assert document == {
         "step": 12, "totalSteps": 300, "epoch": 1, "samples": 128, "loss": 0.5, "unit": "images",
         "metrics": {"accuracy": 0.97, "diverged": None, "beyond": None},
+        "notFinite": {"diverged": "NaN", "beyond": "Infinity"},
     }  # fmt: skip
 
 
@@ -117,3 +118,14 @@ def test_parts_of_a_step_are_in_the_next_report_that_is_written(pipe: int) -> No
         measured.give_back(before)
         report(4)
     assert json.loads(os.read(pipe, 1 << 16))["inputWait"] > before["inputWait"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "word"), [(float("nan"), "NaN"), (float("-inf"), "-Infinity"), (10**400, "Infinity")]
+)
+def test_a_loss_that_is_not_finite(pipe: int, loss: float, word: str) -> None:
+    """It is told what it is."""
+    report(3, loss=loss)
+    document = json.loads(os.read(pipe, 1 << 16))
+    assert document["notFinite"] == {"loss": word}
+    assert "loss" not in document

@@ -3,8 +3,10 @@
 import errno
 import io
 import os
+import random
 import signal
 import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,27 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     assert saved.step == 7
     assert _same(saved.state, STATE)
     assert _names(tmp_path) == ["ckpt-0000000007.npz"]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {0: "a", True: 1, 2.5: (1, (2,)), None: None, (1, 2): {3, 4}, "s": frozenset({"x"})},
+        {"$array": 2, "$x": {"$dict": []}},
+        {"c": 1 + 2j, "nan": [float("inf")], "b": b"raw\x00", "big": 2**100, "empty": ((), [], {})},
+        {"scalar": [np.float32(1.5), np.complex64(1j), np.bool_(True), ml_dtypes.bfloat16(2)]},
+        {"numpy": np.random.RandomState(3).get_state(), "pcg": np.random.default_rng(3).bit_generator.state},
+        {"python": random.Random(3).getstate()},
+        OrderedDict(b=1, a=OrderedDict()),
+    ],
+    ids=["keys", "reserved-keys", "values", "scalars", "generators-numpy", "generators-python", "ordered"],
+)
+def test_whatever_is_nested_comes_back_as_it_was(tmp_path: Path, state: Any) -> None:
+    """With its types: keys that are no texts, tuples, sets, numbers of every kind."""
+    _alone(tmp_path).save(7, {"state": state})
+    saved = _alone(tmp_path).latest()
+    assert saved is not None
+    assert repr(saved.state["state"]) == repr(state)
 
 
 def test_foreign_byte_order_is_stored_as_native(tmp_path: Path) -> None:
@@ -310,11 +333,8 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"a": {"b": {1, 2}}}, "checkpoint: a.b is set {1, 2}; expected dicts"),
-        ({"a": {1: 2}}, "checkpoint: a is dict {1: 2}; expected dicts with string keys"),
+        ({"a": {"b": object}}, "checkpoint: a.b is type <class 'object'>; expected dicts"),
         ({"a": [np.datetime64("2020-01-01")]}, "checkpoint: a.0 is datetime64 "),
-        ({"a": np.complex64(1j)}, "checkpoint: a is complex64 "),
-        ({"a": {"$array": 2}}, "checkpoint: a is dict {'$array': 2}; expected"),
         ({"a": np.array([{}])}, "checkpoint: a is ndarray array([{}], dtype=object); expected"),
         ({"a": np.array(["b"])}, "checkpoint: a is ndarray array(['b'], dtype='<U1'); expected"),
         ({"a": np.ma.array([1, 2], mask=[0, 1])}, "checkpoint: a is MaskedArray "),
@@ -322,11 +342,8 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ({"a": np.zeros(1, ml_dtypes.float8_e4m3)}, "checkpoint: a is ndarray array([0], dtype="),
     ],
     ids=[
-        "set",
-        "integer-key",
+        "class",
         "date",
-        "complex",
-        "reserved-key",
         "object-array",
         "string-array",
         "masked-array",

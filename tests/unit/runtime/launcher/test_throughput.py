@@ -105,3 +105,23 @@ def test_memory_is_bounded() -> None:
     for step in range(1, 5000):
         throughput.add(0, report(step, step))
     assert len(throughput._open) <= 1000
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
+    """Where one rank's is NaN, the mean is; the line says since when, until all are finite again."""
+    throughput = Throughput(2)
+
+    def line(step: int, losses: tuple[Any, Any]) -> str:
+        for rank, loss in enumerate(losses):
+            known = {"notFinite": {"loss": loss}} if isinstance(loss, str) else {"loss": loss}
+            throughput.add(rank, report(step, 100.0 + step, **known))
+        progress = throughput.progress()
+        assert progress is not None
+        return step_line(progress, None)
+
+    assert line(1, (0.5, 0.7)) == "Step 1  loss: 0.600"
+    assert line(2, (0.5, "NaN")) == "Step 2  loss: NaN since step 2 (rank 1)"
+    assert line(3, ("Infinity", "NaN")) == "Step 3  loss: NaN since step 2 (rank 1)"
+    assert line(4, ("Infinity", 0.5)) == "Step 4  loss: Infinity since step 3 (rank 0)"
+    throughput.add(1, report(5, 105.0))
+    assert line(5, (0.5, 0.7)) == "Step 5  loss: 0.600"

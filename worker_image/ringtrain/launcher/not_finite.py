@@ -1,0 +1,51 @@
+"""Which reported values are not finite now, and since when."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """`value`: NaN, Infinity or -Infinity. `since`: the step from which on `rank`, which reported it first, has
+    done so.
+    """
+
+    value: str
+    since: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.value} since step {self.since} (rank {self.rank})"
+
+
+class NotFiniteValues:
+    """Takes in reports, rank by rank. A value that is finite again is none of these any more."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[int, NotFinite]] = {}
+
+    def add(self, rank: int, report: Mapping[str, Any]) -> None:
+        words = report.get("notFinite") or {}
+        for name, value in {"loss": report.get("loss"), **(report.get("metrics") or {})}.items():
+            if value is not None and name not in words and name in self._found:
+                self._found[name].pop(rank, None)
+        for name, word in words.items():
+            ranks = self._found.setdefault(name, {})
+            since = ranks[rank].since if rank in ranks else int(report["step"])
+            ranks[rank] = NotFinite(word, since, rank)
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Forget what other ranks have reported."""
+        for found in self._found.values():
+            for rank in found.keys() - set(ranks):
+                del found[rank]
+
+    def now(self) -> dict[str, NotFinite]:
+        """By name of the value: of all ranks the one with which it began."""
+        first = {
+            name: min(found.values(), key=lambda one: (one.since, one.rank))
+            for name, found in self._found.items()
+            if found
+        }
+        return dict(sorted(first.items()))
